@@ -1,0 +1,58 @@
+# Everything here happens in .venv: nothing is installed elsewhere. `make help` lists what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
+	$(BIN)/mhfl-peer demo
+
+test: $(VENV)/.test ## the whole suite, with the examples in the docstrings
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python proto/compile.py --check
+
+bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
+	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)
+
+clean: ## remove .venv, caches and build folders
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find peer models losses proto tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says what is in the environment; it is older than the file that would change that, or it stands.
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "there is no $(PYTHON): install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version): mhfl-peer needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# setuptools comes first, and builds without isolation, so that the build is pinned like everything else.
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
+	$(INSTALL) setuptools
+	$(INSTALL) --no-build-isolation --editable '.[data]'
+	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(INSTALL) --no-build-isolation --editable '.[data,test]'
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.run
+	$(INSTALL) --no-build-isolation --editable '.[data,lint]'
+	touch $@

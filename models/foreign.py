@@ -1,0 +1,91 @@
+"""Networks from elsewhere: MONAI's by dotted name, anybody's installed class by ``module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from models.spec import FORBIDDEN, MODULE_CLASS, MONAI_PREFIX, suggestion
+
+# The names under which constructors take what a federation fixes; of several that a constructor has, the first.
+DIMENSIONS = ("spatial_dims", "dimensions")
+CHANNELS = ("in_channels", "n_input_channels", "channels")
+CLASSES = ("out_channels", "num_classes", "classes", "n_classes")
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the name is of the form that this module builds."""
+    return name.startswith(MONAI_PREFIX) or MODULE_CLASS.fullmatch(name) is not None
+
+
+def foreign_network(
+    name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
+) -> nn.Module:
+    """The network ``monai.networks.nets.NAME`` or ``module:Class``, never with downloaded weights.
+
+    Imports the module: for a spec that another site sent, ask :func:`models.spec.remote_spec_problem` first.
+    ``ValueError`` when there is no such class, it does not take an argument, or it refuses the values.
+    """
+    kind = _monai_class(name.removeprefix(MONAI_PREFIX)) if name.startswith(MONAI_PREFIX) else _class(name)
+    parameters, takes_any = _parameters(kind)
+    arguments = dict(hyper)
+    for names, value in ((DIMENSIONS, spatial_dims), (CHANNELS, in_channels), (CLASSES, classes)):
+        own = next((alias for alias in names if alias in parameters), None)
+        if own is not None:
+            arguments.setdefault(own, value)
+            if arguments[own] != value:
+                raise ValueError(f"{name} gets {own} = {value} from the federation; take {own} = {hyper[own]!r} out")
+    permitted = parameters.keys() - FORBIDDEN if name.startswith(MONAI_PREFIX) else parameters.keys()
+    for argument in arguments:
+        if argument not in permitted and not (takes_any and argument not in FORBIDDEN):
+            raise ValueError(f"{name} may not be given {argument!r}{suggestion(argument, permitted)}")
+    if name.startswith(MONAI_PREFIX) and "pretrained" in parameters:
+        arguments["pretrained"] = False
+    try:
+        return kind(**arguments)
+    except Exception as error:  # somebody else's constructor: values that do not fit surface as anything
+        raise ValueError(f"{name} refuses {arguments}: {error}") from error
+
+
+def _monai_class(network: str) -> type[nn.Module]:
+    from monai.networks import nets
+
+    kind = getattr(nets, network, None)
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        known = [key for key, value in vars(nets).items() if inspect.isclass(value) and issubclass(value, nn.Module)]
+        raise ValueError(f"monai.networks.nets has no network class {network!r}{suggestion(network, known)}")
+    return kind
+
+
+def _class(name: str) -> type[nn.Module]:
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"{name}: cannot import {module_name}: {error}; is its package installed here?") from error
+    kind = getattr(module, class_name, None)
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        known = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, nn.Module)]
+        raise ValueError(f"{module_name} has no torch.nn.Module class {class_name!r}{suggestion(class_name, known)}")
+    return kind
+
+
+def _parameters(kind: type[nn.Module]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The constructor's named parameters, with those of the bases that its ``**kwargs`` reach; whether it takes any."""
+    named: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if base is nn.Module:
+            break
+        if "__init__" not in vars(base):
+            continue
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in own:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                named.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
+            return named, False
+    return named, True

@@ -1,0 +1,112 @@
+"""The networks by name, and the two ways to make one: by name and hyper-parameters, or from a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from models.foreign import foreign_network, is_foreign
+from models.network import Network
+from models.resnet import resnet10, resnet18, resnet34
+from models.spec import HYPER, spec_problem, suggestion
+from models.tap import Tapped, layer_names
+
+MODELS: dict[str, Callable[..., Network]] = {
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+}
+
+
+def create_model(
+    name: str,
+    *,
+    spatial_dims: int,
+    in_channels: int,
+    classes: int,
+    features: Sequence[str] | None = None,
+    head: str | None = None,
+    **hyper: Any,
+) -> Network:
+    """The network of this name, with fresh weights from torch's global generator.
+
+    Args:
+        name: one of ``MODELS``; ``monai.networks.nets.NAME``; or ``module:Class`` of a package installed here.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: channels of the prediction.
+        features: of a network from elsewhere, the layers to tap, shallow to deep.
+        head: of a network from elsewhere, its last layer.
+        hyper: the network's own hyper-parameters, JSON scalars and lists. One that is itself called ``features`` (of
+            MONAI's BasicUNet) is given through :func:`build`.
+    Returns:
+        A network whose forward pass gives :class:`models.network.Output` and whose ``spec`` rebuilds it.
+    Raises:
+        ValueError: the name, a hyper-parameter, a layer or a value is none that there is; the message has close ones.
+    Example:
+        >>> create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4).spec["hyper"]
+        {'width': 4, 'stem_stride': 2, 'max_pool': True}
+    """
+    spec: dict[str, Any] = {
+        "name": name,
+        "spatial_dims": spatial_dims,
+        "in_channels": in_channels,
+        "classes": classes,
+        "hyper": hyper,
+    }
+    if features is not None:
+        spec["features"] = features
+    if head is not None:
+        spec["head"] = head
+    return build(spec)
+
+
+def build(spec: Mapping[str, Any]) -> Network:
+    """The network of a spec (:mod:`models.spec`), with fresh weights; inside ``torch.device("meta")`` on that device.
+
+    Args:
+        spec: ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}``, for a network from elsewhere with
+            ``"features"`` and ``"head"``. Of one that another site sent, ask ``remote_spec_problem`` first.
+    Returns:
+        A network with an equal ``spec``, all defaults filled in.
+    Raises:
+        ValueError: as :func:`create_model`, or the spec has a missing or an unknown key.
+    Example:
+        >>> import torch
+        >>> spec = {"name": "resnet10", "spatial_dims": 3, "in_channels": 4, "classes": 2, "hyper": {"width": 8}}
+        >>> with torch.device("meta"):
+        ...     network = build(spec)
+        >>> sum(parameter.numel() for parameter in network.parameters())
+        235698
+    """
+    problem = spec_problem(spec)
+    if problem is not None:
+        raise ValueError(f"model spec {spec.get('name', '')!r}: {problem}")
+    name, hyper = spec["name"], spec["hyper"]
+    given = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
+    if name in MODELS:
+        return _own(name, given, hyper, taps=[key for key in ("features", "head") if key in spec])
+    if not is_foreign(name):
+        raise ValueError(
+            f"unknown model {name!r}{suggestion(name, MODELS)}; there are {', '.join(MODELS)}, any "
+            "monai.networks.nets.NAME and any module:Class"
+        )
+    network = foreign_network(name, **given, hyper=hyper)
+    if "head" not in spec:
+        raise ValueError(
+            f"{name} needs head, the name of its last layer, and for FedSKD features; its layers end in "
+            f"{', '.join(layer_names(network)[-5:])}"
+        )
+    return Tapped(network, features=spec.get("features", []), head=spec["head"], **given, name=name, hyper=hyper)
+
+
+def _own(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], *, taps: Sequence[str]) -> Network:
+    if taps:
+        raise ValueError(f"{name} has its own taps and head; leave out {' and '.join(taps)}")
+    known = sorted(HYPER[name])
+    for key in hyper:
+        if key not in known:
+            raise ValueError(
+                f"{name} has no hyper-parameter {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
+            )
+    return MODELS[name](**given, **hyper)

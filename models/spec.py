@@ -1,0 +1,197 @@
+"""What a model spec may say, in plain data: this module imports no torch, so that a daemon can judge a received spec.
+
+A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a network from elsewhere adds
+``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last layer). It never holds code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+# The hyper-parameters of each network in models.MODELS.
+_RESNET = frozenset({"width", "stem_stride", "max_pool"})
+HYPER: dict[str, frozenset[str]] = {"resnet10": _RESNET, "resnet18": _RESNET, "resnet34": _RESNET}
+
+MONAI_PREFIX = "monai.networks.nets."
+MODULE_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
+
+# What a spec that came from another site may set of a MONAI network: sizes and switches. Nothing that downloads, names
+# a path, or leaves the network without its head.
+_DENSENET = frozenset({"init_features", "growth_rate", "block_config", "bn_size", "act", "norm", "dropout_prob"})
+_SENET = frozenset({"layers", "groups", "reduction", "dropout_prob", "inplanes", "downsample_kernel_size", "input_3x3"})
+_BASIC_UNET = frozenset({"features", "act", "norm", "bias", "dropout", "upsample"})
+_ATTENTION_UNET = frozenset({"channels", "strides", "kernel_size", "up_kernel_size", "dropout"})
+REMOTE_MONAI: dict[str, frozenset[str]] = {
+    "AttentionUnet": _ATTENTION_UNET,
+    "BasicUNet": _BASIC_UNET,
+    "BasicUNetPlusPlus": _BASIC_UNET,
+    "DenseNet": _DENSENET,
+    "DenseNet121": _DENSENET,
+    "DenseNet169": _DENSENET,
+    "DenseNet201": _DENSENET,
+    "EfficientNetBN": frozenset({"model_name", "norm", "adv_prop"}),
+    "HighResNet": frozenset({"norm_type", "acti_type", "dropout_prob", "bias"}),
+    "ResNet": frozenset(
+        {
+            "block",
+            "layers",
+            "block_inplanes",
+            "conv1_t_size",
+            "conv1_t_stride",
+            "no_max_pool",
+            "widen_factor",
+            "bias_downsample",
+            "act",
+            "norm",
+        }
+    ),
+    "SEResNet50": _SENET,
+    "SEResNext50": _SENET,
+    "SegResNet": frozenset(
+        {"init_filters", "dropout_prob", "act", "norm", "num_groups", "blocks_down", "blocks_up", "upsample_mode"}
+    ),
+    "UNet": _ATTENTION_UNET | {"num_res_units", "act", "norm", "bias", "adn_ordering"},
+    "VNet": frozenset({"act", "dropout_prob_down", "dropout_prob_up", "dropout_dim", "bias"}),
+}
+
+# Downloads or names a file; and MONAI's shortcut A, whose identity path passes no gradient.
+FORBIDDEN = frozenset(
+    {
+        "pretrained",
+        "progress",
+        "pretrained_url",
+        "pretrained_state_dict_key",
+        "weights",
+        "path_or_repo_id",
+        "filename",
+        "shortcut_type",
+    }
+)
+
+# Bounds on a spec from another site. They keep the build on the meta device, which allocates nothing, within seconds;
+# how large the model may be is decided by the parameter count that is taken there.
+SIZE_MAX = 4096  # channels, classes, kernel sizes, factors: eight times the widest stage of a ResNet-34
+LAYERS_MAX = 64  # of one stage: DenseNet-201 has 48
+LIST_MAX = 16  # values in a list, layers tapped: the deepest U-Nets have 7 levels
+TEXT_MAX = 256  # characters: a nested U-Net's layer name has some 100
+LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", "num_res_units"})
+
+KEYS = ("name", "spatial_dims", "in_channels", "classes", "hyper")
+TAP_KEYS = ("features", "head")
+
+
+def suggestion(wrong: str, known: Collection[str]) -> str:
+    """``; did you mean 'a' or 'b'?`` for the known names close to a wrong one, else nothing."""
+    close = difflib.get_close_matches(wrong, sorted(known), n=3)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def spec_problem(spec: Mapping[str, Any]) -> str | None:
+    """What makes this no spec at all (a missing or unknown key, a value of the wrong type), or None."""
+    for key in spec:
+        if key not in KEYS + TAP_KEYS:
+            return f"unknown key {key!r}{suggestion(str(key), KEYS + TAP_KEYS)}"
+    missing = [key for key in KEYS if key not in spec]
+    if missing:
+        return f"key {missing[0]!r} is missing"
+    if not isinstance(spec["name"], str):
+        return f"name must be text, not {spec['name']!r}"
+    for key in ("spatial_dims", "in_channels", "classes"):
+        if type(spec[key]) is not int or spec[key] < 1:
+            return f"{key} must be a whole number from 1 on, not {spec[key]!r}"
+    if spec["spatial_dims"] > 3:
+        return f"spatial_dims must be 1, 2 or 3, not {spec['spatial_dims']}"
+    if not isinstance(spec["hyper"], Mapping) or not all(isinstance(key, str) for key in spec["hyper"]):
+        return "hyper must be a table of hyper-parameters by name"
+    features = spec.get("features", [])
+    if not isinstance(features, list | tuple) or not all(isinstance(layer, str) for layer in features):
+        return f"features must be a list of layer names, not {features!r}"
+    if not isinstance(spec.get("head", ""), str):
+        return f"head must be a layer name, not {spec['head']!r}"
+    return next(_value_problems(spec["hyper"]), None)
+
+
+def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ()) -> str | None:
+    """Why a spec received from another site may not be built here, in words for its operator; None if it may.
+
+    It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed there, or a
+    ``module:Class`` that is in ``allow`` (this site's own list). Every value is a JSON scalar or a list of them, within
+    bounds. Touches nothing and imports nothing: it may be called on whatever arrived.
+    """
+    problem = spec_problem(spec)
+    if problem is not None:
+        return problem
+    name, hyper = spec["name"], spec["hyper"]
+    monai = name.removeprefix(MONAI_PREFIX)
+    if name in HYPER:
+        permitted: Collection[str] = HYPER[name]
+    elif name.startswith(MONAI_PREFIX) and monai in REMOTE_MONAI:
+        permitted = REMOTE_MONAI[monai]
+    elif name in allow:
+        permitted = hyper.keys() - FORBIDDEN
+    else:
+        known = [*HYPER, *(MONAI_PREFIX + network for network in REMOTE_MONAI), *allow]
+        return f"model {_short(name)} is not one that another site may name here{suggestion(name[:TEXT_MAX], known)}"
+    for argument in hyper:
+        if argument not in permitted:
+            return (
+                f"{name} from another site may not set {_short(argument)}{suggestion(argument[:TEXT_MAX], permitted)}"
+            )
+    if name in HYPER and any(key in spec for key in TAP_KEYS):
+        return f"{name} has its own taps and head; features and head are for networks from elsewhere"
+    if name not in HYPER and not spec.get("head"):
+        return f"{name} needs head, the name of its last layer"
+    return next(_bound_problems(spec), None)
+
+
+def _value_problems(hyper: Mapping[str, Any]) -> Iterator[str]:
+    for argument, value in hyper.items():
+        for item in _leaves(value, depth=0):
+            if not isinstance(item, bool | int | float | str | None):
+                yield f"{_short(argument)} must be a JSON scalar or a list of them, not {_short(type(value).__name__)}"
+            elif isinstance(item, float) and not math.isfinite(item):
+                yield f"{_short(argument)} must be finite, not {item}"
+
+
+def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
+    sizes = {"in_channels": spec["in_channels"], "classes": spec["classes"], **spec["hyper"]}
+    for argument, value in sizes.items():
+        bound = LAYERS_MAX if argument in LAYER_COUNTS else SIZE_MAX
+        for item in _leaves(value, depth=0):
+            if isinstance(item, int | float) and abs(item) > bound:
+                yield f"{argument} may be at most {bound} in a spec from another site, not {_short(item)}"
+            elif isinstance(item, str) and len(item) > TEXT_MAX:
+                yield f"{argument} may have at most {TEXT_MAX} characters in a spec from another site"
+        if any(len(values) > LIST_MAX for values in _lists(value)):
+            yield f"{argument} may have at most {LIST_MAX} values in a spec from another site"
+    features = spec.get("features", [])
+    if len(features) > LIST_MAX:
+        yield f"features may name at most {LIST_MAX} layers in a spec from another site, not {len(features)}"
+    for layer in (*features, spec.get("head", "")):
+        if len(layer) > TEXT_MAX:
+            yield f"a layer name may have at most {TEXT_MAX} characters in a spec from another site"
+
+
+def _leaves(value: Any, *, depth: int) -> Iterator[Any]:
+    """The scalars in nested lists; a list more than two deep is itself yielded, as the value that it may not be."""
+    if isinstance(value, list | tuple) and depth < 2:
+        for item in value:
+            yield from _leaves(item, depth=depth + 1)
+    else:
+        yield value
+
+
+def _lists(value: Any) -> Iterator[list[Any] | tuple[Any, ...]]:
+    if isinstance(value, list | tuple):
+        yield value
+        for item in value:
+            yield from _lists(item)
+
+
+def _short(value: object) -> str:
+    """A foreign value in a message, cut to a line."""
+    return repr(value)[:80]

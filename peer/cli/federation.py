@@ -1,0 +1,181 @@
+"""``mhfl-peer federation``: what a founder does, and a look at a federation.toml that anybody may take."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer import identity, toml
+from peer.bundle import read_handed
+from peer.cli import output, shared_options
+from peer.config import Federation
+from peer.enrolment import FEDERATION_FILE, Authority
+from peer.errors import BundleError, UsageError
+from peer.home import must_be_new, write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PATH = click.Path(path_type=Path)
+DAYS = click.IntRange(min=1, max=36500)
+
+
+@click.group(short_help="Found a federation, show it, admit sites.")
+@shared_options
+def federation() -> None:
+    """Found a federation, show it, admit sites."""
+
+
+@federation.command()
+@click.argument("draft", type=PATH)
+@click.option("--out", type=PATH, required=True, help="The CA folder to make; keep it offline.")
+@click.option("--days", type=DAYS, default=identity.CA_DAYS, show_default=True, help="How long the CA lasts.")
+@output.json_option
+@shared_options
+def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
+    """Make the CA, the round key and the final federation.toml from a draft."""
+    authority = Authority.create(out, toml.read(draft), str(draft), now=datetime.now(UTC), days=days)
+    document = {
+        "federation": authority.federation.name,
+        "digest": authority.federation.digest,
+        "folder": str(out),
+        "federation_toml": str(out / FEDERATION_FILE),
+        "ca_fingerprint": identity.fingerprint(identity.certificate_key(authority.certificate)),
+        "ca_days": identity.certificate_days(authority.certificate, datetime.now(UTC)),
+        "sites": list(authority.federation.roster),
+    }
+    output.emit(document, as_json=as_json, render=_created)
+
+
+@federation.command()
+@click.argument("file", type=PATH)
+@output.json_option
+@shared_options
+def show(file: Path, as_json: bool) -> None:
+    """Show the digest, the roster, the method and every parameter of a federation.toml or a draft."""
+    output.emit(_shown(Federation.load(file), datetime.now(UTC)), as_json=as_json, render=_drawn)
+
+
+@federation.command()
+@click.argument("request", metavar="CSR", type=PATH)
+@click.option("--ca", type=PATH, required=True, help="The CA folder that `federation create` made.")
+@click.option("--out", type=PATH, required=True, help="The bundle to write; it holds no open secret.")
+@click.option("--fingerprint", help="The key's fingerprint as the site's people told it; asked for when left out.")
+@click.option(
+    "--days", type=DAYS, default=identity.SITE_DAYS, show_default=True, help="How long the certificate lasts."
+)
+@click.option("--replace", is_flag=True, help="Admit another key than the one that the site was admitted with.")
+@output.json_option
+@shared_options
+def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int, replace: bool, as_json: bool) -> None:
+    """Certify a site's key and seal the round key to it; the same key again renews its certificate."""
+    now = datetime.now(UTC)
+    authority = Authority.load(ca, now=now)
+    content = read_handed(request)
+    must_be_new(out)
+    if fingerprint is None:
+        fingerprint = _confirmed(content, request)
+    admitted = authority.admit(content, fingerprint=fingerprint, now=now, days=days, replace=replace)
+    write_atomically(out, admitted.bundle, 0o644)
+    document = {
+        "site": admitted.site,
+        "bundle": str(out),
+        "fingerprint": admitted.admission.fingerprint,
+        "certificate_sha256": admitted.admission.certificate_sha256,
+        "not_after": admitted.admission.not_after,
+        "renewal": admitted.renewal,
+        "replaced": list(admitted.replaced),
+    }
+    output.emit(document, as_json=as_json, render=_admitted)
+
+
+def _confirmed(content: bytes, request: Path) -> str:
+    """The key's fingerprint after a person typed the site's name below it."""
+    try:
+        name, public_key = identity.read_request(content)
+    except ValueError as error:
+        raise BundleError(f"{request} is refused: {error}", "ask the site for a new one") from error
+    fingerprint = identity.fingerprint(public_key)
+    click.echo(f"{request} asks to admit {name[:80]!r} with the key\n  {fingerprint}", err=True)
+    click.echo("Compare it with what the site's people read out to you.", err=True)
+    click.echo("To admit the site, type its name: ", nl=False, err=True)
+    if sys.stdin.readline().strip() != name:
+        raise UsageError(f"{request} was not admitted", "type the site's name, or give --fingerprint")
+    return fingerprint
+
+
+def _shown(federation: Federation, now: datetime) -> dict[str, Any]:
+    """What ``show --json`` prints; a draft has no ``ca``."""
+    settings = federation.model_dump(mode="json", exclude={"site", "method", "ca_certificate", "name"})
+    plan, ca = federation.plan, None
+    if federation.ca_certificate is not None:
+        certificate = identity.pinned_authority(federation.ca_certificate)
+        ca = {
+            "fingerprint": identity.fingerprint(identity.certificate_key(certificate)),
+            "days": identity.certificate_days(certificate, now),
+        }
+    return {
+        "federation": federation.name,
+        "digest": federation.digest,
+        "roster_digest": federation.roster.digest,
+        "ca": ca,
+        "method": federation.method.name,
+        "pattern": plan.pattern,
+        "artifact": plan.artifact,
+        "phases": list(plan.phases),
+        "parameters": federation.parameters,
+        **settings,
+        "beat_s": federation.beat_s,
+        "sites": [
+            {"index": federation.roster.index(entry.name), **entry.model_dump()}
+            for entry in sorted(federation.site, key=lambda entry: entry.name)
+        ],
+    }
+
+
+def _drawn(document: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    ca = document["ca"]
+    pairs: list[tuple[str, object]] = [
+        ("federation", document["federation"]),
+        ("description", document["description"] or None),
+        ("digest", document["digest"]),
+        ("CA", f"{ca['fingerprint']}, {ca['days']} days left" if ca else "none: this is a draft"),
+        ("method", f"{document['method']}: {document['pattern']} of {document['artifact'] or 'nothing'}"),
+        *((key, document[key]) for key in ("rounds", "seed", "weighting", "quorum", "global_test", "evaluation_every")),
+    ]
+    tables = {"task": document["task"], "parameters": document["parameters"]}
+    tables |= {f"stage {name}": keys for name, keys in document["stages"].items()}
+    tables |= {name: document[name] for name in ("schedule", "fallback", "pace", "shared_model") if document[name]}
+    for name, keys in tables.items():
+        pairs += [(f"{name}: {key}", ", ".join(map(str, v)) if isinstance(v, tuple) else v) for key, v in keys.items()]
+    rows = [(site["index"], site["name"], site["address"], site["description"]) for site in document["sites"]]
+    return Group(output.fields(pairs), output.table(("index", "site", "address", "description"), rows))
+
+
+def _created(document: dict[str, Any]) -> RenderableType:
+    return output.fields(
+        (
+            ("federation", document["federation"]),
+            ("digest", document["digest"]),
+            ("CA folder", f"{document['folder']}: keep it offline, nobody else gets it"),
+            ("CA key", document["ca_fingerprint"]),
+            ("next", f"give {document['federation_toml']} to every site: {', '.join(document['sites'])}"),
+        )
+    )
+
+
+def _admitted(document: dict[str, Any]) -> RenderableType:
+    pairs = [
+        ("renewed" if document["renewal"] else "admitted", document["site"]),
+        ("key", document["fingerprint"]),
+        ("valid until", document["not_after"]),
+        ("next", f"send {document['bundle']} to {document['site']}, who runs `mhfl-peer site join`"),
+    ]
+    pairs += [("every site should add to refuse_certificates", digest) for digest in document["replaced"]]
+    return output.fields(pairs)

@@ -1,0 +1,80 @@
+"""``mhfl-peer start``, ``pause``, ``resume`` and ``stop``: the life of a daemon."""
+
+from __future__ import annotations
+
+import click
+
+from peer import home
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+
+
+@click.command(short_help="Run this site's daemon in the foreground.")
+@site_option
+@click.option(
+    "--resume",
+    type=click.Choice(["auto", "fresh", "require"]),
+    default="auto",
+    show_default=True,
+    help="auto: go on if there is a journal; fresh: a new generation beside it; require: refuse to begin.",
+)
+@click.option("--without", multiple=True, metavar="SITE", help="Do not wait for this site; may be repeated.")
+@click.option("--stay", is_flag=True, help="Keep serving after the last round, until stopped.")
+@click.option("--accept-change", is_flag=True, help="Go on although model, data or training settings changed.")
+@shared_options
+@pass_settings
+def start(
+    settings: Settings, site_name: str | None, resume: str, without: tuple[str, ...], stay: bool, accept_change: bool
+) -> None:
+    """Run this site's daemon in the foreground until its last round is over, or it is stopped.
+
+    \b
+    mhfl-peer start --site europe
+    mhfl-peer start --site europe --resume require
+    mhfl-peer start --site europe --without asia
+    """
+    from peer import lifecycle
+
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    options = lifecycle.Options(
+        resume=resume, accept_change=accept_change, without=without, stay=stay, debug=settings.debug
+    )
+    lifecycle.run(folder, options)
+
+
+def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) -> None:
+    from peer.transport.control import ControlClient
+
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    with ControlClient(folder.control_socket()) as client:
+        answer = client.act(action)
+    output.emit(answer, as_json=as_json, render=lambda document: f"{document['site']}: {document['effect']}")
+
+
+@click.command(short_help="Stop training, go on serving.")
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def pause(settings: Settings, site_name: str | None, as_json: bool) -> None:
+    """Stop training at the next step and go on serving; peers are told and do not wait."""
+    _act(settings, site_name, "pause", as_json)
+
+
+@click.command(short_help="Go on after a pause.")
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def resume(settings: Settings, site_name: str | None, as_json: bool) -> None:
+    """Go on after a pause, or try again after a failure."""
+    _act(settings, site_name, "resume", as_json)
+
+
+@click.command(short_help="Finish the step, checkpoint, leave cleanly.")
+@site_option
+@output.json_option
+@shared_options
+@pass_settings
+def stop(settings: Settings, site_name: str | None, as_json: bool) -> None:
+    """Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there."""
+    _act(settings, site_name, "stop", as_json)

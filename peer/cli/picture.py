@@ -1,0 +1,159 @@
+"""How the documents of ``peer.cli.watch`` look to a person."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from peer.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHORT = 12
+"""Digits of a digest that a person compares."""
+BAR_WIDTH = 30
+STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
+
+
+def status(document: Mapping[str, Any]) -> RenderableType:
+    """The whole picture of a site: progress bars, losses, whom it waits for, peers, refusals."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble(
+        (document["site"], "bold"),
+        f" in {document['federation']} ({document['digest'][:SHORT]})  {document['method']}  ",
+        f"generation {document['generation']}",
+    )
+    parts: list[RenderableType] = [head, _where(document)]
+    if document["daemon"] == "down":
+        parts.append(Text("The daemon is down: this is what the journal says.", style="yellow"))
+    if document["training"]:
+        parts.append(_training(document["training"]))
+    parts.extend(_transfer(transfer) for transfer in document.get("transfers", ()))
+    parts.extend(_waiting(wait) for wait in document["waiting_for"])
+    if document["failure"]:
+        parts.append(Text(f"Failed: {document['failure']}", style="red"))
+    parts.append(peers(document["peers"]))
+    for refusal in document["refusals"]:
+        parts.append(Text(f"Refused in round {refusal['round']}: {refusal['site']} {refusal['reason']}", style="red"))
+    days = document.get("certificate_days")
+    if days is not None:
+        parts.append(Text(f"The certificate is valid for {days} more days.", style="red" if days < 30 else "dim"))
+    return Group(*parts)
+
+
+def _where(document: Mapping[str, Any]) -> RenderableType:
+    """The bar over all rounds."""
+    done, total = document["committed"], document["rounds"]
+    phase = document["phase"]
+    return _line(f"round {document['round']}/{total}", done, total, phase)
+
+
+def _training(training: Mapping[str, Any]) -> RenderableType:
+    """The bar of the stage, and the newest value of every loss term."""
+    losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
+    return _line(
+        f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
+    )
+
+
+def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
+    """The bar of a transfer that is under way; one that leaves is known by its size only."""
+    arrow = "from" if transfer["direction"] == "in" else "to"
+    name = f"{transfer['kind']} {arrow} {transfer['peer']}"
+    return _line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
+
+
+def _line(name: str, done: float, total: float, note: str) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=24)
+    grid.add_column(width=BAR_WIDTH)
+    grid.add_column()
+    grid.add_row(Text(name), ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH), Text(note))
+    return grid
+
+
+def _waiting(wait: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    left = "" if wait["deadline_s"] is None else f", at most {wait['deadline_s']:.0f} s more"
+    return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {wait['since_s']:.0f} s{left}", style="yellow")
+
+
+def peers(document: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+    """The other sites."""
+    from rich.text import Text
+
+    drawn = output.table(("peer", "state", "round", "phase", "done", "last seen"), ())
+    for name, peer in document.items():
+        seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
+        done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
+        cells = [Text("-" if value is None else str(value)) for value in (peer["round"], peer["phase"], done, seen)]
+        drawn.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
+    return drawn
+
+
+def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a round."""
+    rows = []
+    for record in document:
+        sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
+        missing = ", ".join(f"{site} ({reason})" for site, reason in record["missing"].items())
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+        artifact = (record["artifact_sha256"] or "-")[:SHORT]
+        rows.append((record["round"], sources or "itself", missing, f"{record['duration_s']:.1f}", artifact, metrics))
+    return output.table(("round", "from", "missing", "train s", "artifact", "metrics"), rows)
+
+
+def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a transfer."""
+    rows = [
+        (
+            clock(record["time"]),
+            record["direction"],
+            record["peer"],
+            record["purpose"],
+            record["kind"],
+            record["round"],
+            record["sha256"][:SHORT],
+            size(record["bytes"]),
+            record["outcome"],
+        )
+        for record in document
+    ]
+    return output.table(("time", "way", "peer", "purpose", "kind", "round", "sha256", "size", "outcome"), rows)
+
+
+def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a row."""
+    rows = [
+        (clock(row["time"]), row["kind"], row["round"], "  ".join(f"{k}={_brief(v)}" for k, v in row["body"].items()))
+        for row in document
+    ]
+    return output.table(("time", "event", "round", "facts"), rows)
+
+
+def _brief(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def clock(time_s: float) -> str:
+    """A Unix time in the operator's zone."""
+    return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float) -> str:
+    """Bytes in binary units, as ``12.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError

@@ -1,0 +1,48 @@
+"""``mhfl-peer plan``: who receives from whom, computed from the round key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer import home
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command(short_help="Who receives from whom in the coming rounds.")
+@site_option
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds.")
+@click.option("--first", default=1, show_default=True, type=click.IntRange(1), help="The first of them.")
+@output.json_option
+@shared_options
+@pass_settings
+def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_json: bool) -> None:
+    """Who receives from whom; every site computes the same from the shared round key.
+
+    \b
+    mhfl-peer plan --site europe --rounds 10
+    """
+    from peer import lifecycle
+    from peer.core import view
+    from peer.daemon import make_rules
+
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    federation, _, own = lifecycle.load(folder)
+    rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
+    document = {"federation": federation.name, **view.plan_of(rules, rounds=rounds, first=first)}
+    output.emit(document, as_json=as_json, render=_picture)
+
+
+def _picture(document: Mapping[str, Any]) -> RenderableType:
+    names = document["sites"]
+    rows = []
+    for round in document["rounds"]:
+        receives = round["receives_from"]
+        rows.append((round["round"], *(", ".join(receives.get(name, ())) or "itself" for name in names)))
+    title = f"{document['federation']}: who receives whose {document['artifact'] or 'nothing'}, {document['schedule']}"
+    return output.table(("round", *names), rows, title=title)

@@ -1,0 +1,121 @@
+"""``mhfl-peer site``: how a site makes its key, asks to be admitted, and joins."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer import enrolment, identity, toml
+from peer.bundle import Bundle, read_handed
+from peer.cli import Settings, output, pass_settings, shared_options
+from peer.cli.template import site_toml
+from peer.config import Federation
+from peer.core.roster import site_name
+from peer.errors import BundleError, ConfigError, UsageError
+from peer.home import SiteFolder, home_folder, must_be_new, write_atomically
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PATH = click.Path(path_type=Path)
+
+
+@click.group(short_help="Enrol this site: make its key, join with the founder's bundle.")
+@shared_options
+def site() -> None:
+    """Enrol this site: make its key, join with the founder's bundle."""
+
+
+@site.command()
+@click.option("--federation", "file", type=PATH, required=True, help="The founder's federation.toml.")
+@click.option("--site", "name", required=True, metavar="NAME", help="This site's name in it.")
+@click.option("--out", type=PATH, help="The signing request to write  [default: NAME.csr]")
+@click.option("--renew", is_flag=True, help="Make a second key, which takes over when its bundle is joined.")
+@output.json_option
+@shared_options
+@pass_settings
+def init(settings: Settings, file: Path, name: str, out: Path | None, renew: bool, as_json: bool) -> None:
+    """Make this site's folder, key and signing request; a key that is there is kept."""
+    text = toml.read(file)
+    federation = Federation.parse(text, str(file))
+    try:
+        folder = SiteFolder(home_folder(settings.home), federation.name, site_name(name))
+    except ValueError as error:
+        raise UsageError(str(error), "take the name that federation.toml gives this site") from error
+    out = out or Path(f"{folder.site}.csr")
+    must_be_new(out)
+    request = enrolment.request(folder, federation, text, now=datetime.now(UTC), renew=renew)
+    if not folder.site_toml.exists():
+        write_atomically(folder.site_toml, site_toml(federation.task.spatial_dims).encode("utf-8"))
+    write_atomically(out, request.pem, 0o644)
+    document = {
+        "federation": federation.name,
+        "digest": federation.digest,
+        "site": folder.site,
+        "folder": str(folder.path),
+        "site_toml": str(folder.site_toml),
+        "request": str(out),
+        "fingerprint": request.fingerprint,
+        "key": request.key,
+    }
+    output.emit(document, as_json=as_json, render=_prepared)
+
+
+@site.command()
+@click.argument("file", metavar="BUNDLE", type=PATH)
+@output.json_option
+@shared_options
+@pass_settings
+def join(settings: Settings, file: Path, as_json: bool) -> None:
+    """Check the founder's bundle against this site's key and federation.toml, and take what is in it."""
+    now = datetime.now(UTC)
+    try:
+        bundle = Bundle.decode(read_handed(file))
+        federation = Federation.parse(bundle.federation_toml, "its federation.toml")
+    except (ValueError, ConfigError) as error:
+        raise BundleError(f"{file} is refused: {getattr(error, 'message', error)}") from error
+    folder = SiteFolder(home_folder(settings.home), federation.name, bundle.site)
+    if not folder.federation_toml.exists():
+        raise BundleError(
+            f"{file} is for site {bundle.site} of {federation.name}, which has no folder under {folder.home}",
+            "give --home or MHFL_HOME, or run `mhfl-peer site init` first",
+        )
+    joined = enrolment.join(folder, bundle, now=now)
+    document = {
+        "federation": federation.name,
+        "digest": federation.digest,
+        "site": joined.name,
+        "folder": str(folder.path),
+        "fingerprint": identity.fingerprint(joined.key.public_key()),
+        "certificate_sha256": identity.certificate_sha256(identity.certificate_der(joined.certificate)),
+        "certificate_days": identity.certificate_days(joined.certificate, now),
+    }
+    output.emit(document, as_json=as_json, render=_joined)
+
+
+def _prepared(document: dict[str, Any]) -> RenderableType:
+    keys = {"new": "a new one; it never leaves", "kept": "the one that was there", "renewed": "a second one, to join"}
+    return output.fields(
+        (
+            ("site", f"{document['site']} of {document['federation']}"),
+            ("folder", document["folder"]),
+            ("key", keys[document["key"]]),
+            ("fingerprint", document["fingerprint"]),
+            ("next", f"send {document['request']} to the founder, and read the fingerprint out over the telephone"),
+            ("meanwhile", f"describe data and model in {document['site_toml']}"),
+        )
+    )
+
+
+def _joined(document: dict[str, Any]) -> RenderableType:
+    return output.fields(
+        (
+            ("joined", f"{document['site']} of {document['federation']}"),
+            ("digest", document["digest"]),
+            ("certificate", f"{document['certificate_days']} days left"),
+            ("next", f"`mhfl-peer check --site {document['site']}`"),
+        )
+    )

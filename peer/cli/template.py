@@ -1,0 +1,95 @@
+"""The commented site.toml that ``site init`` writes; ``deploy/examples/site.toml`` is the same text, as a test says."""
+
+from __future__ import annotations
+
+SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
+"""An input size for each number of spatial dimensions, to be changed by whoever knows the data."""
+
+SITE_TOML = """\
+# One site's private configuration: <home>/<federation>/<site>/site.toml. Nobody else sees it.
+# A key in a line that starts with `#` and no space shows the default, or an example where it says so.
+
+# Where the daemon listens for the other sites; port 0 takes any free one, which only discovery can tell them.
+listen = "127.0.0.1:7443"
+# Certificates that are refused although the CA signed them: SHA-256 in hex, as `federation admit --replace` lists them.
+#refuse_certificates = []
+# Network classes beyond the registry that other sites may name, each "package.module:Class", installed here.
+#allow_models = []
+
+# Other sites' addresses where the roster's do not hold from here (an example).
+#[addresses]
+#asia = "10.0.0.7:7443"
+
+[data]
+# The datalist in MONAI's form; paths are relative to this file.
+datalist = "datalist.json"
+# What the paths in the datalist are relative to; left out: the datalist's folder (an example).
+#root = "/data/abide"
+# The size to which each sample is brought: one number a spatial dimension.
+input_size = [32, 32, 32]
+# Region masks for FedSKD: a NIfTI label map, or .npz with `masks` (r, *space) (an example).
+#regions = "aal116.nii.gz"
+# The share of unreadable files from which training refuses to start.
+#unreadable_share_max = 0.05
+# Where prepared samples are kept: "memory", "disk" or "none".
+#cache = "memory"
+# The share of the training samples set aside for validation.
+#validation_share = 0.0
+
+# Random changes of training samples; all zero: none.
+[data.augmentation]
+# Probability that an axis is flipped.
+#flip = 0.5
+# Largest rotation.
+#rotate_degrees = 15.0
+# Largest shift, as a share of the size.
+#translate_share = 0.05
+# Largest change of scale, as a share.
+#scale_share = 0.1
+# Probability that a sample is rotated, shifted and scaled at all.
+#probability = 0.8
+
+[model]
+# A name in models.MODELS, monai.networks.nets.<Name>, or package.module:Class of a package installed here.
+name = "resnet10"
+# Layers whose output is compared, for networks that are not in models.MODELS (an example).
+#features = ["layer1", "layer2", "layer3", "layer4"]
+# The layer that gives the prediction, for networks that are not in models.MODELS (an example).
+#head = "fc"
+
+# Keyword arguments of the network (an example).
+[model.parameters]
+#width = 16
+
+[training]
+# "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+#device = "auto"
+# "fp32", or "bf16" (GPU).
+#precision = "fp32"
+# CPU threads of the worker; the same number is part of the same bits.
+#threads = 1
+# Samples in a batch.
+#batch_size = 8
+# Seconds between checkpoints within a round.
+#checkpoint_s = 300.0
+# Crashes of the worker in a row before the site gives up.
+#restarts_max = 3
+
+# What may leave this site. Every byte that does is a row of `mhfl-peer egress`.
+[egress]
+# Artifact kinds: "model", "head", "proxy", "messenger"; left out: the one that the method sends.
+#kinds = ["model"]
+# Site names, or "*" for the whole roster.
+#receivers = ["*"]
+# A bound for one round in bytes; left out: none.
+#bytes_per_round_max = 1000000000
+# Whether this site's model may be evaluated at other sites, and theirs here.
+#evaluate = false
+# Whether the others may learn how many samples this site trains on.
+#training_set_size = false
+"""
+
+
+def site_toml(spatial_dims: int) -> str:
+    """The template for a task of so many spatial dimensions."""
+    return SITE_TOML.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")

@@ -1,0 +1,170 @@
+"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers``, ``egress`` and ``events``: what an operator looks at.
+
+With the daemon down, all of them read the journal and the ledger, and say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer import home
+from peer.cli import Settings, output, pass_settings, picture, shared_options, site_option
+from peer.errors import DaemonDown, StateError
+from peer.home import SiteFolder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DOWN_EVERY_S = 2.0
+"""How often `--watch` looks at the journal of a site whose daemon is down."""
+
+watch_option = click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+
+
+def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
+    """The document, from the daemon or, when it is down, from the disk."""
+    from peer.transport.control import ControlClient
+
+    try:
+        with ControlClient(folder.control_socket()) as client:
+            return client.show(what, **arguments)
+    except DaemonDown:
+        return _from_disk(folder, what, arguments)
+
+
+def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
+    from peer import reports
+    from peer.config import Federation
+    from peer.egress import Ledger
+
+    if what in ("status", "peers"):
+        status = reports.status_when_down(folder, Federation.load(folder.federation_toml))
+        return status if what == "status" else status["peers"]
+    with contextlib.ExitStack() as stack:
+        read = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(folder)]
+        if what == "rounds":
+            return reports.rounds(read)
+        if what == "events":
+            return reports.events(read, last=arguments["last"], everything=arguments["everything"])
+        if not folder.egress_db.exists():
+            return []
+        ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
+        return reports.transfers(read, ledger) if what == "transfers" else reports.egress(ledger)
+
+
+def _documents(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """The document now and whenever it changes, across starts and stops of the daemon."""
+    from peer.transport.control import ControlClient
+
+    while True:
+        try:
+            with ControlClient(folder.control_socket()) as client:
+                yield from client.follow(what, **arguments)
+        except (DaemonDown, StateError):
+            pass
+        yield _from_disk(folder, what, arguments)
+        time.sleep(DOWN_EVERY_S)
+
+
+def _show(
+    settings: Settings,
+    site_name: str | None,
+    what: str,
+    render: Callable[[Any], RenderableType],
+    arguments: Mapping[str, Any],
+    *,
+    as_json: bool,
+    watch: bool,
+) -> None:
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    if not watch:
+        output.emit(_document(folder, what, arguments), as_json=as_json, render=render)
+        return
+    if as_json:
+        for document in _documents(folder, what, arguments):
+            output.emit_line(document)
+        return
+    from rich.live import Live
+
+    with Live(console=output.console(), screen=False, auto_refresh=False, vertical_overflow="visible") as live:
+        for document in _documents(folder, what, arguments):
+            live.update(render(document), refresh=True)
+
+
+@click.command(short_help="Where the round is, what it waits for, who is there.")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """Where the round is, whom it waits for and why, what every peer does.
+
+    \b
+    mhfl-peer status --site europe --watch
+    mhfl-peer status --site europe --json
+    """
+    _show(settings, site_name, "status", picture.status, {}, as_json=as_json, watch=watch)
+
+
+@click.command(short_help="Every round so far: sources, contributors, metrics.")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """Every committed round: whose artifacts it used, who was missing and why, losses and metrics."""
+    _show(settings, site_name, "rounds", picture.rounds, {}, as_json=as_json, watch=watch)
+
+
+@click.command(short_help="The other sites as this one sees them.")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """The other sites as this one sees them: heard or silent, round, phase, last seen."""
+    _show(settings, site_name, "peers", picture.peers, {}, as_json=as_json, watch=watch)
+
+
+@click.command(short_help="Every artifact that came or went.")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """Every artifact that came or went, by time."""
+    _show(settings, site_name, "transfers", picture.transfers, {}, as_json=as_json, watch=watch)
+
+
+@click.command(short_help="Every byte that left, to whom, when.")
+@site_option
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def egress(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """The egress ledger: what left this site, to whom, when, and how the transfer ended."""
+    _show(settings, site_name, "egress", picture.transfers, {}, as_json=as_json, watch=watch)
+
+
+@click.command(short_help="The journal, line by line.")
+@site_option
+@click.option("--last", default=50, show_default=True, type=click.IntRange(1), help="How many of the newest rows.")
+@click.option("--all", "everything", is_flag=True, help="Also ignored events, discarded files and manifests.")
+@watch_option
+@output.json_option
+@shared_options
+@pass_settings
+def events(settings: Settings, site_name: str | None, last: int, everything: bool, watch: bool, as_json: bool) -> None:
+    """The newest rows of the journal."""
+    shown = {"last": last, "everything": everything}
+    _show(settings, site_name, "events", picture.events, shown, as_json=as_json, watch=watch)

@@ -1,0 +1,69 @@
+"""The operator's side of a running daemon: the documents behind the commands, and the three wishes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from peer import reports
+from peer.core import events, view
+from peer.daemon import Daemon
+
+FOLLOW_MIN_S = 0.25
+"""A person sees no more than four pictures a second, and a slow terminal even fewer."""
+FOLLOW_MAX_S = 1.0
+"""Waiting times move although nothing happens."""
+
+WISHES: Mapping[str, tuple[type[events.Event], str]] = {
+    "pause": (events.PauseRequested, "training stops after this step; the site keeps serving"),
+    "resume": (events.ResumeRequested, "the site goes on"),
+    "stop": (events.StopRequested, "the site writes its checkpoint, tells its peers and leaves"),
+}
+
+
+class Console:
+    """Answers the control socket for one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def show(self, what: str, arguments: Mapping[str, Any]) -> object:
+        """One document; ``ValueError`` names one that there is not."""
+        daemon = self._daemon
+        if what in ("status", "peers"):
+            status = daemon.status()
+            return status if what == "status" else status["peers"]
+        if what == "plan":
+            first = int(arguments.get("first") or daemon.round.number or 1)
+            plan = view.plan_of(daemon.round.rules, rounds=int(arguments["rounds"]), first=first)
+            return {"federation": daemon.federation.name, **plan}
+        with contextlib.ExitStack() as stack:
+            read = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(daemon.folder)]
+            if what == "rounds":
+                return reports.rounds(read)
+            if what == "transfers":
+                return reports.transfers(read, daemon.ledger)
+            if what == "egress":
+                return reports.egress(daemon.ledger)
+            if what == "events":
+                return reports.events(
+                    read, last=int(arguments["last"]), everything=bool(arguments.get("everything", False))
+                )
+        raise ValueError(f"there is no document {what!r}")
+
+    async def act(self, action: str) -> object:
+        """Pass a wish on to the state machine."""
+        wish, effect = WISHES[action]
+        self._daemon.report(wish())
+        return {"site": self._daemon.own.name, "action": action, "effect": effect}
+
+    async def follow(self, what: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
+        """The document now, and again whenever something happened, four times a second at most."""
+        while True:
+            yield await self.show(what, arguments)
+            changed = self._daemon.changed
+            await asyncio.sleep(FOLLOW_MIN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), FOLLOW_MAX_S - FOLLOW_MIN_S)

@@ -1,0 +1,209 @@
+"""Everything that can happen to a site, in the past tense. Nothing here does anything.
+
+Events that answer a command carry the (generation, round, attempt) of that command; one that does not match what the
+site is doing now is ignored. Events of the worker travel as JSON lines (``peer.core.work``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from peer.core.facts import Artifact, Greeting, Pulse, Purpose, Unavailable
+from peer.core.roster import Sha256, SiteName
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began(Event):
+    """The daemon runs: its lock is held, its server listens, its journal is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked(Event):
+    """Time passed; whatever was due is due now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested(Event):
+    """The operator wants the site to stop training and keep serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested(Event):
+    """The operator wants a paused site to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    """The operator, or a signal, wants the daemon to leave cleanly."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGreeted(Event):
+    """A peer passed Hello in either direction: same protocol, same federation, same roster."""
+
+    site: SiteName
+    greeting: Greeting
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHeard(Event):
+    """An authenticated byte came from a peer; with its state where it was a beat."""
+
+    site: SiteName
+    pulse: Pulse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused(Event):
+    """A peer broke the protocol or belongs to another federation; the reason names what differs."""
+
+    site: SiteName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactArrived(Event):
+    """A fetched artifact is on disk, its digest and manifest verified."""
+
+    generation: int
+    round: int
+    attempt: int
+    origin: SiteName
+    origin_generation: int
+    true_round: int
+    purpose: Purpose
+    artifact: Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactUnavailable(Event):
+    """The origin answered that it has no such artifact, and will not have it in this round."""
+
+    generation: int
+    round: int
+    attempt: int
+    origin: SiteName
+    purpose: Purpose
+    answer: Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRefused(Event):
+    """What came was not acceptable: digest, signature, names, shapes, values, size or turn."""
+
+    generation: int
+    round: int
+    attempt: int
+    origin: SiteName
+    purpose: Purpose
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised(Event):
+    """The local model exists in its initial state; ``state`` names the checkpoint, ``artifact`` what may be shared."""
+
+    generation: int
+    attempt: int
+    state: str
+    artifact: Artifact | None
+    samples: Mapping[str, int]
+    threads: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed(Event):
+    """A training stage moved; ``losses`` are the terms of the newest step."""
+
+    generation: int
+    round: int
+    attempt: int
+    stage: str
+    step: int
+    steps: int
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained(Event):
+    """A training stage is over and its checkpoint is on disk."""
+
+    generation: int
+    round: int
+    attempt: int
+    stage: str
+    state: str
+    artifact: Artifact | None
+    metrics: Mapping[str, float]
+    threads: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated(Event):
+    """The shared module is the mean of its contributors; the checkpoint is on disk."""
+
+    generation: int
+    round: int
+    attempt: int
+    state: str
+    sha256: Sha256
+    contributors: tuple[SiteName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted(Event):
+    """The site's own model came home and replaced the local state."""
+
+    generation: int
+    round: int
+    attempt: int
+    state: str
+    artifact: Artifact | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """The local model's metrics on the local test split; empty where there is none."""
+
+    generation: int
+    round: int
+    attempt: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Halted(Event):
+    """The worker wrote a checkpoint where it stood and does nothing now."""
+
+    generation: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRejected(Event):
+    """The worker found a received artifact unusable before it reached the device."""
+
+    generation: int
+    round: int
+    attempt: int
+    origin: SiteName
+    sha256: Sha256
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed(Event):
+    """The worker could not do what it was told; ``fault`` is ``memory``, ``data``, ``configuration`` or ``crash``."""
+
+    generation: int
+    attempt: int
+    fault: str
+    reason: str

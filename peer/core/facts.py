@@ -1,0 +1,120 @@
+"""What sites tell each other: manifests, greetings and beats, as the core knows them (the wire has its own types)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
+
+Purpose = Literal["train", "handback", "evaluate"]
+PURPOSES: tuple[Purpose, ...] = ("train", "handback", "evaluate")
+
+DTYPES: Mapping[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Element types of a safetensors file that may travel, with their bytes."""
+
+
+class Unavailable(enum.StrEnum):
+    """Why a site has no artifact for a round; the receiver asks again on NOT_YET and falls back on the others."""
+
+    NOT_YET = "not_yet"
+    RETIRED = "retired"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of an artifact."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a worker wrote: a safetensors file named by its digest, not yet anybody's to see.
+
+    ``steps`` counts the optimiser steps that the state has seen; ``owner`` is whose model it is (the site itself,
+    except in circulating rounds).
+    """
+
+    kind: Kind
+    owner: SiteName
+    sha256: Sha256
+    bytes: int
+    steps: int
+    spec: Mapping[str, Any]
+    tensors: tuple[TensorSpec, ...]
+    training_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The signed description of an artifact; ``round`` is the round that consumes it."""
+
+    federation: Sha256
+    generation: int
+    method: str
+    origin: SiteName
+    round: int
+    artifact: Artifact
+    reexport: bool = False
+    egress_count: int = 0
+    egress_head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels: the exact bytes, the signature over them, the signer's certificate."""
+
+    body: bytes
+    signature: bytes
+    certificate_der: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest artifact that one site remembers from another: how a restored backup learns that it forgot."""
+
+    generation: int
+    round: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported."""
+
+    protocol: int
+    federation: Sha256
+    roster: Sha256
+    generation: int
+    clock_s: float
+    seen: Seen | None = None
+    software: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The content of a Beat, in either direction. ``progress`` is the share of the phase that is done, in [0, 1]."""
+
+    generation: int
+    round: int
+    phase: str
+    progress: float = 0.0
+    published_round: int = 0
+    committed_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A site's last known state, kept by the receiver's own monotonic clock."""
+
+    pulse: Pulse | None = None
+    last_s: float = field(default=float("-inf"))

@@ -1,0 +1,49 @@
+"""Every limit and deadline on what another site controls, with its unit and its reason."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
+MESSAGE_BYTES_MAX = CHUNK_BYTES + (64 << 10)  # a chunk and its envelope; no other message needs more
+MANIFEST_BYTES_MAX = 1 << 20  # 10,000 tensor names of 60 bytes still fit in one message
+ARTIFACT_BYTES_MAX = 8 << 30  # twice the largest network that anybody trains at a hospital today
+TENSORS_MAX = 10_000  # ResNet-101 with buffers has 626
+TENSOR_NAME_BYTES_MAX = 256  # the deepest MONAI name seen has 74
+TENSOR_DIMS_MAX = 8  # batch of volumes in several channels has 5
+SPEC_BYTES_MAX = 64 << 10  # a model description is names and numbers, never weights
+SAFETENSORS_HEADER_BYTES_MAX = 4 << 20  # 10,000 entries of 400 bytes; the format itself allows 100 MB
+TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, never parsed
+CERTIFICATE_BYTES_MAX = 8 << 10  # a P-256 certificate with one name has under 1 KiB
+SIGNATURE_BYTES_MAX = 80  # an ECDSA P-256 signature in DER has at most 72
+SITES_MAX = 1000  # the simulator's size; beats grow with its square
+ROUNDS_MAX = 1_000_000  # a bound for sanity, not for use
+
+CALLS_PER_SECOND_MAX = 50  # a peer needs two calls a second at most; the rest is slack for catching up
+CALLS_BURST = 200
+STREAMS_PER_PEER_MAX = 4  # one artifact, one retry, one evaluation, one hand-back
+
+BEAT_S = 3.0  # five beats fit into the silence limit, so that four may be lost
+BEAT_LARGE_S = 5.0  # above BEAT_LARGE_SITES, to keep N*(N-1) calls bearable; three fit
+BEAT_LARGE_SITES = 32
+BEAT_TIMEOUT_S = 2.5  # under one beat, so that answers never queue up
+SILENCE_S = 15.0  # no authenticated byte for so long: fall back now
+HELLO_TIMEOUT_S = 5.0
+DIAL_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a peer; the last one repeats
+MANIFEST_WAIT_S = 20.0  # how long one GetManifest may hang; asked again afterwards
+STALL_S = 15.0  # a stream without a byte for so long is broken off and resumed
+WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until its pace is known
+DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
+DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
+DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
+DEADLINE_FLOOR_S = 5.0  # jitter of a fast federation is no reason to fall back
+CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
+
+ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
+ARTIFACT_KEPT_BYTES_MAX = 64 << 30
+REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
+
+CHECKPOINT_S = 300.0
+WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer
+WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest
+WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
+CHECKPOINTS_KEPT = 2  # the last committed one and the one before, for a restored backup

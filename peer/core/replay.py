@@ -1,0 +1,259 @@
+"""A site's memory as the fold of its journal: what a restart knows is what the running site knew.
+
+The round machine changes its memory only by the rows that it persists, so recovery is the same code and not a second
+reading of the same facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.core.commands import Source
+from peer.core.facts import Artifact
+from peer.core.roster import Sha256, SiteName
+from peer.core.work import from_json, to_json
+
+Row = tuple[str, int, Mapping[str, Any]]
+"""Kind, round and body of a journal row."""
+
+WAITS_KEPT = 10
+ROUND_KEYS = (
+    "generation",
+    "sources",
+    "contributors",
+    "missing",
+    "below_quorum",
+    "skipped",
+    "artifact_sha256",
+    "aggregate_sha256",
+    "metrics",
+    "threads",
+    "duration_s",
+)
+"""What `rounds --json` shows of a committed round, beside its number."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """The round in progress. ``position`` counts the plan's phases that are over."""
+
+    number: int
+    state: str
+    sources: tuple[Source, ...] = ()
+    position: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    artifact: Artifact | None = None
+    aggregate: Sha256 | None = None
+    contributors: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    threads: int = 0
+    duration_s: float = 0.0
+    below_quorum: bool = False
+    evaluated: bool = False
+
+
+@dataclass(slots=True)
+class Memory:
+    """All that must survive a crash. ``state`` names the checkpoint that the next stage starts from."""
+
+    generation: int = 1
+    state: str = ""
+    artifact: Artifact | None = None
+    committed: int = 0
+    home: bool = False
+    measured: bool = False
+    next: tuple[int, Artifact] | None = None
+    open: OpenRound | None = None
+    published: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
+    held: dict[Sha256, Source] = field(default_factory=dict)
+    first_digests: dict[tuple[str, int, int, str], str] = field(default_factory=dict)
+    waits_s: list[float] = field(default_factory=list)
+    samples: dict[str, int] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    def apply(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
+        """Remember one row; kinds that only inform a reader change nothing."""
+        change = APPLY.get(kind)
+        if change is not None:
+            change(self, round, body)
+
+    def names(self) -> set[Sha256]:
+        """Digests of every artifact that a row still needs: all other files may go."""
+        kept = {artifact.sha256 for artifact in self.published.values()} | set(self.held)
+        if self.artifact is not None:
+            kept.add(self.artifact.sha256)
+        if self.next is not None:
+            kept.add(self.next[1].sha256)
+        if self.open is not None:
+            kept |= {source.artifact.sha256 for source in self.open.sources}
+            if self.open.artifact is not None:
+                kept.add(self.open.artifact.sha256)
+        return kept
+
+
+def recover(rows: Iterable[Row], *, present: set[Sha256] | None = None) -> Memory:
+    """The memory after these rows.
+
+    Args:
+        rows: the journal, oldest first.
+        present: digests of the artifact files on disk; a held artifact whose file is gone is forgotten.
+    """
+    memory = Memory()
+    for kind, round, body in rows:
+        memory.apply(kind, round, body)
+    if present is not None:
+        memory.held = {digest: source for digest, source in memory.held.items() if digest in present}
+        memory.published = {key: value for key, value in memory.published.items() if value.sha256 in present}
+    return memory
+
+
+def _artifact(body: Mapping[str, Any]) -> Artifact | None:
+    found = body.get("artifact")
+    return from_json(Artifact, found) if found is not None else None
+
+
+def _began(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.generation = body["generation"]
+
+
+def _initialised(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.state, memory.artifact, memory.samples = body["state"], _artifact(body), dict(body["samples"])
+
+
+def _inherited(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.state, memory.artifact, memory.committed = body["state"], _artifact(body), round
+    memory.home = body["home"]
+
+
+def _opened(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    sources = from_json(tuple[Source, ...], list(body["sources"]))
+    memory.open = OpenRound(round, memory.state, sources)
+
+
+def _arrived(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    source = from_json(Source, body["source"])
+    key = (source.origin, body["origin_generation"], source.round, source.artifact.owner)
+    memory.first_digests.setdefault(key, source.artifact.sha256)
+    memory.held[source.artifact.sha256] = source
+
+
+def _chosen(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    if memory.open is not None:
+        memory.open.sources = from_json(tuple[Source, ...], list(body["sources"]))
+        memory.open.missing = dict(body["missing"])
+        memory.open.position = body["position"] + 1
+        memory.open.below_quorum = memory.open.below_quorum or body["below_quorum"]
+    if body["waited_s"] is not None:
+        memory.waits_s = [*memory.waits_s, float(body["waited_s"])][-WAITS_KEPT:]
+
+
+def _trained(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    if memory.open is None:
+        return
+    memory.open.position = body["position"] + 1
+    memory.open.state = body["state"]
+    memory.open.artifact = _artifact(body) or memory.open.artifact
+    memory.open.metrics.update(body["metrics"])
+    memory.open.threads = body["threads"]
+    memory.open.duration_s += body["duration_s"]
+
+
+def _aggregated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    if memory.open is not None:
+        memory.open.position = body["position"] + 1
+        memory.open.state = body["state"]
+        memory.open.aggregate = Sha256(body["sha256"])
+        memory.open.contributors = tuple(body["contributors"])
+
+
+def _evaluated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.measured = memory.open is None
+    if memory.open is not None:
+        memory.open.metrics.update(body["metrics"])
+        memory.open.evaluated = True
+
+
+def _committed(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.committed, memory.state, memory.open, memory.skipped = round, body["state"], None, []
+    found = _artifact(body)
+    if found is None:
+        return
+    if body["publish"] is not None:
+        memory.next = (body["publish"], found)
+    if not body["circulated"]:
+        memory.artifact = found
+
+
+def _skipped(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.skipped = [*memory.skipped, *range(memory.committed + 1, round)]
+    memory.committed = round - 1
+
+
+def _published(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    artifact = from_json(Artifact, body["artifact"])
+    memory.published[(round, artifact.owner)] = artifact
+    memory.next = None
+
+
+def _retired(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.published = {key: value for key, value in memory.published.items() if key[0] > round}
+
+
+def _discarded(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.held.pop(Sha256(body["sha256"]), None)
+
+
+def _regenerated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.generation = body["generation"]
+
+
+def _adopted(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.home = True
+    memory.state = body["state"] or memory.state
+    memory.artifact = _artifact(body) or memory.artifact
+    if body["publish"] is not None and memory.artifact is not None:
+        memory.next = (body["publish"], memory.artifact)
+
+
+def _finished(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.finished = True
+
+
+APPLY = {
+    "began": _began,
+    "initialised": _initialised,
+    "inherited": _inherited,
+    "opened": _opened,
+    "arrived": _arrived,
+    "chosen": _chosen,
+    "trained": _trained,
+    "aggregated": _aggregated,
+    "evaluated": _evaluated,
+    "committed": _committed,
+    "skipped": _skipped,
+    "published": _published,
+    "retired": _retired,
+    "discarded": _discarded,
+    "regenerated": _regenerated,
+    "adopted": _adopted,
+    "finished": _finished,
+}
+
+
+def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The committed rounds as ``rounds --json`` shows them, oldest first."""
+    records: dict[int, dict[str, Any]] = {}
+    for kind, round, body in rows:
+        if kind == "committed":
+            records[round] = {"round": round, **{key: body[key] for key in ROUND_KEYS}}
+        elif kind == "evaluated" and round in records:
+            records[round]["metrics"] = {**records[round]["metrics"], **body["metrics"]}
+    return list(records.values())
+
+
+def body_of(value: Any) -> Any:
+    """A domain value as the JSON that a row holds."""
+    return to_json(value)

@@ -1,0 +1,125 @@
+"""Sites, digests and the roster: the identities that every other module passes around."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+SiteName = NewType("SiteName", str)
+Sha256 = NewType("Sha256", str)
+RoundKey = NewType("RoundKey", bytes)
+
+SITE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ROUND_KEY_BYTES = 32
+
+NOT_IDENTITY = frozenset({"address", "description"})
+
+
+def site_name(text: str) -> SiteName:
+    """The text as a site name; ``ValueError`` when it is none (lower case, digits, inner hyphens, at most 32)."""
+    if not SITE_NAME.fullmatch(text):
+        raise ValueError(
+            f"site name {text!r} must be 1 to 32 lower-case letters, digits or hyphens, with no hyphen at either end"
+        )
+    return SiteName(text)
+
+
+def sha256(text: str) -> Sha256:
+    """The text as a SHA-256 digest in lower-case hex; ``ValueError`` when it is none."""
+    if not SHA256.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a SHA-256 digest (64 lower-case hex digits)")
+    return Sha256(text)
+
+
+def round_key(key: bytes) -> RoundKey:
+    """The bytes as a round key; ``ValueError`` unless there are exactly 32."""
+    if len(key) != ROUND_KEY_BYTES:
+        raise ValueError(f"a round key has {ROUND_KEY_BYTES} bytes, not {len(key)}")
+    return RoundKey(key)
+
+
+def federation_digest(document: Mapping[str, Any]) -> Sha256:
+    """The identity of a federation: SHA-256 of the canonical JSON of its parsed ``federation.toml``.
+
+    Every ``address`` and ``description``, at any depth, is left out, so that a site can move. Keys are sorted by code
+    point, there are no spaces, floats are written as Python's ``repr``. Dates and non-finite floats have no canonical
+    form: ``ValueError``.
+    """
+    text = json.dumps(_canonical(document, path=""), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return Sha256(hashlib.sha256(text.encode("utf-8")).hexdigest())
+
+
+def roster_digest(names: Sequence[str]) -> Sha256:
+    """SHA-256 of the sorted names joined by line feeds: two sites compare it to see that they count the same peers."""
+    return Sha256(hashlib.sha256("\n".join(names).encode("ascii")).hexdigest())
+
+
+def _canonical(value: Any, *, path: str) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _canonical(inner, path=f"{path}.{key}" if path else key)
+            for key, inner in value.items()
+            if key not in NOT_IDENTITY
+        }
+    if isinstance(value, list | tuple):
+        return [_canonical(inner, path=f"{path}[{index}]") for index, inner in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path} = {value}: only finite numbers have a canonical form")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{path}: a {type(value).__name__} has no canonical form; write it as a string")
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The sites of a federation, sorted by name; a site's index is its position here."""
+
+    names: tuple[SiteName, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty, unsorted or repeating roster: indices would not agree between sites."""
+        if not self.names:
+            raise ValueError("a roster needs at least one site")
+        if list(self.names) != sorted(set(self.names)):
+            raise ValueError("a roster is sorted by name and names no site twice")
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Roster:
+        """The roster of these names in any order; ``ValueError`` names a duplicate or a malformed name."""
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ValueError(f"site {name!r} is in the roster twice")
+            seen.add(name)
+        return cls(tuple(sorted(site_name(name) for name in names)))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[SiteName]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def index(self, name: str) -> int:
+        """The site's index; ``ValueError`` names a stranger."""
+        try:
+            return self.names.index(SiteName(name))
+        except ValueError:
+            raise ValueError(f"site {name!r} is not in the roster ({', '.join(self.names)})") from None
+
+    def others(self, name: str) -> tuple[SiteName, ...]:
+        """Everybody but the named site, in roster order."""
+        return tuple(other for other in self.names if other != name)
+
+    @property
+    def digest(self) -> Sha256:
+        """The roster's digest, compared in ``Hello``."""
+        return roster_digest(self.names)

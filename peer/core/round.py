@@ -1,0 +1,41 @@
+"""The state machine of a site: events in, commands out, no clock, no file, no network.
+
+``Round.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``; a pair
+that is not there is a bug of ours and raises. Memory changes only through rows that are persisted, and a ``Persist``
+precedes whatever depends on it. How the phases follow each other:
+
+    new -> initialising -> gathering -> pacing -> (the plan's phases, evaluate) -> pacing -> ... -> done
+
+with ``isolated`` beside pacing, ``handback`` and ``adopt`` after the last circulating round, and ``paused``,
+``leaving`` and ``failed`` from anywhere.
+"""
+
+from __future__ import annotations
+
+from peer.core import events
+from peer.core.commands import Command
+from peer.core.site import IllegalTransitionError, Site
+from peer.core.transitions import TRANSITIONS
+
+
+class Round(Site):
+    """One site's course through the rounds."""
+
+    def handle(self, event: events.Event, *, now_s: float) -> list[Command]:
+        """Take in one event; returns the commands to carry out, in order.
+
+        Args:
+            event: what happened.
+            now_s: seconds of a monotonic clock.
+
+        Raises:
+            IllegalTransitionError: the event cannot occur in this phase.
+        """
+        handler = TRANSITIONS.get((self.phase, type(event)))
+        if handler is None:
+            raise IllegalTransitionError(f"{type(event).__name__} in phase {self.phase}")
+        self.now_s = now_s
+        handler(self, event)
+        self.wake()
+        out, self.out = self.out, []
+        return out

@@ -1,0 +1,99 @@
+"""What a site's state machine must know of its federation: fixed for the life of the daemon, free of I/O."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from peer.core import limits, plan, schedule
+from peer.core.plan import Pattern, Plan
+from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Waiting times in seconds, and how far sites may drift apart in rounds (see ``peer.core.limits`` for reasons)."""
+
+    wait_max_s: float = limits.WAIT_MAX_S
+    deadline_floor_s: float = limits.DEADLINE_FLOOR_S
+    gather_s: float | None = None
+    silence_s: float = limits.SILENCE_S
+    lead_rounds_max: int = 2
+    lag_rounds_max: int = 2
+    isolated_s: float = 86_400.0
+    linger_s: float = 3_600.0
+    artifact_rounds_max: int = limits.ARTIFACT_ROUNDS_MAX
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The federation as one site sees it."""
+
+    site: SiteName
+    roster: Roster
+    federation: Sha256
+    round_key: RoundKey = field(repr=False)
+    method: str
+    rounds: int
+    schedule_kind: str = "permutation"
+    parameters: Mapping[str, plan.Value] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    fallback: str = "self"
+    staleness_rounds_max: int = 1
+    quorum: int | None = None
+    evaluation_every: int = 0
+    without: frozenset[SiteName] = frozenset()
+    stay: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """The method's choreography."""
+        return plan.PLANS[self.method]
+
+    @functools.cached_property
+    def circulating(self) -> int:
+        """The last round that only moves models on; 0 where none does."""
+        return plan.circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
+
+    @functools.cached_property
+    def index(self) -> int:
+        """The site's own index."""
+        return self.roster.index(self.site)
+
+    @functools.cached_property
+    def others(self) -> tuple[SiteName, ...]:
+        """Every peer that takes part, in roster order."""
+        return tuple(name for name in self.roster.others(self.site) if name not in self.without)
+
+    @property
+    def quorum_others(self) -> int:
+        """How many peers' artifacts are enough at the slow deadline; by default half of them, rounded up."""
+        return self.quorum if self.quorum is not None else (len(self.roster) - 1 + 1) // 2
+
+    def pattern(self, round: int) -> Pattern:
+        """The exchange pattern of a round."""
+        return "circulate" if round <= self.circulating else self.plan.pattern
+
+    def order(self, round: int) -> tuple[int, ...]:
+        """The round's order."""
+        return _order(self.round_key, self.federation, round, len(self.roster), self.schedule_kind)
+
+    def turn(self, round: int) -> SiteName:
+        """Whose artifact this site receives in a round; its own name means self-consolidation."""
+        return self.roster.names[self.order(round)[self.index]]
+
+    def holder(self, round: int, slot: SiteName) -> SiteName:
+        """Who holds a circulating slot when a round begins: its host of the round before, at first its owner."""
+        if round <= 1:
+            return slot
+        return self.roster.names[schedule.receiver(self.order(round - 1), self.roster.index(slot))]
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the local model is measured at the end of a round."""
+        return round == self.rounds or (self.evaluation_every > 0 and round % self.evaluation_every == 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _order(round_key: RoundKey, federation: Sha256, round: int, sites: int, kind: str) -> tuple[int, ...]:
+    return schedule.order(round_key=round_key, federation_digest=federation, round=round, sites=sites, kind=kind)

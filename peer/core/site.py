@@ -1,0 +1,183 @@
+"""What a site knows and the few ways in which that may change; ``peer.core.round`` is the door to it."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from peer.core import commands, events, limits
+from peer.core.commands import Command, Source
+from peer.core.exchange import Exchange
+from peer.core.facts import Artifact, Pulse, Seen
+from peer.core.pace import Neighbours
+from peer.core.replay import Memory, OpenRound, body_of
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+
+
+class Phase(enum.StrEnum):
+    """What a site is doing."""
+
+    NEW = "new"
+    INITIALISING = "initialising"
+    GATHERING = "gathering"
+    PACING = "pacing"
+    ISOLATED = "isolated"
+    EXCHANGE = "exchange"
+    TRAIN = "train"
+    AGGREGATE = "aggregate"
+    EVALUATE = "evaluate"
+    HANDBACK = "handback"
+    ADOPT = "adopt"
+    PAUSED = "paused"
+    LEAVING = "leaving"
+    DONE = "done"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT})
+"""Phases in which the worker has an order."""
+
+HALT_S = 60.0
+"""How long a leaving site waits for the worker's checkpoint; a second is usual, a slow disk takes longer."""
+
+
+class IllegalTransitionError(Exception):
+    """An event that cannot occur in this phase: a bug of this program, never of a peer."""
+
+
+class Site:
+    """One site's course through the rounds: its memory, its phase, and the commands of the event in hand.
+
+    Args:
+        rules: the federation as the site sees it.
+        memory: what the journal says, from ``peer.core.replay.recover``; empty for a new site.
+    """
+
+    def __init__(self, rules: Rules, memory: Memory | None = None) -> None:
+        self.rules = rules
+        self.memory = memory if memory is not None else Memory()
+        self.phase = Phase.NEW
+        self.neighbours = Neighbours(silence_s=rules.pace.silence_s)
+        self.greeted: set[SiteName] = set()
+        self.exchange: Exchange | None = None
+        self.progress: events.Progressed | None = None
+        self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
+        self.failure = ""
+        self.attempt = 0
+        self.failures = 0
+        self.alone = False
+        self.now_s = 0.0
+        self.since_s = 0.0
+        self.wake_s: float | None = None
+        self.out: list[Command] = []
+
+    @property
+    def number(self) -> int:
+        """The round in progress, or the last one that is over."""
+        return self.memory.open.number if self.memory.open is not None else self.memory.committed
+
+    def pulse(self) -> Pulse:
+        """What a beat says."""
+        done, total = (self.progress.step, self.progress.steps) if self.progress is not None else (0, 0)
+        return Pulse(
+            generation=self.memory.generation,
+            round=self.number,
+            phase=str(self.phase),
+            progress=done / total if total else 0.0,
+            published_round=max((key[0] for key in self.memory.published), default=0),
+            committed_round=self.memory.committed,
+        )
+
+    def seen(self, site: SiteName) -> Seen | None:
+        """The newest artifact remembered from a site."""
+        found = [(key[1], key[2], digest) for key, digest in self.memory.first_digests.items() if key[0] == site]
+        return Seen(*max(found)) if found else None
+
+    @property
+    def opened(self) -> OpenRound:
+        """The round in progress; only called where there is one."""
+        if self.memory.open is None:
+            raise IllegalTransitionError(f"no round is open in phase {self.phase}")
+        return self.memory.open
+
+    def emit(self, command: Command) -> None:
+        """Append a command."""
+        self.out.append(command)
+
+    def persist(self, kind: str, round: int, body: Mapping[str, Any] | None = None) -> None:
+        """Change memory by one row, and have that row written first."""
+        body = {} if body is None else body
+        self.memory.apply(kind, round, body)
+        self.emit(commands.Persist(kind, round, body))
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase; peers hear of it at once."""
+        if phase != self.phase:
+            self.phase, self.since_s = phase, self.now_s
+            self.emit(commands.Announce())
+
+    def publish(self, round: int, artifact: Artifact) -> None:
+        """Make an artifact available for the round that consumes it."""
+        self.persist("published", round, {"artifact": body_of(artifact)})
+        self.emit(commands.Publish(round, artifact))
+
+    def refuse(self, origin: SiteName, reason: str) -> None:
+        """Note what a peer sent or did that was not acceptable, and name the peer."""
+        self.persist("refused", self.number, {"origin": origin, "reason": reason})
+        self.refusals.append({"site": origin, "round": self.number, "reason": reason})
+
+    def held(self) -> list[Source]:
+        """Every artifact on disk: received ones, and the site's own as sources."""
+        own = [Source(self.rules.site, key[0], artifact) for key, artifact in self.memory.published.items()]
+        if self.memory.artifact is not None:
+            own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
+        return [*self.memory.held.values(), *own]
+
+    def next_attempt(self) -> int:
+        """A number that no earlier order of this process had."""
+        self.attempt += 1
+        return self.attempt
+
+    def cancel_exchange(self) -> None:
+        """Stop waiting for anything."""
+        if self.exchange is not None:
+            for want in self.exchange.wants.values():
+                if want.open:
+                    self.emit(commands.CancelFetch(want.origin, self.exchange.purpose))
+        self.exchange = None
+
+    def leave(self, fault: str = "", reason: str = "") -> None:
+        """End in order; ``fault`` names what made it impossible to go on."""
+        self.cancel_exchange()
+        self.persist("left", self.memory.committed, {"fault": fault, "reason": reason})
+        self.enter(Phase.GONE)
+        self.emit(commands.Exit(fault, reason))
+
+    def wake(self) -> None:
+        """Ask for a tick when the next wait ends, if that time changed."""
+        due = [at_s for at_s in self._due() if at_s > self.now_s]
+        at_s = min(due, default=None)
+        if at_s != self.wake_s:
+            self.wake_s = at_s
+            if at_s is not None:
+                self.emit(commands.WakeAt(at_s))
+
+    def _due(self) -> list[float]:
+        waits, silences = self.rules.pace, [self.neighbours.silent_at_s(site) for site in self.rules.others]
+        if self.exchange is not None:
+            return self.exchange.due_s(self.neighbours, self.rules)
+        if self.phase == Phase.GATHERING and waits.gather_s is not None:
+            return [self.neighbours.began_s + waits.gather_s]
+        if self.phase == Phase.PACING:
+            return silences
+        if self.phase == Phase.ISOLATED:
+            return [self.since_s + waits.isolated_s]
+        if self.phase == Phase.DONE:
+            return [self.since_s + waits.linger_s]
+        if self.phase == Phase.LEAVING:
+            return [self.since_s + HALT_S]
+        return []

@@ -1,0 +1,432 @@
+"""The daemon of one site: a switchboard between the state machine, the wire, the journal and the worker.
+
+It decides nothing. Events queue up, the state machine turns each into commands, and the commands are carried out here
+in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from peer import errors, identity
+from peer.config import Federation
+from peer.config import Site as SiteConfig
+from peer.core import commands, events, limits, replay, view, work
+from peer.core.facts import Artifact, Manifest, SignedManifest, Unavailable
+from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
+from peer.core.round import Round
+from peer.core.rules import Pace, Rules
+from peer.desk import Desk
+from peer.egress import Ledger
+from peer.foreman import Foreman
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.transport import tls, wire
+from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.server import ExchangeServer
+from peer.transport.transfer import StorageFailed
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 1.0
+"""How long the last beat may take: peers that miss it notice the silence instead."""
+HEARD_EVERY_S = 1.0
+"""A moving transfer counts as a sign of life this often."""
+
+
+def now() -> datetime.datetime:
+    """The time that certificates are checked against."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def make_rules(
+    federation: Federation, name: SiteName, round_key: Any, *, without: frozenset[SiteName], stay: bool
+) -> Rules:
+    """The state machine's rules from the configuration."""
+    waits = federation.pace
+    return Rules(
+        site=name,
+        roster=federation.roster,
+        federation=federation.digest,
+        round_key=round_key,
+        method=federation.method.name,
+        rounds=federation.rounds,
+        schedule_kind=federation.schedule.kind,
+        parameters=federation.parameters,
+        pace=Pace(
+            wait_max_s=waits.wait_max_s,
+            deadline_floor_s=waits.deadline_floor_s,
+            gather_s=waits.gather_s,
+            silence_s=waits.silence_s,
+            lead_rounds_max=waits.lead_rounds_max,
+            lag_rounds_max=waits.lag_rounds_max,
+            isolated_s=waits.isolated_s,
+            linger_s=waits.linger_s,
+            artifact_rounds_max=waits.artifact_rounds_max,
+        ),
+        fallback=federation.fallback.kind,
+        staleness_rounds_max=federation.fallback.staleness_rounds_max,
+        quorum=federation.quorum,
+        evaluation_every=federation.evaluation_every,
+        without=without,
+        stay=stay,
+    )
+
+
+class Daemon:
+    """One site, from its folder on disk to its exit code.
+
+    Args:
+        folder: the site's folder, locked by the caller.
+        federation: the federation.
+        site: the site's private configuration.
+        own: the site's identity.
+        generation: which generation's journal to go on with.
+        without: sites that the operator named absent.
+        stay: keep serving after the last round.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: SiteFolder,
+        federation: Federation,
+        site: SiteConfig,
+        own: identity.Identity,
+        generation: int,
+        without: frozenset[SiteName] = frozenset(),
+        stay: bool = False,
+    ) -> None:
+        self.folder, self.federation, self.site, self.own = folder, federation, site, own
+        self.home = folder.generation(generation)
+        self.artifacts = self.home / "artifacts"
+        self.journal = Journal(self.home / "journal.db")
+        self.ledger = Ledger(folder.egress_db)
+        rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay)
+        present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
+        memory = replay.recover(self.journal.rows(), present=present)
+        memory.generation = max(memory.generation, generation)
+        self.round = Round(rules, memory)
+        self.started_s = time.time()
+        self._events: asyncio.Queue[events.Event] = asyncio.Queue()
+        self._fetches: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
+        self._receiving: dict[SiteName, dict[str, Any]] = {}
+        self._nudges = {name: asyncio.Event() for name in rules.others}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._exit: commands.Exit | None = None
+        self._fatal: errors.PeerError | None = None
+        self.changed = asyncio.Event()
+        pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        refused = frozenset(site.refuse_certificates)
+        self.desk = Desk(
+            federation=federation,
+            site=site,
+            round=self.round,
+            journal=self.journal,
+            ledger=self.ledger,
+            artifacts=self.artifacts,
+            sign=self._sign,
+            report=self.report,
+        )
+        self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused)
+        self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.address, refused=refused)
+        self._pki = pki
+        setting = work.Setting(
+            site_name=own.name,
+            federation_digest=federation.digest,
+            federation=federation.model_dump(mode="json"),
+            site=site.model_dump(mode="json"),
+            home=str(self.home),
+            base_folder=str(folder.path),
+        )
+        self.foreman = Foreman(setting, folder.logs / "worker.log", self.report)
+
+    def address(self, peer: SiteName) -> str | None:
+        """Where a peer is thought to be."""
+        return self.site.addresses.get(peer) or self.federation.addresses.get(peer)
+
+    def report(self, event: events.Event) -> None:
+        """Queue an event for the state machine."""
+        self._events.put_nowait(event)
+
+    async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
+        """Serve, take part in the rounds, and return how it ended.
+
+        Args:
+            ready: called once with the bound port, when peers can be served.
+
+        Raises:
+            PeerError: the site cannot go on; everything that was finished is on disk.
+        """
+        unknown = self.ledger.close_open_intents()
+        if unknown:
+            log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
+        self._remove_strays()
+        port = await self.server.start(self.site.listen)
+        tasks = [asyncio.create_task(self._court(name), name=f"court {name}") for name in self.round.rules.others]
+        try:
+            await self._take(events.Began())
+            await ready(port)
+            await self._dispatch()
+        finally:
+            for task in (*tasks, *self._fetches.values()):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._fetches.values(), return_exceptions=True)
+            await self.foreman.close()
+            await self.server.stop()
+            await self.client.close()
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self.journal.close()
+            self.ledger.close()
+        if self._fatal is not None:
+            raise self._fatal
+        assert self._exit is not None
+        return self._exit
+
+    async def _dispatch(self) -> None:
+        """The one loop: an event in, its commands out."""
+        while self._exit is None and self._fatal is None:
+            await self._take(await self._events.get())
+
+    async def _take(self, event: events.Event) -> None:
+        loop = asyncio.get_running_loop()
+        for command in self.round.handle(event, now_s=loop.time()):
+            await self._carry_out(command)
+        self.desk.look_again()
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Persist(kind, round, body):
+                self.journal.append(kind, round, body)
+                self._tell(kind, round, body)
+            case commands.Publish(round, artifact):
+                self.desk.publish(round, artifact)
+            case commands.Fetch():
+                task = asyncio.create_task(self._fetch(command), name=f"fetch {command.origin}")
+                self._fetches[(command.origin, command.purpose)] = task
+            case commands.CancelFetch(origin, purpose):
+                fetch = self._fetches.pop((origin, purpose), None)
+                if fetch is not None:
+                    fetch.cancel()
+            case commands.Discard(sha256):
+                (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
+            case commands.Announce():
+                for nudge in self._nudges.values():
+                    nudge.set()
+            case commands.WakeAt(at_s):
+                self._set_alarm(at_s)
+            case commands.Exit():
+                await self._say_farewell()
+                self._exit = command
+            case _:
+                await self.foreman.send(command)
+
+    def _tell(self, kind: str, round: int, body: Any) -> None:
+        """The few rows that an operator reads as they happen."""
+        if kind == "committed":
+            facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
+            log.info("round committed", extra={"round": round, **facts, "seconds": round_s(body["duration_s"])})
+        elif kind == "refused":
+            log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
+        elif kind == "work_failed":
+            log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
+        elif kind in (
+            "isolated",
+            "alone",
+            "skipped",
+            "slot_lost",
+            "regenerated",
+            "paused",
+            "resumed",
+            "finished",
+            "left",
+        ):
+            log.info(kind.replace("_", " "), extra={"round": round})
+
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
+
+    def _sign(self, round: int, artifact: Artifact) -> SignedManifest:
+        """The signed manifest of a published artifact, journalled with the end of the egress chain that it carries."""
+        head = self.ledger.head
+        manifest = Manifest(
+            federation=self.federation.digest,
+            generation=self.round.memory.generation,
+            method=self.federation.method.name,
+            origin=self.own.name,
+            round=round,
+            artifact=artifact,
+            egress_count=head.count,
+            egress_head=head.hash,
+        )
+        body = wire.encode_manifest(manifest)
+        own = self._pki.load()
+        signed = SignedManifest(body, identity.sign_manifest(own.key, body), identity.certificate_der(own.certificate))
+        self.journal.append("manifest", round, {"artifact": artifact.sha256, **_encoded(signed)})
+        return signed
+
+    def _remove_strays(self) -> None:
+        """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
+        needed = self.round.memory.names()
+        for path in self.artifacts.glob("*.safetensors"):
+            if path.stem not in needed:
+                path.unlink()
+                log.info("stray artifact removed", extra={"sha256": path.stem})
+
+    async def _court(self, peer: SiteName) -> None:
+        """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
+        beat_s, nudge = self.federation.beat_s, self._nudges[peer]
+        greeted, generation, failures = False, 0, 0
+        while True:
+            nudge.clear()
+            try:
+                if not greeted:
+                    greeting = await self.client.hello(peer, self.desk.greeting(peer))
+                    problem = self.desk.difference(greeting)
+                    if problem is not None:
+                        self.report(events.PeerRefused(peer, problem))
+                    else:
+                        self.desk.welcome(peer, greeting)
+                        greeted, generation = True, greeting.generation
+                if greeted:
+                    pulse = await self.client.beat(peer, self.round.pulse())
+                    self.report(events.PeerHeard(peer, pulse))
+                    greeted = pulse.generation == generation
+                failures = 0
+            except Unreachable:
+                greeted, failures = False, failures + 1
+            except (Refused, Misbehaved) as error:
+                greeted, failures = False, failures + 1
+                self.report(events.PeerRefused(peer, error.reason))
+            wait_s = beat_s
+            if failures:
+                wait_s = min(beat_s, limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S)) - 1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(nudge.wait(), wait_s)
+
+    async def _say_farewell(self) -> None:
+        pulse = self.round.pulse()
+        beats = [self.client.beat(name, pulse) for name in self.round.rules.others]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await asyncio.gather(*beats, return_exceptions=True)
+
+    async def _fetch(self, command: commands.Fetch) -> None:
+        """Get one artifact, however often the connection breaks; ends with one event, or cancelled."""
+        answer = (command.generation, command.round, command.attempt, command.origin)
+        try:
+            offer = await self._ask(command)
+            if isinstance(offer, Unavailable):
+                self.report(events.ArtifactUnavailable(*answer, command.purpose, offer))
+                return
+            await self._receive(command, offer)
+            manifest = offer.manifest
+            self.report(
+                events.ArtifactArrived(*answer, manifest.generation, manifest.round, command.purpose, manifest.artifact)
+            )
+        except (Refused, Misbehaved) as error:
+            self.report(events.ArtifactRefused(*answer, command.purpose, error.reason))
+        except StorageFailed as error:
+            self._fatal = errors.DiskError(str(error), "free space on this disk, then start again")
+            self.report(events.Ticked())
+
+    async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
+        kind: Kind = command.kind
+        earlier = self.round.rules.pattern(command.round) == "circulate" and command.purpose == "train"
+        request = wire.Request(kind, command.round, command.purpose, command.owner, earlier)
+        failures = 0
+        while True:
+            try:
+                offer = await self.client.get_manifest(command.origin, request)
+                self.report(events.PeerHeard(command.origin))
+                if offer != Unavailable.NOT_YET:
+                    return offer
+                failures = 0
+            except Unreachable:
+                failures += 1
+            await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
+
+    async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
+        artifact, origin = offer.manifest.artifact, command.origin
+        loop = asyncio.get_running_loop()
+        started_s = heard_s = loop.time()
+        moving: dict[str, Any] = {"kind": artifact.kind, "bytes": artifact.bytes, "received": 0}
+        self._receiving[origin] = moving
+
+        def on_bytes(received: int) -> None:
+            nonlocal heard_s
+            moving["received"] = received
+            if loop.time() - heard_s >= HEARD_EVERY_S:
+                heard_s = loop.time()
+                self.report(events.PeerHeard(origin))
+
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self.client.fetch(offer, self.artifacts, on_bytes)
+                    break
+                except Unreachable:
+                    await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
+                    failures += 1
+        finally:
+            self._receiving.pop(origin, None)
+        what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
+        seconds = round_s(loop.time() - started_s)
+        outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": seconds}
+        witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
+        self.journal.append("received", command.round, {**what, **outcome, **witness, **_encoded(offer.signed)})
+        log.info("artifact received", extra={"round": command.round, **what, **outcome})
+
+    def status(self) -> dict[str, Any]:
+        """The document of `status`."""
+        shown = view.status(self.round, now_s=asyncio.get_running_loop().time())
+        for name, skew_s in self.desk.skew_s.items():
+            if name in shown["peers"]:
+                shown["peers"][name]["clock_skew_s"] = round(skew_s, 1)
+        return {
+            "daemon": "running",
+            "federation": self.federation.name,
+            **shown,
+            "certificate_days": identity.certificate_days(self.own.certificate, now()),
+            "transfers": [
+                *({"direction": "in", "peer": name, **what} for name, what in self._receiving.items()),
+                *({"direction": "out", **what} for what in self.desk.sending.values()),
+            ],
+            "pid": os.getpid(),
+            "worker_pid": self.foreman.pid,
+            "started": self.started_s,
+        }
+
+    def stop_on_signals(self) -> None:
+        """Leave cleanly on SIGTERM and Ctrl-C."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.report, events.StopRequested())
+
+
+def round_s(seconds: float) -> float:
+    """Seconds to the millisecond."""
+    return round(seconds, 3)
+
+
+def _encoded(signed: SignedManifest) -> dict[str, str]:
+    """The manifest as a journal row keeps it, so that its signature can be checked for ever."""
+    parts = {"body": signed.body, "signature": signed.signature, "certificate_der": signed.certificate_der}
+    return {name: base64.b64encode(part).decode("ascii") for name, part in parts.items()}

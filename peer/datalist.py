@@ -1,0 +1,175 @@
+"""A site's datalist, checked without opening an image: the file in MONAI's form (Medical Segmentation Decathlon).
+
+``{"training": [{"image": "a.nii.gz", "label": 0, "subject": "p1"}, ...], "test": [...]}``. An ``image`` may be a list
+of files, one a channel or group of channels. Paths are relative to the datalist's folder or to ``root``. Entries of
+``test`` without a label (Decathlon writes them as bare paths) cannot be evaluated and are only counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SPLITS = ("training", "test")
+CLASS_LABELS = frozenset({"classification", "time_series"})
+"""Task kinds whose label is a class index; the others' labels are files."""
+
+NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One labelled entry. ``name`` is the image as the datalist writes it; ``label`` is a class, or a file."""
+
+    name: str
+    images: tuple[Path, ...]
+    label: int | Path
+    subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Datalist:
+    """What a datalist holds; ``problems`` is empty where a site can train on it, and each names what to correct."""
+
+    training: tuple[Sample, ...] = ()
+    test: tuple[Sample, ...] = ()
+    unlabelled: int = 0
+    problems: tuple[str, ...] = ()
+
+    def counts(self, split: str) -> dict[int, int]:
+        """How many samples of ``training`` or ``test`` each class has; empty where labels are files."""
+        samples: tuple[Sample, ...] = getattr(self, split)
+        return dict(sorted(Counter(sample.label for sample in samples if isinstance(sample.label, int)).items()))
+
+    def subjects(self, split: str) -> set[str]:
+        """The subjects of ``training`` or ``test`` that are named."""
+        samples: tuple[Sample, ...] = getattr(self, split)
+        return {sample.subject for sample in samples if sample.subject is not None}
+
+
+def inspect_datalist(
+    path: Path, *, root: Path | None = None, task: str = "classification", classes: int | None = None
+) -> Datalist:
+    """Read and check a datalist.
+
+    Args:
+        path: the JSON file.
+        root: folder that its paths are relative to; default: the file's own.
+        task: the federation's task kind; it says whether a label is a class or a file.
+        classes: number of classes; None leaves the labels' upper bound unchecked.
+
+    Returns:
+        The samples that are well formed, with every problem found; nothing is raised for what the file says.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return Datalist(problems=(f"datalist {path} cannot be read: {error.strerror}",))
+    except ValueError as error:
+        return Datalist(problems=(f"datalist {path} is not JSON: {error}",))
+    if not isinstance(document, dict) or not isinstance(document.get("training"), list):
+        return Datalist(
+            problems=(f"datalist {path} has no list 'training'; write {{'training': [...], 'test': [...]}}",)
+        )
+    if not isinstance(document.get("test", []), list):
+        return Datalist(problems=(f"datalist {path}: 'test' must be a list",))
+    folder = path.parent if root is None else root
+    problems: list[str] = []
+    unlabelled = 0
+    splits: dict[str, tuple[Sample, ...]] = {}
+    for split in SPLITS:
+        entries = document.get(split, [])
+        labelled = [(index, entry) for index, entry in enumerate(entries) if split != "test" or _has_label(entry)]
+        unlabelled += len(entries) - len(labelled)
+        samples = []
+        for index, entry in labelled:
+            found = _sample(entry, folder, task)
+            if isinstance(found, Sample):
+                samples.append(found)
+            else:
+                problems.append(f"{split}[{index}]: {found}")
+        splits[split] = tuple(samples)
+    if len(problems) > NAMES_SHOWN_MAX:
+        problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
+    problems += _problems(splits["training"], splits["test"], task, classes)
+    return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems))
+
+
+def named(names: Iterable[str]) -> str:
+    """The names in one line, the first few of many."""
+    listed = list(names)
+    more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
+    return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
+
+
+def _has_label(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and "label" in entry
+
+
+def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
+    """The entry as a sample, or what is wrong with it."""
+    if not isinstance(entry, Mapping):
+        return "must be an object with 'image' and 'label'"
+    images = entry.get("image")
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not images or not all(isinstance(image, str) and image for image in images):
+        return f"'image' must be a path or a list of paths, not {entry.get('image')!r}"
+    label, subject = entry.get("label"), entry.get("subject")
+    if task in CLASS_LABELS:
+        if not isinstance(label, int) or isinstance(label, bool):
+            return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
+    elif not isinstance(label, str) or not label:
+        return f"'label' of {images[0]} must be a path, not {label!r}"
+    if subject is not None and not isinstance(subject, str | int):
+        return f"'subject' of {images[0]} must be a text or a number, not {subject!r}"
+    return Sample(
+        name=images[0],
+        images=tuple(folder / image for image in images),
+        label=folder / label if isinstance(label, str) else label,
+        subject=None if subject is None else str(subject),
+    )
+
+
+def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:
+    """What is wrong with the well-formed samples, one line a kind."""
+    found = []
+    if not training:
+        found.append("'training' holds no usable sample")
+    files = [
+        (sample, path)
+        for sample in (*training, *test)
+        for path in (*sample.images, *((sample.label,) if isinstance(sample.label, Path) else ()))
+    ]
+    missing = [str(path) for _, path in files if not path.exists()]
+    if missing:
+        found.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
+    if task in CLASS_LABELS:
+        found += _class_problems(training, test, classes)
+    shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
+    if shared:
+        found.append(f"subjects are in training and in test: {named(shared)}; keep each on one side")
+    common = {path for sample in training for path in sample.images} & {p for sample in test for p in sample.images}
+    if common and not shared:
+        found.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
+    return found
+
+
+def _class_problems(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:
+    found = []
+    bound = float("inf") if classes is None else classes
+    outside = [
+        f"{sample.name} has {sample.label}"
+        for sample in (*training, *test)
+        if isinstance(sample.label, int) and not 0 <= sample.label < bound
+    ]
+    if outside:
+        allowed = "0 or more" if classes is None else f"0 to {classes - 1}"
+        found.append(f"labels are not {allowed}: {named(outside)}; correct them or [task] classes")
+    present = {sample.label for sample in training}
+    if len(present) == 1:
+        found.append(f"'training' holds one class only ({next(iter(present))}); a classifier needs two")
+    return found

@@ -1,0 +1,44 @@
+"""What a network must beat: how well one plain number tells the classes apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+POOLED = "pooled"
+
+
+def auc(scores: Sequence[float], labels: Sequence[int]) -> float | None:
+    """Area under the ROC curve: how often a sample of class 1 scores higher than one of class 0 (ties count half).
+
+    None where one of the classes has no sample.
+    """
+    values, classes = np.asarray(scores, dtype=np.float64), np.asarray(labels)
+    ones, zeros = values[classes == 1], np.sort(values[classes == 0])
+    if not ones.size or not zeros.size:
+        return None
+    below = np.searchsorted(zeros, ones, side="left") + np.searchsorted(zeros, ones, side="right")
+    return float(below.mean() / 2 / zeros.size)
+
+
+def surface(volume: NDArray[np.float32]) -> float:
+    """The surface of an antialiased solid, in voxel faces: the sum of the differences between neighbours."""
+    return float(sum(np.abs(np.diff(volume, axis=axis)).sum(dtype=np.float64) for axis in range(volume.ndim)))
+
+
+def floors(scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
+    """The AUC of one number for each site's samples, and of all sites' together under ``pooled``.
+
+    Args:
+        scores: for each site, the number of each sample.
+        labels: for the same sites, the classes (0 or 1) of the same samples.
+    """
+    pooled = auc([s for site in scores for s in scores[site]], [c for site in scores for c in labels[site]])
+    return {**{site: rounded(auc(scores[site], labels[site])) for site in scores}, POOLED: rounded(pooled)}
+
+
+def rounded(value: float | None) -> float | None:
+    """To four digits: more mean nothing with a few hundred samples."""
+    return None if value is None else round(value, 4)

@@ -1,0 +1,192 @@
+"""The one door through which bytes leave: policy, schedule and ledger stand here, in that order.
+
+Peers' calls arrive from ``peer.transport.server`` authenticated and validated. The desk answers from what the site has
+published; what a caller says becomes an event for the state machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from peer import __version__
+from peer.config import Federation
+from peer.config import Site as SiteConfig
+from peer.core import events, limits, turn
+from peer.core.facts import Artifact, Greeting, Pulse, SignedManifest, Unavailable
+from peer.core.roster import Sha256, SiteName
+from peer.core.round import Round
+from peer.egress import Ledger
+from peer.journal import Journal
+from peer.transport import wire
+from peer.transport.server import Grant, Outcome, Refusal, Status
+from peer.transport.transfer import artifact_path
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Answers peers for one site.
+
+    Args:
+        federation: the federation.
+        site: the site's private configuration, with its egress policy.
+        round: the state machine; only read here.
+        journal: takes what was denied.
+        ledger: takes intents and outcomes.
+        artifacts: the folder that published artifacts lie in.
+        sign: makes the signed manifest of a published artifact.
+        report: hands an event to the state machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: Federation,
+        site: SiteConfig,
+        round: Round,
+        journal: Journal,
+        ledger: Ledger,
+        artifacts: Path,
+        sign: Callable[[int, Artifact], SignedManifest],
+        report: Callable[[events.Event], None],
+    ) -> None:
+        self._federation = federation
+        self._site = site
+        self._round = round
+        self._journal = journal
+        self._ledger = ledger
+        self._artifacts = artifacts
+        self._sign = sign
+        self._report = report
+        self._changed = asyncio.Event()
+        self._signed: dict[tuple[int, Sha256], SignedManifest] = {}
+        self.sending: dict[int, dict[str, object]] = {}
+        self.skew_s: dict[SiteName, float] = {}
+
+    def publish(self, round: int, artifact: Artifact) -> None:
+        """From now on the artifact may be asked for."""
+        self._signed[(round, artifact.sha256)] = self._sign(round, artifact)
+
+    def look_again(self) -> None:
+        """The site's memory changed: calls that wait compare it with what they wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def greeting(self, peer: SiteName) -> Greeting:
+        """What this site says of itself to a peer."""
+        return Greeting(
+            protocol=limits.PROTOCOL_VERSION,
+            federation=self._federation.digest,
+            roster=self._federation.roster.digest,
+            generation=self._round.memory.generation,
+            clock_s=time.time(),
+            seen=self._round.seen(peer),
+            software=f"mhfl-peer {__version__}",
+        )
+
+    def difference(self, greeting: Greeting) -> str | None:
+        """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
+        own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest)
+        theirs = (greeting.protocol, greeting.federation, greeting.roster)
+        for what, mine, other in zip(
+            ("protocol version", "federation digest", "roster digest"), own, theirs, strict=True
+        ):
+            if mine != other:
+                return f"the {what} differs: {self._round.rules.site} has {mine}, the other site has {other}"
+        return None
+
+    def welcome(self, peer: SiteName, greeting: Greeting) -> None:
+        """A greeting was compared and is one of ours."""
+        self.skew_s[peer] = greeting.clock_s - time.time()
+        self._report(events.PeerGreeted(peer, greeting))
+
+    async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
+        """Compare greetings, and answer with this site's own."""
+        problem = self.difference(greeting)
+        if problem is not None:
+            self._report(events.PeerRefused(caller, problem))
+            raise Refusal(Status.MISMATCH, problem)
+        self.welcome(caller, greeting)
+        return self.greeting(caller)
+
+    async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
+        """Note where the caller is, and say where this site is."""
+        self._report(events.PeerHeard(caller, pulse))
+        return self._round.pulse()
+
+    async def manifest(self, caller: SiteName, request: wire.Request, *, wait_s: float) -> SignedManifest | Unavailable:
+        """The manifest that the caller may have; wait for it as long as the caller does."""
+        self._admit(caller, request)
+        self._report(events.PeerHeard(caller))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, limits.MANIFEST_WAIT_S)):
+                while (found := self._answer(request)) == Unavailable.NOT_YET:
+                    await self._changed.wait()
+        found = self._answer(request)
+        return found if isinstance(found, Unavailable) else self._signed[(found[0], found[1].sha256)]
+
+    def open_artifact(self, caller: SiteName, request: wire.Request, *, sha256: Sha256, offset: int) -> Grant:
+        """Allow a transfer; its intent is on disk when this returns."""
+        self._admit(caller, request)
+        found = self._answer(request)
+        if isinstance(found, Unavailable) or found[1].sha256 != sha256:
+            raise Refusal(Status.MISSING, f"no artifact {sha256[:12]} of round {request.for_round} here")
+        round, artifact = found
+        limit = self._site.egress.bytes_per_round_max
+        size = artifact.bytes - offset
+        generation = self._round.memory.generation
+        if limit is not None and self._ledger.bytes_in_round(generation, round) + size > limit:
+            raise self._deny(caller, request, f"this site's policy lets at most {limit} bytes leave in a round")
+        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round}
+        facts = {"generation": generation, "sha256": sha256, "bytes": size}
+        intent = self._ledger.intend(**what, **facts)
+        self.sending[intent] = {**what, "bytes": size}
+        self._report(events.PeerHeard(caller))
+        return Grant(artifact_path(self._artifacts, sha256), intent)
+
+    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        """Record how a granted transfer ended."""
+        what = self.sending.pop(grant.intent)
+        self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
+        log.info("artifact sent", extra={**what, "sent_bytes": size, "outcome": outcome})
+
+    def turned_away(self, caller: str, call: str, reason: str) -> None:
+        """Record a caller that did not get as far as the desk."""
+        self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
+        log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
+
+    def _answer(self, request: wire.Request) -> tuple[int, Artifact] | Unavailable:
+        return turn.answer(
+            self._round.rules,
+            self._round.memory,
+            for_round=request.for_round,
+            owner=request.owner,
+            purpose=request.purpose,
+        )
+
+    def _admit(self, caller: SiteName, request: wire.Request) -> None:
+        """Policy, then schedule; ``Refusal`` names which of them says no."""
+        egress, rules = self._site.egress, self._round.rules
+        if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
+            raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
+        reason = turn.denial(
+            rules,
+            caller=caller,
+            kind=request.kind,
+            for_round=request.for_round,
+            owner=request.owner,
+            purpose=request.purpose,
+        )
+        if reason is not None:
+            raise self._deny(caller, request, reason)
+
+    def _deny(self, caller: SiteName, request: wire.Request, reason: str) -> Refusal:
+        body = {"caller": caller, "call": f"{request.kind} for round {request.for_round}", "reason": reason}
+        self._journal.append("denied", self._round.number, body)
+        log.warning("artifact denied", extra={"peer": caller, "round": request.for_round, "reason": reason})
+        return Refusal(Status.DENIED, reason)

@@ -1,0 +1,199 @@
+"""What can go wrong, whose fault it is, and the exit code that tells a script: the contract of the command line.
+
+Core and transport raise ``ValueError`` or their own types; whoever knows the file, key or peer turns them into one of
+these. Our own bugs are none of them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+
+class PeerError(Exception):
+    """A failure that a person can do something about: ``str(error)`` is one line, "message; remedy"."""
+
+    exit_code: ClassVar[int]
+    meaning: ClassVar[str]
+    usual_remedy: ClassVar[str]
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        """Say what happened, naming file, key or peer, and what to do; without a remedy the usual one of the class."""
+        super().__init__(message, remedy)
+        self.message = one_line(message)
+        self.remedy = one_line(remedy) or self.usual_remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+class UsageError(PeerError):
+    """The command line was called in a way that it does not understand."""
+
+    exit_code = 2
+    meaning = "the command was called wrongly"
+    usual_remedy = "see --help"
+
+
+class ConfigError(PeerError):
+    """A key of federation.toml, site.toml or a draft is missing, unknown or wrong."""
+
+    exit_code = 3
+    meaning = "a configuration file is missing or wrong"
+    usual_remedy = "correct the key; deploy/examples explains each one"
+
+
+class CertificateError(PeerError):
+    """This site's own key, certificate or round key is missing, expired, foreign or readable by others."""
+
+    exit_code = 4
+    meaning = "this site's key, certificate or round key is missing, expired or foreign"
+    usual_remedy = "enrol this site: `site init`, `federation admit` at the founder, `site join`"
+
+
+class BundleError(PeerError):
+    """A signing request or a bundle that somebody handed over was refused."""
+
+    exit_code = 5
+    meaning = "a signing request or an enrolment bundle was refused"
+    usual_remedy = "ask its sender for a new one"
+
+
+class StateError(PeerError):
+    """What lies in the site's folder does not allow what was asked."""
+
+    exit_code = 6
+    meaning = "the site's journal or folder does not allow this"
+    usual_remedy = "see `status` and `events`"
+
+
+class LockedError(PeerError):
+    """Another process holds the site's folder."""
+
+    exit_code = 7
+    meaning = "another process holds this site's folder"
+    usual_remedy = "stop the other daemon first"
+
+
+class PortInUse(PeerError):  # noqa: N818 - the name is the fact
+    """The listen address is taken or not ours."""
+
+    exit_code = 8
+    meaning = "the listen address cannot be bound"
+    usual_remedy = "change `listen` in site.toml or stop what uses the port"
+
+
+class DiskError(PeerError):
+    """The disk is full, read-only, or belongs to somebody else."""
+
+    exit_code = 9
+    meaning = "a file or folder cannot be written"
+    usual_remedy = "free space, or make it writable for this user"
+
+
+class DataError(PeerError):
+    """The datalist or what it names cannot be used."""
+
+    exit_code = 10
+    meaning = "the datalist or the data that it names cannot be used"
+    usual_remedy = "run `data validate`"
+
+
+class ModelError(PeerError):
+    """The site's model cannot be built or does not fit the task."""
+
+    exit_code = 11
+    meaning = "the site's model cannot be built or does not fit the task"
+    usual_remedy = "correct [model] in site.toml"
+
+
+class PeerMisbehaved(PeerError):  # noqa: N818 - says whose fault it is
+    """Another site sent what it must not send."""
+
+    exit_code = 12
+    meaning = "another site sent something that was refused"
+    usual_remedy = "tell that site's operator; `events` has the details"
+
+
+class PeerUnreachable(PeerError):  # noqa: N818 - the name is the fact
+    """Another site does not answer."""
+
+    exit_code = 13
+    meaning = "another site does not answer"
+    usual_remedy = "check its address in [addresses], its firewall and whether it runs"
+
+
+class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
+    """Nobody listens on the site's control socket."""
+
+    exit_code = 14
+    meaning = "the site's daemon is not running"
+    usual_remedy = "start it with `mhfl-peer start`"
+
+
+class WorkerFailed(PeerError):  # noqa: N818 - the name is the fact
+    """The training process crashed more often than it may, or never came up."""
+
+    exit_code = 15
+    meaning = "the training process failed"
+    usual_remedy = "see the worker's log in the site's logs folder"
+
+
+class CheckFailed(PeerError):  # noqa: N818 - the name is the fact
+    """The preflight found something that would keep the site from running."""
+
+    exit_code = 16
+    meaning = "the preflight check failed"
+    usual_remedy = "correct what the check names"
+
+
+class FederationMismatch(PeerError):  # noqa: N818 - the name is the fact
+    """Two sites, or a site and its bundle, hold different federation.toml files."""
+
+    exit_code = 17
+    meaning = "two different federation.toml files meet"
+    usual_remedy = "get the founder's federation.toml and compare digests with `federation show`"
+
+
+class Interrupted(PeerError):  # noqa: N818 - the name is the fact
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = 130
+    meaning = "interrupted from the keyboard (128 + SIGINT)"
+    usual_remedy = "run it again"
+
+
+class ExitCode(NamedTuple):
+    """One row of the table that operators script against."""
+
+    name: str
+    meaning: str
+    remedy: str
+
+
+EXIT_CODES: dict[int, ExitCode] = {
+    kind.exit_code: ExitCode(kind.__name__, kind.meaning, kind.usual_remedy)
+    for kind in (
+        UsageError,
+        ConfigError,
+        CertificateError,
+        BundleError,
+        StateError,
+        LockedError,
+        PortInUse,
+        DiskError,
+        DataError,
+        ModelError,
+        PeerMisbehaved,
+        PeerUnreachable,
+        DaemonDown,
+        WorkerFailed,
+        CheckFailed,
+        FederationMismatch,
+        Interrupted,
+    )
+}
+
+
+def one_line(text: str) -> str:
+    """The text as one printable line: names and reasons from other sites may hold line feeds and terminal escapes."""
+    return "".join(character if character.isprintable() else " " for character in text).strip()

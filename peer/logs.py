@@ -1,0 +1,69 @@
+"""Structured logs: one JSON object a line in the site's log file, a short line on standard error.
+
+A message is one constant text; what it is about stands in fields (``site``, ``round``, ``peer``, ``sha256``).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import logging.handlers
+from pathlib import Path
+from typing import Any
+
+FILE_BYTES_MAX = 10 << 20
+FILES_KEPT = 5
+STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What was given as ``extra``."""
+    return {key: value for key, value in vars(record).items() if key not in STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: ``time, level, logger, message`` and the record's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        document = {
+            "time": time,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields(record),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False, default=str)
+
+
+class LineFormatter(logging.Formatter):
+    """What an operator reads: time, message, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line, with a traceback below where there is one."""
+        time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        text = f"{time} {level}{record.getMessage()}"
+        extra = " ".join(f"{key}={value}" for key, value in fields(record).items())
+        text = f"{text}  {extra}" if extra else text
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def set_up(folder: Path, *, quiet: bool = False, debug: bool = False) -> None:
+    """Send the program's logs to ``daemon.log`` in the folder and, unless quiet, to standard error."""
+    file = logging.handlers.RotatingFileHandler(
+        folder / "daemon.log", maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
+    )
+    file.setFormatter(JsonFormatter())
+    handlers: list[logging.Handler] = [file]
+    if not quiet:
+        shown = logging.StreamHandler()
+        shown.setFormatter(LineFormatter())
+        handlers.append(shown)
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=handlers, force=True)
+    for noisy in ("asyncio", "grpc", "grpc._cython"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,98 @@
+r"""FedSKD: a site learns from one received model a round by matching similarities, not features.
+
+.. math:: L = \mathrm{CE}(M_i(x), y) + \gamma\,L_{SKD} + \mathrm{CE}(\tilde M_j(x), y)
+
+Source: FedSKD (arXiv 2503.18981), eq. 2 and fig. 3. Nothing is detached: the similarity loss moves both extractors, the
+received model's supervised loss passes through its frozen header into its extractor. The received model (KTM) and its
+Adam end with the stage; the local one (DAM) keeps its Adam from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from losses import similarity_terms
+from models import Output
+from peer.methods.local import predict
+from peer.methods.method import DAM, KTM, Batch, Forward, Method, Scene, Stage, Term
+from peer.methods.supervised import SUPERVISED, supervised_stage
+
+ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
+
+
+def train(scene: Scene) -> Stage:
+    """One round's training; without a received model it is self-consolidation, as long and with the labels alone."""
+    if not scene.received:
+        return supervised_stage(DAM, scene.dam, task=scene.task)
+    (ktm,) = scene.received
+    # Frozen is the header's weight, not the mode: both networks see batch statistics, and the KTM's die with it.
+    for parameter in ktm.head.parameters():
+        parameter.requires_grad_(False)
+    supervised, gamma = SUPERVISED[scene.task], float(scene.parameters["gamma"])
+    ce_dam, ce_ktm = f"{supervised.name}_{DAM}", f"{supervised.name}_{KTM}"
+
+    def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        dam, received = forward(DAM, batch.images), forward(KTM, batch.images)
+        terms = {
+            ce_dam: Term(supervised.loss(dam.prediction.float(), batch.targets)),
+            ce_ktm: Term(supervised.loss(received.prediction.float(), batch.targets)),
+        }
+        if gamma > 0:
+            similarity = _similarity(dam.taps, received.taps, batch.masks, scene.parameters)
+            terms |= {name: Term(value, gamma) for name, value in similarity.items()}
+        return terms
+
+    def summary(means: Mapping[str, float]) -> Mapping[str, float]:
+        distilled = gamma * sum(means.get(name, 0.0) for name in ("batch", "position", "region"))
+        return {"distillation_ratio": distilled / means[ce_dam]} if means[ce_dam] > 0 else {}
+
+    return Stage(networks={DAM: scene.dam, KTM: ktm}, losses=losses, summary=summary)
+
+
+def unfit(output: Output, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """A local model must show stage features, and the only term must not be one that has no masks."""
+    if not output.taps:
+        return "fedskd compares stage features, but the model shows none; name its layers in [model] features"
+    if tuple(parameters["terms"]) == ("region",) and not masks:
+        return "[method] terms = ['region'] needs masks; set [data] regions"
+    return None
+
+
+def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """The two models must have a stage in common among those that ``taps`` chooses."""
+    if chosen_stages(len(own.taps), len(received.taps), parameters["taps"]):
+        return None
+    return (
+        f"taps {list(parameters['taps'])} choose no stage that {len(own.taps)} and {len(received.taps)} have in common"
+    )
+
+
+def chosen_stages(own: int, received: int, taps: Sequence[int]) -> list[int]:
+    """Which of the stages that two models share are compared, counted from 1 at the shallowest shared one.
+
+    Differs: the paper's models have equally many stages. Here they are matched from the deepest one backwards, ``taps``
+    counts the deeper model's, and a stage without a counterpart is left out.
+    """
+    surplus, shared = abs(own - received), min(own, received)
+    return [number - surplus for number in sorted(set(taps)) if 1 <= number - surplus <= shared]
+
+
+def _similarity(
+    dam: Sequence[Tensor], ktm: Sequence[Tensor], masks: Tensor | None, parameters: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    return similarity_terms(
+        dam,
+        ktm,
+        masks=masks,
+        terms=parameters["terms"],
+        taps=chosen_stages(len(dam), len(ktm), parameters["taps"]),
+        form=parameters["position_form"],
+        accumulate=ACCUMULATE[parameters["accumulate"]],
+    )
+
+
+FEDSKD = Method(stages={"train": train}, predict=predict, unfit=unfit, mismatch=mismatch)

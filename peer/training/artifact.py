@@ -1,0 +1,130 @@
+"""Artifacts as a worker makes and takes them: what comes from another site is judged before it reaches the device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import models
+from models import Network, Output
+from models.spec import remote_spec_problem
+from peer.core.commands import Source
+from peer.core.facts import Artifact, TensorSpec
+from peer.core.limits import ARTIFACT_BYTES_MAX
+from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
+from peer.training import disk
+from peer.training.fault import ConfigurationError, UnusableArtifact
+from peer.training.recipe import Task
+from peer.training.tensors import State, describe, non_finite, pack, unpack
+
+
+def artifact_path(folder: Path, sha256: str) -> Path:
+    """Where the artifact of that digest lies."""
+    return folder / f"{sha256}.safetensors"
+
+
+def write_artifact(
+    folder: Path,
+    state: State,
+    *,
+    spec: Mapping[str, Any],
+    kind: Kind,
+    owner: SiteName,
+    steps: int,
+    training_samples: int | None,
+) -> Artifact:
+    """Write the state as an artifact, durably, under its digest; one that is there already is the same bytes."""
+    content = pack(state)
+    if len(content) > ARTIFACT_BYTES_MAX:
+        raise ConfigurationError(f"the model has {len(content)} bytes, an artifact at most {ARTIFACT_BYTES_MAX}")
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    path = artifact_path(folder, digest)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        disk.write_file(path, content)
+    return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
+
+
+def read_artifact(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> Network:
+    """A received model, built on the CPU and loaded.
+
+    In this order: the spec may be named here; it is of this federation's task; the network built on the meta device,
+    where it takes no memory, has exactly the manifest's tensors; the file has its digest and exactly those tensors; all
+    values are finite. Only then is anything of that size built.
+
+    Raises:
+        UnusableArtifact: the first of these that does not hold.
+    """
+    try:
+        state = _judged(folder, source.artifact, task, allow)
+    except ValueError as error:
+        raise UnusableArtifact(source, str(error)) from error
+    network = models.build(source.artifact.spec)
+    network.load_state_dict(state)
+    return network
+
+
+def probe(network: nn.Module, task: Task, input_size: tuple[int, ...]) -> Output:
+    """The network's output for one image of zeros; ``ValueError`` unless it is a prediction of this task."""
+    network.eval()
+    with torch.no_grad():
+        output: Output = network(torch.zeros(1, task.in_channels, *input_size))
+    if output.prediction.shape != (1, task.classes):
+        raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {(1, task.classes)}")
+    if not torch.isfinite(output.prediction).all():
+        raise ValueError("predicts a NaN or an infinity for an image of zeros")
+    return output
+
+
+def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str]) -> State:
+    """The artifact's state; ``ValueError`` says why it must not be used."""
+    reason = remote_spec_problem(artifact.spec, allow=allow)
+    if reason is not None:
+        raise ValueError(reason)
+    for key in ("spatial_dims", "in_channels", "classes"):
+        if artifact.spec[key] != getattr(task, key):
+            raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
+    try:
+        with torch.device("meta"):
+            expected = describe(models.build(artifact.spec).state_dict())
+    except Exception as error:
+        raise ValueError(f"its spec cannot be built: {error}") from error
+    _compare("the manifest", artifact.tensors, "the spec", expected)
+    path = artifact_path(folder, artifact.sha256)
+    try:
+        if path.stat().st_size != artifact.bytes:
+            raise ValueError(f"its file has {path.stat().st_size} bytes, the manifest says {artifact.bytes}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"its file cannot be read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != artifact.sha256:
+        raise ValueError("its file does not have its digest")
+    try:
+        state = unpack(content)
+        found = describe(state)
+    except Exception as error:
+        raise ValueError(f"its file is no safetensors of known types: {error}") from error
+    _compare("the file", found, "the manifest", artifact.tensors)
+    bad = non_finite(state)
+    if bad is not None:
+        raise ValueError(f"tensor {bad!r} holds a NaN or an infinity")
+    return state
+
+
+def _compare(first: str, these: tuple[TensorSpec, ...], second: str, those: tuple[TensorSpec, ...]) -> None:
+    mine, theirs = {tensor.name: tensor for tensor in these}, {tensor.name: tensor for tensor in those}
+    odd = sorted(mine.keys() ^ theirs.keys())
+    if odd:
+        raise ValueError(f"tensor {odd[0]!r} is only in {first if odd[0] in mine else second}")
+    for name, tensor in mine.items():
+        if tensor != theirs[name]:
+            raise ValueError(
+                f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)} in {first}, "
+                f"{theirs[name].dtype} {list(theirs[name].shape)} in {second}"
+            )

@@ -1,0 +1,70 @@
+"""Random flips, rotations, translations and scalings: one affine map a sample, drawn from that sample's seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.training.recipe import Augmentation
+
+
+def affine_maps(augmentation: Augmentation, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
+    """One affine map a seed, float32 ``(b, d, d + 1)``: where in the image each place of the result comes from.
+
+    Coordinates are normalised as ``torch.nn.functional.affine_grid`` has them (the last axis of the image first, -1 and
+    1 the image's edges); rotations are rigid in voxels, whatever the image's aspect.
+    """
+    return torch.from_numpy(np.stack([_affine_map(augmentation, seed, size) for seed in seeds]))
+
+
+def _affine_map(augmentation: Augmentation, seed: int, size: Sequence[int]) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    dims = len(size)
+    matrix, shift = np.eye(dims), np.zeros(dims)
+    if draw.random() < augmentation.probability:
+        matrix = _rotation(draw.uniform(-1, 1, size=3) * math.radians(augmentation.rotate_degrees), dims)
+        matrix = matrix / (1 + draw.uniform(-1, 1, size=dims) * augmentation.scale_share)
+        shift = draw.uniform(-1, 1, size=dims) * augmentation.translate_share * 2
+    matrix = matrix * np.where(draw.random(dims) < augmentation.flip, -1.0, 1.0)
+    extent = np.array(size[::-1], dtype=np.float64)
+    matrix = matrix * extent[None, :] / extent[:, None]
+    return np.concatenate([matrix, shift[:, None]], axis=1).astype(np.float32)
+
+
+def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
+    """A rotation about each axis in turn; in the plane by the first angle, on a line none."""
+    matrix = np.eye(dims)
+    for angle, (first, second) in zip(angles, [(0, 1), (0, 2), (1, 2)][: dims * (dims - 1) // 2], strict=False):
+        turn = np.eye(dims)
+        turn[first, first] = turn[second, second] = math.cos(angle)
+        turn[first, second], turn[second, first] = -math.sin(angle), math.sin(angle)
+        matrix = matrix @ turn
+    return matrix
+
+
+def warp(images: Tensor, maps: Tensor) -> Tensor:
+    """The images ``(b, c, *space)`` under their maps, linearly interpolated; beyond the edge lies the edge's value."""
+    size, maps = images.shape[2:], maps.to(images.device)
+    if len(size) == 1:  # torch samples planes and volumes: a line is a plane of one row
+        plane = torch.zeros(len(maps), 2, 3, device=maps.device)
+        plane[:, 0, 0], plane[:, 0, 2], plane[:, 1, 1] = maps[:, 0, 0], maps[:, 0, 1], 1.0
+        return warp(images[:, :, None], plane)[:, :, 0]
+    return F.grid_sample(images, _grid(maps, size), mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _grid(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """``affine_grid`` as a sum of one term an axis: its matrix product takes as long as the sampling."""
+    dims = len(size)
+    grid = maps[:, :, -1].reshape(len(maps), *[1] * dims, dims)
+    for axis, length in enumerate(size):
+        centres = (torch.arange(length, device=maps.device, dtype=maps.dtype) * 2 + 1) / length - 1
+        shape = [1] * (dims + 2)
+        shape[axis + 1] = length
+        column = maps[:, :, dims - 1 - axis].reshape(len(maps), *[1] * dims, dims)
+        grid = grid + centres.reshape(shape) * column
+    return grid

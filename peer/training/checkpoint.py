@@ -1,0 +1,123 @@
+"""What survives a crash: checkpoints of finished stages, and one partial checkpoint of the stage in progress.
+
+``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and ``<network>.adam.safetensors`` of every network
+that the site keeps, and ``record.json``. A checkpoint's name is its path under ``checkpoints/``. There is no state of a
+random generator in it: seeds are functions of round and step (``peer.training.seeding``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer.core.limits import CHECKPOINTS_KEPT
+from peer.training import disk
+from peer.training.fault import ConfigurationError
+from peer.training.tensors import State, pack, unpack
+
+RECORD = "record.json"
+WEIGHTS, MOMENTS = ".safetensors", ".adam.safetensors"
+PARTIAL = "partial"
+ROUND = re.compile(r"round-[0-9]{6,}")
+NAME = re.compile(rf"{ROUND.pattern}/[a-z_-]+")
+
+
+def checkpoint_name(round: int, stage: str) -> str:
+    """The name of the checkpoint after a stage of a round."""
+    return f"round-{round:06d}/{stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """States of networks and of their optimisers, by network, and a record of plain JSON values."""
+
+    record: Mapping[str, Any]
+    networks: Mapping[str, State] = field(default_factory=dict)
+    optimisers: Mapping[str, State] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one generation of a site; nobody else writes in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        disk.clear_unfinished(folder)
+
+    def write(self, name: str, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint of a finished stage, durably; it replaces one of that name."""
+        disk.write_folder(self._path(name), _files(checkpoint))
+
+    def read(self, name: str) -> Checkpoint:
+        """The checkpoint of that name; ``ConfigurationError`` when it is not there."""
+        if self.record(name) is None:
+            raise ConfigurationError(
+                f"checkpoint {name!r} is not in {self.folder}; restore it or start a new generation"
+            )
+        return _read(self._path(name))
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """The record alone, or nothing where no such checkpoint is."""
+        return _record(self._path(name))
+
+    def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
+        """Keep the stage in progress; the partial checkpoint before it goes only once this one is there."""
+        name = f"step-{step:08d}"
+        disk.write_folder(self.folder / PARTIAL / name, _files(checkpoint))
+        for older in self._partial():
+            if older.name != name:
+                disk.remove_folder(older)
+
+    def read_partial(self, work: str) -> Checkpoint | None:
+        """The newest partial checkpoint whose record's ``work`` is this one."""
+        found = [path for path in self._partial() if (_record(path) or {}).get("work") == work]
+        return _read(max(found)) if found else None
+
+    def clear_partial(self) -> None:
+        """Forget the stage in progress: it is finished."""
+        disk.remove_folder(self.folder / PARTIAL)
+
+    def prune(self, keep: Iterable[str]) -> None:
+        """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and those of the named checkpoints."""
+        rounds = sorted(path for path in self.folder.iterdir() if ROUND.fullmatch(path.name))
+        kept = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
+        for path in rounds:
+            if path.name not in kept:
+                disk.remove_folder(path)
+
+    def _path(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"{name!r} is no name of a checkpoint (round-000012/train is one)")
+        return self.folder / name
+
+    def _partial(self) -> list[Path]:
+        folder = self.folder / PARTIAL
+        return sorted(path for path in folder.iterdir() if path.name.startswith("step-")) if folder.exists() else []
+
+
+def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
+    files = {f"{name}{WEIGHTS}": pack(state) for name, state in checkpoint.networks.items()}
+    files |= {f"{name}{MOMENTS}": pack(state) for name, state in checkpoint.optimisers.items()}
+    return {**files, RECORD: json.dumps(checkpoint.record, indent=1, sort_keys=True).encode()}
+
+
+def _read(path: Path) -> Checkpoint:
+    moments = {file.name.removesuffix(MOMENTS): file for file in path.glob(f"*{MOMENTS}")}
+    weights = {file.name.removesuffix(WEIGHTS): file for file in path.glob(f"*{WEIGHTS}")}
+    return Checkpoint(
+        record=_record(path) or {},
+        networks={name: unpack(file.read_bytes()) for name, file in weights.items() if file not in moments.values()},
+        optimisers={name: unpack(file.read_bytes()) for name, file in moments.items()},
+    )
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((path / RECORD).read_bytes())
+    except FileNotFoundError:
+        return None
+    return found

@@ -1,0 +1,57 @@
+"""The one place that knows devices: which one, how exact, how many threads, and what may be reproduced on it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import AbstractContextManager
+
+import torch
+
+from peer.training.fault import ConfigurationError
+
+PRECISIONS = ("fp32", "bf16")
+CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic; read at its start
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is a GPU where there is one; ``ConfigurationError`` when the named one is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigurationError(f'[training] device = "{name}": this machine has {count} usable GPUs')
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def make_reproducible(device: torch.device, *, threads: int) -> None:
+    """Fix for this process whatever changes bits: threads, algorithms, matrix products of lower precision."""
+    os.environ.setdefault(*CUBLAS_WORKSPACE)
+    torch.set_num_threads(threads)
+    # On a GPU some layers have no deterministic backward pass; there it is a warning.
+    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a forward pass: ``bf16`` is autocast, ``fp32`` is as the network is."""
+    if name not in PRECISIONS:
+        raise ConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what dropped networks and optimisers held; reference cycles among them need a collection."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,125 @@
+"""From files to tensors: one sample's image, or the atlas of regions, at the size that the network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from monai.data import MetaTensor
+from monai.data.image_reader import ImageReader, NibabelReader, PILReader, PydicomReader
+from monai.transforms import EnsureChannelFirst, NormalizeIntensity, Resize, ScaleIntensity
+from torch import Tensor
+
+from peer.training.fault import DataError
+
+READERS: dict[str, type[ImageReader]] = {
+    ".nii": NibabelReader,
+    ".nii.gz": NibabelReader,
+    ".png": PILReader,
+    ".jpg": PILReader,
+    ".jpeg": PILReader,
+    ".bmp": PILReader,
+    ".dcm": PydicomReader,
+    "": PydicomReader,
+}
+"""MONAI's reader by the end of the name; a folder, or a file without an ending, is DICOM."""
+
+ARRAYS = (".npz", ".npy")
+NORMALISE = ("none", "zscore", "unit")
+INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is done once to every image: load, channels first, resize, normalise.
+
+    ``normalise`` works on each channel of each image: ``zscore`` gives mean 0 and deviation 1, ``unit`` the range
+    [0, 1], ``none`` leaves the values as the datalist's producer scaled them.
+    """
+
+    in_channels: int
+    input_size: tuple[int, ...]
+    normalise: str = "none"
+
+    def __call__(self, paths: Sequence[Path]) -> Tensor:
+        """The image in these files, float32 ``(in_channels, *input_size)``; ``ValueError`` says what does not fit."""
+        image = torch.cat([load_image(path, spatial_dims=len(self.input_size)) for path in paths])
+        if image.shape[0] != self.in_channels:
+            raise ValueError(f"has {image.shape[0]} channels, [task] in_channels is {self.in_channels}")
+        if not torch.isfinite(image).all():
+            raise ValueError("holds a NaN or an infinity")
+        if image.shape[1:] != self.input_size:
+            mode = INTERPOLATION[len(self.input_size)]
+            image = Resize(self.input_size, mode=mode, align_corners=False, anti_aliasing=True)(image)
+        if self.normalise == "zscore":
+            image = NormalizeIntensity(channel_wise=True)(image)
+        elif self.normalise == "unit":
+            image = ScaleIntensity(channel_wise=True)(image)
+        return _plain(image).contiguous()
+
+
+def load_image(path: Path, *, spatial_dims: int) -> Tensor:
+    """One file as float32 ``(c, *space)``; whatever its reader cannot make of it raises."""
+    ending = _ending(path)
+    if ending in ARRAYS:
+        image = torch.from_numpy(np.ascontiguousarray(_load_array(path), dtype=np.float32))
+        image = image if image.ndim > spatial_dims else image[None]
+    else:
+        if ending not in READERS:
+            raise ValueError(f"has the ending {ending!r}, none of {', '.join([*ARRAYS, *filter(None, READERS)])}")
+        reader = READERS[ending]()
+        array, meta = reader.get_data(reader.read(str(path)))
+        image = _plain(EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta))
+    if image.ndim != spatial_dims + 1 or not image.numel():
+        raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
+    return image
+
+
+def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
+    """An atlas as soft masks, float32 ``(r, *input_size)``, each the share of a cell that belongs to the region.
+
+    A label map (0 is background, every other whole number a region), or an ``.npz`` whose array ``masks`` is
+    ``(r, *space)``. ``DataError`` says what is wrong with the file.
+    """
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                masks = torch.from_numpy(arrays["masks"].astype(np.float32))
+        else:
+            labels = load_image(path, spatial_dims=len(input_size))
+            if labels.shape[0] != 1:
+                raise ValueError(f"a label map has one channel, not {labels.shape[0]}")
+            present = torch.unique(labels)
+            masks = (labels == present[present != 0].reshape(-1, *[1] * len(input_size))).float()
+    except Exception as error:
+        raise DataError(f"[data] regions {path} cannot be read: {error}") from error
+    if masks.ndim != len(input_size) + 1 or not masks.numel():
+        raise DataError(
+            f"[data] regions {path} gives {tuple(masks.shape)}, not (regions, {len(input_size)} dimensions)"
+        )
+    if not (torch.isfinite(masks).all() and (masks >= 0).all()):
+        raise DataError(f"[data] regions {path} holds a negative or non-finite weight")
+    return F.interpolate(masks[None], size=input_size, mode="area")[0]
+
+
+def _plain(image: Tensor) -> Tensor:
+    """Without MONAI's metadata."""
+    return image.as_tensor() if isinstance(image, MetaTensor) else image
+
+
+def _load_array(path: Path) -> np.ndarray:
+    found = np.load(path, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+        return found
+    with found as arrays:
+        array: np.ndarray = arrays["image" if "image" in arrays else arrays.files[0]]
+        return array
+
+
+def _ending(path: Path) -> str:
+    name = path.name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else "" if path.is_dir() else path.suffix.lower()

@@ -1,0 +1,44 @@
+"""Adam, and its state as named tensors: a checkpoint of it is read without unpickling anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from peer.core.plan import Work
+from peer.training.fault import ConfigurationError
+from peer.training.tensors import State
+
+
+def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that an optimiser may move, by name."""
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def adam(network: nn.Module, work: Work) -> torch.optim.Adam:
+    """A fresh Adam over what the network lets it move; a frozen parameter is not in it, so it is not decayed either."""
+    parameters = list(trainable(network).values())
+    return torch.optim.Adam(parameters, lr=work.learning_rate, weight_decay=work.weight_decay, fused=True)
+
+
+def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
+    """The optimiser's moments and step counts on the CPU, as ``<parameter>/<moment>``; empty before its first step."""
+    return {
+        f"{name}/{key}": value.detach().to("cpu", copy=True)
+        for name, parameter in trainable(network).items()
+        for key, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put back what ``adam_state`` took; ``ConfigurationError`` where it belongs to another network."""
+    parameters = trainable(network)
+    for key, value in state.items():
+        name, _, moment = key.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (value.ndim and value.shape != parameter.shape):
+            raise ConfigurationError(f"the optimiser's state of {name!r} fits no parameter of the model; see [model]")
+        optimiser.state[parameter][moment] = value.to(parameter.device, copy=True)

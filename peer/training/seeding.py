@@ -1,0 +1,18 @@
+"""Seeds that are functions of their purpose: nothing random in training has a state that a resume would need.
+
+A seed is derived from (federation digest, site, round, stage, purpose, ...). What all sites must start alike is derived
+without the site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+LABEL = "mhfl/seed/v1"
+
+
+def derive(*parts: str | int) -> int:
+    """A seed in [0, 2^63) that every part changes: SHA-256 of the parts as JSON, its first eight bytes."""
+    text = json.dumps([LABEL, *parts], separators=(",", ":"), ensure_ascii=True)
+    return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big") >> 1

@@ -1,0 +1,102 @@
+"""States as bytes and as averages: what a network is on disk, on the wire, and in the mean of many sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from peer.core.facts import TensorSpec
+from peer.training.fault import ConfigurationError
+
+State = dict[str, Tensor]
+"""Parameters and buffers by name."""
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def state_of(network: nn.Module) -> State:
+    """A copy of the network's parameters and buffers on the CPU, sorted by name, each with memory of its own."""
+    found = network.state_dict()
+    return {name: found[name].detach().to("cpu", copy=True).contiguous() for name in sorted(found)}
+
+
+def pack(state: Mapping[str, Tensor]) -> bytes:
+    """The state as a safetensors file: the same tensors are the same bytes, whatever their order in the mapping."""
+    content: bytes = safetensors.torch.save({name: state[name] for name in sorted(state)})
+    return content
+
+
+def unpack(content: bytes) -> State:
+    """The state in a safetensors file."""
+    state: State = safetensors.torch.load(content)
+    return state
+
+
+def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """Names, element types and shapes, sorted by name; ``ConfigurationError`` names a type that cannot travel."""
+    for name, tensor in state.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ConfigurationError(f"tensor {name!r} of the model is {tensor.dtype}, which no artifact can hold")
+    return tuple(TensorSpec(name, DTYPE_NAMES[state[name].dtype], tuple(state[name].shape)) for name in sorted(state))
+
+
+def non_finite(state: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity, or nothing."""
+    for name in sorted(state):
+        tensor = state[name]
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            return name
+    return None
+
+
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
+    """The weighted mean of several states, the same bits at every site that averages the same ones.
+
+    Floating tensors, BN statistics among them, are summed in float64 in the order given and rounded once; of integer
+    buffers the largest value is taken, since a count has no mean.
+
+    Args:
+        states: equal names, shapes and types; in ascending order of their origins, so that sites agree.
+        weights: positive, one a state; default: all equal.
+
+    Raises:
+        ValueError: there is no state, two differ in form, or a weight is not positive and finite.
+    """
+    if not states:
+        raise ValueError("a mean needs at least one state")
+    shares = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
+    if len(shares) != len(states) or not all(0 < share < float("inf") for share in shares):
+        raise ValueError(f"weights {shares} must be one positive number for each of {len(states)} states")
+    form = describe(states[0])
+    for index, state in enumerate(states[1:], start=1):
+        if describe(state) != form:
+            differing = sorted({spec.name for spec in set(describe(state)) ^ set(form)})
+            raise ValueError(f"state {index} differs from state 0 in {differing[0]!r}; only equal forms have a mean")
+    return {spec.name: _mean([state[spec.name] for state in states], shares) for spec in form}
+
+
+def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    first = tensors[0]
+    if not first.is_floating_point():
+        largest = first.clone()
+        for tensor in tensors[1:]:
+            largest = torch.maximum(largest, tensor) if first.dtype != torch.bool else largest | tensor
+        return largest
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for tensor, share in zip(tensors, shares, strict=True):
+        total += tensor.to(torch.float64) * share
+    return (total / sum(shares)).to(first.dtype)

@@ -1,0 +1,72 @@
+"""The header of a safetensors file, checked against a manifest without torch and without reading the tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.core import limits
+from peer.core.facts import DTYPES, Artifact, TensorSpec
+from peer.transport.bounds import WireError, at_most, json_object
+
+LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
+
+
+def check_safetensors_header(path: Path, artifact: Artifact) -> None:
+    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first difference.
+
+    Names, types and shapes must agree, and the tensors must lie end to end up to the file's last byte, so that nothing
+    else travels with them.
+    """
+    size = path.stat().st_size
+    if size != artifact.bytes:
+        raise WireError(f"the file has {size} bytes, the manifest says {artifact.bytes}")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        at_most("safetensors header", length, min(limits.SAFETENSORS_HEADER_BYTES_MAX, size - LENGTH_BYTES), "bytes")
+        encoded = file.read(length)
+    try:
+        header = json_object("safetensors header", encoded.decode(), bytes_max=limits.SAFETENSORS_HEADER_BYTES_MAX)
+    except UnicodeDecodeError:
+        raise WireError("safetensors header is not UTF-8") from None
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise WireError("safetensors header: __metadata__ is not an object of texts")
+    promised = {tensor.name: tensor for tensor in artifact.tensors}
+    if header.keys() != promised.keys():
+        odd = sorted(header.keys() ^ promised.keys())[0]
+        where = "the manifest" if odd in header else "the file"
+        raise WireError(f"tensor {odd[: limits.TENSOR_NAME_BYTES_MAX]!r} is missing in {where}")
+    spans = [_span(tensor, header[name]) for name, tensor in promised.items()]
+    end = 0
+    for begin, after in sorted(spans):
+        if begin != end:
+            raise WireError(f"safetensors header: a tensor begins at byte {begin}, the one before ends at {end}")
+        end = after
+    if LENGTH_BYTES + length + end != size:
+        raise WireError(f"safetensors header: the tensors end at byte {LENGTH_BYTES + length + end} of {size}")
+
+
+def _span(tensor: TensorSpec, entry: Any) -> tuple[int, int]:
+    """Where the tensor's bytes begin and end."""
+    if not isinstance(entry, Mapping) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise WireError(f"tensor {tensor.name!r}: its header entry is not dtype, shape and data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
+        raise WireError(f"tensor {tensor.name!r}: shape and data_offsets must be lists of whole numbers")
+    if entry["dtype"] != tensor.dtype or tuple(shape) != tensor.shape:
+        raise WireError(
+            f"tensor {tensor.name!r} is {str(entry['dtype'])[:16]} {shape[: limits.TENSOR_DIMS_MAX]} in the file, "
+            f"{tensor.dtype} {list(tensor.shape)} in the manifest"
+        )
+    begin, end = offsets
+    expected = math.prod(tensor.shape) * DTYPES[tensor.dtype]
+    if end - begin != expected:
+        raise WireError(f"tensor {tensor.name!r} occupies {end - begin} bytes, its shape needs {expected}")
+    return begin, end
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

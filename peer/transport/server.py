@@ -1,0 +1,331 @@
+"""What this site answers to its peers. The desk decides; this module authenticates, validates, limits and streams.
+
+Every call passes the same door: the certificate is checked again, then the caller's rate. A refusal reaches the caller
+as a gRPC status with a reason. An artifact's intent is on record before its first byte, its outcome after its last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import grpc
+from cryptography import x509
+
+from peer.core import limits
+from peer.core.facts import Greeting, Pulse, SignedManifest, Unavailable
+from peer.core.roster import Roster, Sha256, SiteName
+from peer.errors import PortInUse
+from peer.pb import peer_pb2 as pb
+from peer.pb import peer_pb2_grpc as rpc
+from peer.transport import tls, wire
+from peer.transport.bounds import WireError
+from peer.transport.transfer import Outgoing
+
+log = logging.getLogger(__name__)
+
+COMPLAINTS_PER_SECOND = 1.0  # journal lines about callers that were turned away; a broken peer must not fill the disk
+COMPLAINTS_BURST = 20
+READERS = 4  # threads that read artifacts from disk, for all receivers together
+
+Outcome = Literal["complete", "broken"]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Status(enum.Enum):
+    """Why a call is refused; the caller asks again later only when it is ``BUSY``."""
+
+    UNKNOWN_CALLER = grpc.StatusCode.UNAUTHENTICATED
+    DENIED = grpc.StatusCode.PERMISSION_DENIED
+    MISMATCH = grpc.StatusCode.FAILED_PRECONDITION
+    MALFORMED = grpc.StatusCode.INVALID_ARGUMENT
+    MISSING = grpc.StatusCode.NOT_FOUND
+    UNSUPPORTED = grpc.StatusCode.UNIMPLEMENTED
+    BUSY = grpc.StatusCode.UNAVAILABLE
+
+
+class Refusal(Exception):  # noqa: N818 - the name is the fact
+    """The answer to a call is no; the reason is shown at the caller's site."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        """Say why, in terms that the other site's operator understands."""
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A transfer that was allowed: the file, and the ledger's row of its intent."""
+
+    path: Path
+    intent: int
+
+
+class Desk(Protocol):
+    """Who decides: the daemon. Each method may raise ``Refusal``."""
+
+    async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
+        """Compare greetings, and answer with this site's own."""
+
+    async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
+        """Note where the caller is, and say where this site is."""
+
+    async def manifest(self, caller: SiteName, request: wire.Request, *, wait_s: float) -> SignedManifest | Unavailable:
+        """The manifest that the caller may have; wait for it as long as the caller does."""
+
+    def open_artifact(self, caller: SiteName, request: wire.Request, *, sha256: Sha256, offset: int) -> Grant:
+        """Allow a transfer; its intent is on disk when this returns."""
+
+    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        """Record how a granted transfer ended; called exactly once, whatever happened. ``size`` bytes may have left."""
+
+    def turned_away(self, caller: str, call: str, reason: str) -> None:
+        """Record a caller that did not get as far as the desk."""
+
+
+MetricsDesk = Callable[[SiteName, wire.Metrics], Awaitable[None]]
+
+
+class ExchangeServer:
+    """Serves one site's peers on one address."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        *,
+        pki: tls.Pki,
+        roster: Roster,
+        refused: Container[str] = frozenset(),
+        metrics: MetricsDesk | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare to serve.
+
+        Args:
+            desk: decides every answer.
+            pki: this site's certificate and key, which may be renewed meanwhile, and the time for certificates.
+            roster: the sites that may call.
+            refused: SHA-256 digests of certificates that may not, whatever their dates.
+            metrics: takes evaluations of this site's models; without it they are refused.
+            clock: a monotonic clock, in seconds, for rates.
+        """
+        self._desk = desk
+        self._pki = pki
+        self._roster = roster
+        self._refused = refused
+        self._metrics = metrics
+        self._clock = clock
+        self._server: grpc.aio.Server | None = None
+        self._pool = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="outgoing")
+
+    async def start(self, address: str) -> int:
+        """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
+
+        Raises:
+            CertificateError: the site's own files do not allow it to serve.
+            PortInUse: the address cannot be bound; the message says why.
+        """
+        ca = self._pki.load().ca
+        door = Door(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
+        server = grpc.aio.server(options=tls.SERVER_OPTIONS)
+        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._pool, self._metrics), server)
+        try:
+            port = server.add_secure_port(address, tls.server_credentials(self._pki))
+        except RuntimeError:
+            raise PortInUse(f"cannot listen on {address}: {_why(address)}") from None
+        await server.start()
+        self._server = server
+        return port
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no more calls and break off those that last longer than the grace; their outcomes are recorded."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+        self._pool.shutdown(wait=False)
+
+
+def _why(address: str) -> str:
+    """The system's reason not to bind the address, which gRPC keeps to itself."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, name = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(name)
+            probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "the system gave no reason"
+
+
+class Door:
+    """What every call passes first: is the caller a peer, and does it keep to its rate?"""
+
+    def __init__(
+        self,
+        desk: Desk,
+        pki: tls.Pki,
+        ca: x509.Certificate,
+        *,
+        roster: Roster,
+        refused: Container[str],
+        clock: Callable[[], float],
+    ) -> None:
+        """See ``ExchangeServer``."""
+        self._desk = desk
+        self._pki = pki
+        self._ca = ca
+        self._roster = roster
+        self._refused = refused
+        self._calls = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
+        self._complaints = TokenBucket(COMPLAINTS_PER_SECOND, COMPLAINTS_BURST, clock)
+        self._streams: Counter[SiteName] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def visit(self, context: Context, call: str) -> AsyncIterator[SiteName]:
+        """Answer a call in this block: refusals become statuses, and nothing else about this site leaks."""
+        caller: str = "unknown"
+        try:
+            caller = self._caller(context, call)
+            if not self._calls[caller].take():
+                raise self._turned_away(caller, call, Status.BUSY, f"over {limits.CALLS_PER_SECOND_MAX} calls a second")
+            yield caller
+        except Refusal as refusal:
+            await context.abort(refusal.status.value, refusal.reason)
+        except WireError as error:
+            malformed = self._turned_away(caller, call, Status.MALFORMED, str(error))
+            await context.abort(malformed.status.value, malformed.reason)
+        except Exception:
+            log.exception("call failed", extra={"peer": caller, "call": call})
+            await context.abort(grpc.StatusCode.INTERNAL, "this call failed here; the log at this site says why")
+
+    @contextlib.contextmanager
+    def stream(self, caller: SiteName) -> Iterator[None]:
+        """Hold one of the caller's streams."""
+        if self._streams[caller] >= limits.STREAMS_PER_PEER_MAX:
+            reason = f"{limits.STREAMS_PER_PEER_MAX} transfers to {caller} are under way"
+            raise self._turned_away(caller, "FetchArtifact", Status.BUSY, reason)
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            self._streams[caller] -= 1
+
+    def _caller(self, context: Context, call: str) -> SiteName:
+        try:
+            return tls.caller(
+                context.auth_context(),
+                roster=self._roster,
+                ca=self._ca,
+                refused=self._refused,
+                now=self._pki.clock(),
+            )
+        except tls.CallerRefused as error:
+            raise self._turned_away("unknown", call, Status.UNKNOWN_CALLER, str(error)) from error
+
+    def _turned_away(self, caller: str, call: str, status: Status, reason: str) -> Refusal:
+        if self._complaints.take():
+            self._desk.turned_away(caller, call, reason)
+        return Refusal(status, reason)
+
+
+class TokenBucket:
+    """Allows ``rate`` takes a second on average and ``burst`` at once."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
+        """A full bucket."""
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._filled_s = clock()
+
+    def take(self) -> bool:
+        """Whether there was a token to take."""
+        now_s = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
+        self._filled_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Exchange(rpc.ExchangeServicer):
+    """The service: decode, ask the desk, encode."""
+
+    def __init__(self, desk: Desk, door: Door, pool: Executor, metrics: MetricsDesk | None) -> None:
+        """See ``ExchangeServer``."""
+        self._desk = desk
+        self._door = door
+        self._pool = pool
+        self._metrics = metrics
+
+    async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
+        """See ``proto/peer.proto``, as for the others."""
+        async with self._door.visit(context, "Hello") as caller:
+            return wire.encode_greeting(await self._desk.hello(caller, wire.decode_greeting(request)))
+
+    async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
+        """I am alive, and this is where I am."""
+        async with self._door.visit(context, "Beat") as caller:
+            return wire.encode_pulse(await self._desk.beat(caller, wire.decode_pulse(request)))
+
+    async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
+        """What do you have for me?"""
+        async with self._door.visit(context, "GetManifest") as caller:
+            asked, wait_s = wire.decode_manifest_request(request)
+            return wire.encode_reply(await self._desk.manifest(caller, asked, wait_s=wait_s))
+
+    async def FetchArtifact(self, request: pb.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """The bytes, from an offset on; a coroutine that writes, because it alone sees its cancellation at once."""
+        async with self._door.visit(context, "FetchArtifact") as caller:
+            with self._door.stream(caller):
+                asked, sha256, offset = wire.decode_fetch_request(request)
+                grant = self._desk.open_artifact(caller, asked, sha256=sha256, offset=offset)
+                await self._send(grant, offset, context)
+
+    async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
+        """How your model did on my test data."""
+        async with self._door.visit(context, "PutMetrics") as caller:
+            if self._metrics is None:
+                raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
+            await self._metrics(caller, wire.decode_metrics(request))
+            return pb.MetricsReceipt()
+
+    async def _send(self, grant: Grant, offset: int, context: Context) -> None:
+        """Stream a granted file, and tell the desk how it ended even when the caller or the server goes away."""
+        outgoing: Outgoing | None = None
+        outcome: Outcome = "broken"
+
+        async def write(chunk: bytes) -> None:
+            try:
+                await context.write(pb.Chunk(data=chunk))
+            except Exception as error:  # the type is private to gRPC; the connection is gone, and no status can follow
+                raise asyncio.CancelledError from error
+
+        try:
+            outgoing = Outgoing(grant.path, offset=offset, pool=self._pool)
+            await outgoing.send(write)
+            outcome = "complete"
+        except TimeoutError:
+            raise Refusal(Status.BUSY, f"no byte was taken for {limits.STALL_S:g} s") from None
+        except OSError as error:
+            log.error("artifact not readable", extra={"path": str(grant.path), "reason": str(error)})
+            raise Refusal(Status.MISSING, "the artifact cannot be read from this site's disk") from error
+        except ValueError as error:
+            raise Refusal(Status.MALFORMED, str(error)) from error
+        finally:
+            self._desk.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)

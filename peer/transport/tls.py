@@ -1,0 +1,178 @@
+"""Mutual TLS, always: the credentials of both directions and who the authenticated caller is.
+
+There is no plaintext mode and nothing falls back to one: a file that is missing or does not fit raises
+``CertificateError`` before anything listens or dials.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+
+from peer.core import limits
+from peer.core.roster import Roster, SiteName
+from peer.errors import CertificateError
+from peer.identity import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    PENDING_KEY_FILE,
+    Identity,
+    certificate_der,
+    certificate_pem,
+    certificate_sha256,
+    key_pem,
+    verify_certificate,
+)
+from peer.transport.bounds import SHOWN_CHARACTERS
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S = 5.0  # two pings fit into the silence limit, so that a cut cable is noticed by both ends within it
+PING_INTERVAL_MIN_S = 2.0  # what a server bears; below KEEPALIVE_S, or pings would be punished with GOAWAY
+HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
+RECONNECT_S = (
+    0.1,
+    1.0,
+)  # first and longest wait between dials of one channel: a restarted peer is back within a second
+STREAMS_PER_CONNECTION_MAX = 64  # calls in flight from one peer; a peer needs fewer than ten
+METADATA_BYTES_MAX = 16 << 10  # a refusal's reason is the longest, percent-encoded
+
+Option = tuple[str, int | str]
+
+_BOTH: tuple[Option, ...] = (
+    ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+SERVER_OPTIONS: tuple[Option, ...] = (
+    *_BOTH,
+    ("grpc.so_reuseport", 0),  # with it two daemons would share a port and each would get half of the calls
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", int(PING_INTERVAL_MIN_S * 1000)),
+    ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+)
+CLIENT_OPTIONS: tuple[Option, ...] = (
+    *_BOTH,
+    ("grpc.enable_retries", 0),  # the caller decides what is asked again
+    ("grpc.use_local_subchannel_pool", 1),  # a rebuilt channel must not find the old one's connection
+    ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_S[0] * 1000)),
+    ("grpc.min_reconnect_backoff_ms", int(limits.HELLO_TIMEOUT_S * 1000)),  # despite its name: the time for one dial
+    ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S[1] * 1000)),
+)
+
+
+class CallerRefused(Exception):  # noqa: N818 - the name is the fact
+    """The caller's certificate does not make it a peer; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pki:
+    """A site's ``pki`` folder as TLS needs it; its files may be replaced while the daemon runs.
+
+    ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` tells the time with its zone.
+    """
+
+    folder: Path
+    name: SiteName
+    ca_certificate: str
+    clock: Callable[[], datetime]
+
+    def stamp(self) -> tuple[int, ...]:
+        """A value that changes whenever certificate or key is replaced."""
+        marks: list[int] = []
+        for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE):
+            try:
+                status = (self.folder / name).stat()
+            except OSError:
+                marks += (0, 0, 0)
+            else:
+                marks += (status.st_mtime_ns, status.st_ino, status.st_size)
+        return tuple(marks)
+
+    def load(self) -> Identity:
+        """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
+        return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=self.clock())
+
+
+def server_credentials(pki: Pki) -> grpc.ServerCredentials:
+    """Credentials that demand the caller's certificate and follow renewed files without a restart.
+
+    A renewal that is only half written, or does not fit, is logged and the former certificate goes on being served.
+    """
+    served = pki.stamp()
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        own = pki.load()
+        pair = (key_pem(own.key), certificate_pem(own.certificate))
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate_pem(own.ca))
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        stamp = pki.stamp()
+        if stamp == served:
+            return None
+        served = stamp
+        try:
+            return configuration()
+        except CertificateError as error:
+            log.warning("renewed certificate not usable", extra={"reason": str(error)})
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        renewed,  # type: ignore[arg-type]  # None, "as before", is missing in the stubs
+        require_client_authentication=True,
+    )
+
+
+def channel_credentials(own: Identity) -> grpc.ChannelCredentials:
+    """Credentials to dial with."""
+    return grpc.ssl_channel_credentials(certificate_pem(own.ca), key_pem(own.key), certificate_pem(own.certificate))
+
+
+def channel_options(site: SiteName) -> tuple[Option, ...]:
+    """The options of a channel to a site; its certificate must bear that name, whatever the address."""
+    return (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", site))
+
+
+def caller(
+    auth_context: Mapping[str, Iterable[bytes]],
+    *,
+    roster: Roster,
+    ca: x509.Certificate,
+    refused: Container[str],
+    now: datetime,
+) -> SiteName:
+    """The site that an authenticated connection belongs to, checked anew for every call.
+
+    The handshake has verified the certificate; but a connection outlives it, and the roster and the refused
+    certificates (SHA-256 of their DER form) are this site's to change.
+
+    Raises:
+        CallerRefused: the reason, with the caller's name where it shows one.
+    """
+    pems = list(auth_context.get("x509_pem_cert", ()))
+    names = [name.decode(errors="replace") for name in auth_context.get("x509_subject_alternative_name", ())]
+    if len(pems) != 1 or len(names) != 1:
+        raise CallerRefused(f"the client certificate has {len(names)} names instead of one DNS name")
+    name = SiteName(names[0])
+    if name not in roster:
+        raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} is not in the roster")
+    try:
+        der = certificate_der(x509.load_pem_x509_certificate(pems[0]))
+        verify_certificate(der, ca, name, now)
+    except ValueError as error:
+        raise CallerRefused(f"{name}: {error}") from error
+    if certificate_sha256(der) in refused:
+        raise CallerRefused(f"{name}: its certificate {certificate_sha256(der)} is refused here")
+    return name

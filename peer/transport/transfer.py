@@ -1,0 +1,223 @@
+"""Artifacts between disk and stream: read at an offset on one side; hashed, written and verified on the other.
+
+Memory does not grow with the artifact, and no file appears under its final name before its digest is right:
+``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last check. A part is kept when a stream breaks and is
+resumed, by this process or the next one. All file work happens in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from peer.core import limits
+from peer.core.roster import Sha256
+
+Result = TypeVar("Result")
+
+PART_SUFFIX = ".part"
+ARTIFACT_SUFFIX = ".safetensors"
+CHUNK_BYTES_MIN = 64 << 10  # a line of 35 kbit/s carries one within STALL_S
+CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
+CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow lines are seen to move
+
+
+class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
+    """What came is not what the manifest promised; nothing of it is left on disk."""
+
+
+class StorageFailed(Exception):  # noqa: N818 - the name is the fact
+    """This site's disk did not take the artifact, and keeps nothing of it; the text names the file and the reason."""
+
+
+def artifact_path(folder: Path, sha256: Sha256) -> Path:
+    """Where an artifact lies: it is named by its content."""
+    return folder / f"{sha256}{ARTIFACT_SUFFIX}"
+
+
+def holds(path: Path, *, sha256: Sha256, size: int) -> bool:
+    """Whether the file is there and has this digest; reads all of it."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return os.fstat(file.fileno()).st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
+
+
+class Outgoing:
+    """An artifact that is being sent, from an offset on; ``sent`` counts what may have left, the last chunk included.
+
+    The file is closed by whichever of ``send`` and the reading thread ends last.
+    """
+
+    def __init__(self, path: Path, *, offset: int, pool: Executor) -> None:
+        """Open the file; ``OSError`` when it cannot be read, ``ValueError`` when the offset is beyond its end."""
+        self.sent = 0
+        self._pool = pool
+        self._file = path.open("rb", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        if offset > size:
+            self._file.close()
+            raise ValueError(f"offset {offset} is beyond the {size} bytes of the artifact")
+        self._file.seek(offset)
+
+    async def send(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Hand the rest of the file to ``write``, reading ahead by one chunk.
+
+        Raises:
+            TimeoutError: the receiver took nothing for ``STALL_S``.
+        """
+        size = CHUNK_BYTES_MIN
+        reading = self._read(size)
+        try:
+            while chunk := await asyncio.wrap_future(reading):
+                reading = self._read(size)
+                self.sent += len(chunk)
+                began = time.monotonic()
+                async with asyncio.timeout(limits.STALL_S):
+                    await write(chunk)
+                took = time.monotonic() - began
+                if took < CHUNK_FAST_S:
+                    size = min(2 * size, limits.CHUNK_BYTES)
+                elif took > CHUNK_SLOW_S:
+                    size = max(size // 2, CHUNK_BYTES_MIN)
+        finally:
+            reading.add_done_callback(lambda _: self._file.close())
+
+    def _read(self, size: int) -> Future[bytes]:
+        return self._pool.submit(self._file.read, size)
+
+
+class Incoming:
+    """An artifact that is being received; one thread owns its file, and calls queue up behind it.
+
+    Use it as an async context manager. Leaving it early, by an exception or a cancellation, keeps the part for the next
+    attempt; ``ArtifactWrong`` and ``StorageFailed`` delete it.
+    """
+
+    def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
+        """Prepare to receive ``size`` bytes with this digest into the folder, which exists."""
+        self.received = 0
+        self.resumed = False
+        self._final = artifact_path(folder, sha256)
+        self._part = folder / f"{sha256}{PART_SUFFIX}"
+        self._sha256 = sha256
+        self._size = size
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incoming")
+        self._writing: asyncio.Future[None] | None = None
+        self._hash = hashlib.sha256()
+        self._file = -1
+
+    async def __aenter__(self) -> Self:
+        """Open the part; what an earlier attempt left in it is hashed again and counts as received."""
+        try:
+            await self._run(self._open)
+        except BaseException:
+            await self._end()
+            raise
+        self.resumed = self.received > 0
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the part, after the thread is done with it."""
+        await self._end()
+
+    async def feed(self, chunk: bytes) -> None:
+        """Take the next bytes; returns once the chunk before is hashed and written, so that two are held at most."""
+        if self.received + len(chunk) > self._size:
+            await self._run(self._discard)
+            raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
+        before, self._writing = self._writing, self._run(self._write, chunk)
+        self.received += len(chunk)
+        if before is not None:
+            await asyncio.wait((before,))  # unlike a bare await, it leaves the write alone when it is cancelled
+            before.result()
+
+    async def finish(self, check: Callable[[Path], None]) -> Path:
+        """Verify the digest, then ``check`` the file, then give it its final name, durably.
+
+        ``check`` runs in the thread, sees the part, and raises ``ValueError`` with the reason to refuse it.
+        """
+        if self._writing is not None:
+            await self._writing
+        return await self._run(self._finish, check)
+
+    def _run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, step, *arguments)
+
+    async def _end(self) -> None:
+        closing = self._thread.submit(self._close)
+        self._thread.shutdown(wait=False)
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+            self._writing.exception()  # seen: whoever fed the chunk is gone
+        await asyncio.shield(asyncio.wrap_future(closing))
+
+    # --- in the thread ---
+    def _open(self) -> None:
+        with self._storage():
+            self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            held = os.fstat(self._file).st_size
+            if held > self._size:
+                os.ftruncate(self._file, 0)
+                held = 0
+            if self._size - held > (free := shutil.disk_usage(self._part.parent).free):
+                raise OSError(errno.ENOSPC, f"{self._size - held} bytes are needed, {free} are free")
+            with open(self._file, "rb", buffering=0, closefd=False) as file:
+                self._hash = hashlib.file_digest(file, "sha256")
+            self.received = held
+
+    def _write(self, chunk: bytes) -> None:
+        with self._storage():
+            self._hash.update(chunk)
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+
+    def _finish(self, check: Callable[[Path], None]) -> Path:
+        if self.received != self._size or self._hash.hexdigest() != self._sha256:
+            self._discard()
+            raise ArtifactWrong(f"{self.received} bytes came whose digest is not the manifest's")
+        try:
+            check(self._part)
+        except ValueError as error:
+            self._discard()
+            raise ArtifactWrong(str(error)) from error
+        with self._storage():
+            os.fsync(self._file)
+            self._part.rename(self._final)
+            folder = os.open(self._final.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        return self._final
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[None]:
+        """A disk that fails is named, and gets its space back."""
+        try:
+            yield
+        except OSError as error:
+            self._discard()
+            raise StorageFailed(f"{self._part} cannot be written: {error.strerror}") from error
+
+    def _discard(self) -> None:
+        self._part.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

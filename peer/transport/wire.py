@@ -1,0 +1,403 @@
+"""Where generated messages become the core's facts, and back: everything that a peer says is validated here, once.
+
+The checks run on the facts, in both directions, so that a site never sends what others would refuse. Every
+``WireError`` names the field and the limit. Generated types go no further than ``peer.transport``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from peer.core import limits
+from peer.core.facts import (
+    DTYPES,
+    Artifact,
+    Greeting,
+    Manifest,
+    Pulse,
+    Purpose,
+    Seen,
+    SignedManifest,
+    TensorSpec,
+    Unavailable,
+)
+from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
+from peer.pb import peer_pb2 as pb
+from peer.transport.bounds import (
+    COUNT_MAX,
+    WireError,
+    at_most,
+    digest,
+    finite,
+    json_object,
+    known,
+    number,
+    site,
+    specification,
+    text,
+)
+
+METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
+
+KINDS: Mapping[Kind, pb.Kind.ValueType] = {
+    "model": pb.KIND_MODEL,
+    "head": pb.KIND_HEAD,
+    "proxy": pb.KIND_PROXY,
+    "messenger": pb.KIND_MESSENGER,
+}
+PURPOSES: Mapping[Purpose, pb.Purpose.ValueType] = {
+    "train": pb.PURPOSE_TRAIN,
+    "handback": pb.PURPOSE_HANDBACK,
+    "evaluate": pb.PURPOSE_EVALUATE,
+}
+UNAVAILABLE: Mapping[Unavailable, pb.Unavailable.ValueType] = {
+    Unavailable.NOT_YET: pb.UNAVAILABLE_NOT_YET,
+    Unavailable.RETIRED: pb.UNAVAILABLE_RETIRED,
+    Unavailable.SKIPPED: pb.UNAVAILABLE_SKIPPED,
+}
+KIND_OF = {number: kind for kind, number in KINDS.items()}
+PURPOSE_OF = {number: purpose for purpose, number in PURPOSES.items()}
+UNAVAILABLE_OF = {number: answer for answer, number in UNAVAILABLE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which artifact a receiver wants, and what for; the schedule is looked up with ``for_round``.
+
+    ``earlier`` accepts the newest one published before that round; it matters to ``GetManifest`` only.
+    """
+
+    kind: Kind
+    for_round: int
+    purpose: Purpose
+    owner: SiteName
+    earlier: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How a visiting model did on the visited site's test split; ``withheld`` when the samples were too few to say."""
+
+    generation: int
+    round: int
+    sha256: Sha256
+    samples: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    withheld: bool = False
+
+
+# --- manifests ------------------------------------------------------------------------------------------------------
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes that are signed and that travel; ``WireError`` when other sites would refuse them."""
+    _check_manifest(manifest)
+    artifact = manifest.artifact
+    spec = json.dumps(artifact.spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    at_most("manifest.spec", len(spec.encode()), limits.SPEC_BYTES_MAX, "bytes")
+    message = pb.Manifest(
+        federation=bytes.fromhex(manifest.federation),
+        generation=manifest.generation,
+        method=manifest.method,
+        origin=manifest.origin,
+        round=manifest.round,
+        kind=KINDS[artifact.kind],
+        owner=artifact.owner,
+        sha256=bytes.fromhex(artifact.sha256),
+        bytes=artifact.bytes,
+        steps=artifact.steps,
+        spec=spec,
+        tensors=[pb.Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in artifact.tensors],
+        training_samples=artifact.training_samples,
+        reexport=manifest.reexport,
+        egress_count=manifest.egress_count,
+        egress_head=bytes.fromhex(manifest.egress_head),
+    )
+    body = message.SerializeToString(deterministic=True)
+    at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
+    return body
+
+
+def decode_manifest(body: bytes) -> Manifest:
+    """The manifest in a signed body, whose signature the caller has verified before."""
+    at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
+    try:
+        message = pb.Manifest.FromString(body)
+    except DecodeError as error:
+        raise WireError(f"manifest is not a message of mhfl.v1: {error}") from None
+    at_most("manifest.tensors", len(message.tensors), limits.TENSORS_MAX, "entries")
+    artifact = Artifact(
+        kind=known("manifest.kind", KIND_OF, message.kind),
+        owner=SiteName(message.owner),
+        sha256=Sha256(message.sha256.hex()),
+        bytes=message.bytes,
+        steps=message.steps,
+        spec=json_object("manifest.spec", message.spec, bytes_max=limits.SPEC_BYTES_MAX),
+        tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in message.tensors),
+        training_samples=message.training_samples if message.HasField("training_samples") else None,
+    )
+    manifest = Manifest(
+        federation=Sha256(message.federation.hex()),
+        generation=message.generation,
+        method=message.method,
+        origin=SiteName(message.origin),
+        round=message.round,
+        artifact=artifact,
+        reexport=message.reexport,
+        egress_count=message.egress_count,
+        egress_head=message.egress_head.hex(),
+    )
+    _check_manifest(manifest)
+    return manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    artifact = manifest.artifact
+    digest("manifest.federation", manifest.federation)
+    number("manifest.generation", manifest.generation, minimum=1, maximum=limits.ROUNDS_MAX)
+    text("manifest.method", manifest.method)
+    site("manifest.origin", manifest.origin)
+    number("manifest.round", manifest.round, minimum=1, maximum=limits.ROUNDS_MAX)
+    site("manifest.owner", artifact.owner)
+    digest("manifest.sha256", artifact.sha256)
+    number("manifest.bytes", artifact.bytes, minimum=1, maximum=limits.ARTIFACT_BYTES_MAX)
+    number("manifest.steps", artifact.steps)
+    if artifact.training_samples is not None:
+        number("manifest.training_samples", artifact.training_samples)
+    number("manifest.egress_count", manifest.egress_count)
+    if manifest.egress_head or manifest.egress_count:
+        digest("manifest.egress_head", manifest.egress_head)
+    specification("manifest.spec", artifact.spec)
+    _check_tensors(artifact)
+
+
+def _check_tensors(artifact: Artifact) -> None:
+    if not artifact.tensors:
+        raise WireError("manifest.tensors is empty")
+    at_most("manifest.tensors", len(artifact.tensors), limits.TENSORS_MAX, "entries")
+    total = 0
+    names = set()
+    for index, tensor in enumerate(artifact.tensors):
+        where = f"manifest.tensors[{index}]"
+        text(f"{where}.name", tensor.name, bytes_max=limits.TENSOR_NAME_BYTES_MAX)
+        if tensor.name in names:
+            raise WireError(f"{where}.name {tensor.name!r} appears twice")
+        names.add(tensor.name)
+        if tensor.dtype not in DTYPES:
+            raise WireError(f"{where}.dtype {tensor.dtype[:16]!r} is none of {', '.join(DTYPES)}")
+        at_most(f"{where}.shape", len(tensor.shape), limits.TENSOR_DIMS_MAX, "dimensions")
+        for size in tensor.shape:
+            number(f"{where}.shape", size)
+        total += _tensor_bytes(tensor)
+    if total > artifact.bytes:
+        raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {artifact.bytes}")
+
+
+def _tensor_bytes(tensor: TensorSpec) -> int:
+    return math.prod(tensor.shape) * DTYPES[tensor.dtype]
+
+
+def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
+    """The answer to ``GetManifest``."""
+    if isinstance(reply, Unavailable):
+        return pb.ManifestReply(unavailable=UNAVAILABLE[reply])
+    signed = pb.SignedManifest(body=reply.body, signature=reply.signature, certificate_der=reply.certificate_der)
+    return pb.ManifestReply(manifest=signed)
+
+
+def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
+    """The answer to ``GetManifest``; the manifest's body is not looked into."""
+    answer = message.WhichOneof("reply")
+    if answer == "unavailable":
+        return known("reply.unavailable", UNAVAILABLE_OF, message.unavailable)
+    if answer is None:
+        raise WireError("reply has neither a manifest nor a reason why there is none")
+    signed = message.manifest
+    for name, value, bytes_max in (
+        ("body", signed.body, limits.MANIFEST_BYTES_MAX),
+        ("signature", signed.signature, limits.SIGNATURE_BYTES_MAX),
+        ("certificate_der", signed.certificate_der, limits.CERTIFICATE_BYTES_MAX),
+    ):
+        if not value:
+            raise WireError(f"signed_manifest.{name} is empty")
+        at_most(f"signed_manifest.{name}", len(value), bytes_max, "bytes")
+    return SignedManifest(signed.body, signed.signature, signed.certificate_der)
+
+
+# --- greetings and beats --------------------------------------------------------------------------------------------
+def encode_greeting(greeting: Greeting) -> pb.Greeting:
+    """The content of a ``Hello``."""
+    _check_greeting(greeting)
+    seen = greeting.seen
+    return pb.Greeting(
+        protocol=greeting.protocol,
+        federation=bytes.fromhex(greeting.federation),
+        roster=bytes.fromhex(greeting.roster),
+        generation=greeting.generation,
+        clock_s=greeting.clock_s,
+        seen=pb.Seen(generation=seen.generation, round=seen.round, sha256=bytes.fromhex(seen.sha256)) if seen else None,
+        software=greeting.software,
+    )
+
+
+def decode_greeting(message: pb.Greeting) -> Greeting:
+    """The content of a ``Hello``."""
+    seen = message.seen
+    greeting = Greeting(
+        protocol=message.protocol,
+        federation=Sha256(message.federation.hex()),
+        roster=Sha256(message.roster.hex()),
+        generation=message.generation,
+        clock_s=message.clock_s,
+        seen=Seen(seen.generation, seen.round, seen.sha256.hex()) if message.HasField("seen") else None,
+        software=message.software,
+    )
+    _check_greeting(greeting)
+    return greeting
+
+
+def _check_greeting(greeting: Greeting) -> None:
+    number("greeting.protocol", greeting.protocol, minimum=1, maximum=(1 << 32) - 1)
+    digest("greeting.federation", greeting.federation)
+    digest("greeting.roster", greeting.roster)
+    number("greeting.generation", greeting.generation, maximum=limits.ROUNDS_MAX)
+    finite("greeting.clock_s", greeting.clock_s, maximum=float(COUNT_MAX))
+    text("greeting.software", greeting.software, empty=True)
+    if greeting.seen is not None:
+        number("greeting.seen.generation", greeting.seen.generation, minimum=1, maximum=limits.ROUNDS_MAX)
+        number("greeting.seen.round", greeting.seen.round, minimum=1, maximum=limits.ROUNDS_MAX)
+        digest("greeting.seen.sha256", greeting.seen.sha256)
+
+
+def encode_pulse(pulse: Pulse) -> pb.Pulse:
+    """The content of a ``Beat``."""
+    _check_pulse(pulse)
+    return pb.Pulse(
+        generation=pulse.generation,
+        round=pulse.round,
+        phase=pulse.phase,
+        progress=pulse.progress,
+        published_round=pulse.published_round,
+        committed_round=pulse.committed_round,
+    )
+
+
+def decode_pulse(message: pb.Pulse) -> Pulse:
+    """The content of a ``Beat``."""
+    pulse = Pulse(
+        generation=message.generation,
+        round=message.round,
+        phase=message.phase,
+        progress=message.progress,
+        published_round=message.published_round,
+        committed_round=message.committed_round,
+    )
+    _check_pulse(pulse)
+    return pulse
+
+
+def _check_pulse(pulse: Pulse) -> None:
+    for name in ("generation", "round", "published_round", "committed_round"):
+        number(f"pulse.{name}", getattr(pulse, name), maximum=limits.ROUNDS_MAX)
+    text("pulse.phase", pulse.phase)
+    finite("pulse.progress", pulse.progress, maximum=1.0)
+
+
+# --- requests and metrics -------------------------------------------------------------------------------------------
+def encode_manifest_request(request: Request, *, wait_s: float) -> pb.ManifestRequest:
+    """The question of ``GetManifest``."""
+    _check_request(request)
+    return pb.ManifestRequest(
+        kind=KINDS[request.kind],
+        for_round=request.for_round,
+        purpose=PURPOSES[request.purpose],
+        owner=request.owner,
+        earlier=request.earlier,
+        wait_s=finite("request.wait_s", wait_s, maximum=limits.MANIFEST_WAIT_S),
+    )
+
+
+def decode_manifest_request(message: pb.ManifestRequest) -> tuple[Request, float]:
+    """The question of ``GetManifest``, and for how many seconds it may hang."""
+    wait_s = finite("request.wait_s", message.wait_s, maximum=limits.MANIFEST_WAIT_S)
+    return _request(message, earlier=message.earlier), wait_s
+
+
+def encode_fetch_request(request: Request, *, sha256: Sha256, offset: int) -> pb.FetchRequest:
+    """The question of ``FetchArtifact``."""
+    _check_request(request)
+    return pb.FetchRequest(
+        kind=KINDS[request.kind],
+        for_round=request.for_round,
+        purpose=PURPOSES[request.purpose],
+        owner=request.owner,
+        sha256=bytes.fromhex(sha256),
+        offset=number("request.offset", offset, maximum=limits.ARTIFACT_BYTES_MAX),
+    )
+
+
+def decode_fetch_request(message: pb.FetchRequest) -> tuple[Request, Sha256, int]:
+    """The question of ``FetchArtifact``: which artifact, its digest, and the byte to begin with."""
+    offset = number("request.offset", message.offset, maximum=limits.ARTIFACT_BYTES_MAX)
+    return _request(message, earlier=False), digest("request.sha256", message.sha256.hex()), offset
+
+
+def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) -> Request:
+    request = Request(
+        kind=known("request.kind", KIND_OF, message.kind),
+        for_round=message.for_round,
+        purpose=known("request.purpose", PURPOSE_OF, message.purpose),
+        owner=SiteName(message.owner),
+        earlier=earlier,
+    )
+    _check_request(request)
+    return request
+
+
+def _check_request(request: Request) -> None:
+    number("request.for_round", request.for_round, minimum=1, maximum=limits.ROUNDS_MAX)
+    site("request.owner", request.owner)
+
+
+def encode_metrics(metrics: Metrics) -> pb.Metrics:
+    """The content of ``PutMetrics``."""
+    _check_metrics(metrics)
+    return pb.Metrics(
+        generation=metrics.generation,
+        round=metrics.round,
+        sha256=bytes.fromhex(metrics.sha256),
+        withheld=metrics.withheld,
+        samples=metrics.samples,
+        values=metrics.values,
+    )
+
+
+def decode_metrics(message: pb.Metrics) -> Metrics:
+    """The content of ``PutMetrics``."""
+    metrics = Metrics(
+        generation=message.generation,
+        round=message.round,
+        sha256=Sha256(message.sha256.hex()),
+        samples=message.samples,
+        values=dict(message.values),
+        withheld=message.withheld,
+    )
+    _check_metrics(metrics)
+    return metrics
+
+
+def _check_metrics(metrics: Metrics) -> None:
+    number("metrics.generation", metrics.generation, minimum=1, maximum=limits.ROUNDS_MAX)
+    number("metrics.round", metrics.round, minimum=1, maximum=limits.ROUNDS_MAX)
+    digest("metrics.sha256", metrics.sha256)
+    number("metrics.samples", metrics.samples)
+    at_most("metrics.values", len(metrics.values), METRICS_MAX, "entries")
+    if metrics.withheld and (metrics.values or metrics.samples):
+        raise WireError("metrics.values and metrics.samples must be empty where metrics.withheld is set")
+    for name, value in metrics.values.items():
+        text("metrics.values", name)
+        finite(f"metrics.values[{name}]", value, minimum=-float(COUNT_MAX), maximum=float(COUNT_MAX))

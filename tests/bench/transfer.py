@@ -1,0 +1,213 @@
+"""How fast an artifact moves, verified and on disk, against a bare grpc.aio stream over mutual TLS that only hashes.
+
+``python tests/bench/transfer.py [MB ...]`` prints both medians, their ratio (the target is at least 0.6) and the peak
+memory of a process that only sends and of one that only receives. Both ways run in turn, in one run, so that they see
+the same machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import grpc
+
+from peer import identity
+from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.roster import Roster, Sha256, SiteName
+from peer.pb import peer_pb2 as pb
+from peer.pb import peer_pb2_grpc as rpc
+from peer.transport.client import ExchangeClient, Offer
+from peer.transport.server import ExchangeServer, Grant
+from peer.transport.tls import Pki
+from peer.transport.wire import Request
+
+MIB = 1 << 20
+ROUNDS = 11
+EUROPE, AFRICA = SiteName("europe"), SiteName("africa")
+FEDERATION = Sha256("00" * 32)
+LARGE = (("grpc.max_receive_message_length", 2 * MIB), ("grpc.max_send_message_length", 2 * MIB))
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def admit(folder: Path) -> None:
+    """A CA and two sites."""
+    authority, ca = identity.new_authority("bench", now=now())
+    for name in (EUROPE, AFRICA):
+        key = identity.new_key()
+        certificate = identity.issue(authority, ca, name=name, public_key=key.public_key(), now=now())
+        (folder / name).mkdir()
+        for file, content in (
+            (identity.CA_FILE, identity.certificate_pem(ca)),
+            (identity.CERTIFICATE_FILE, identity.certificate_pem(certificate)),
+            (identity.KEY_FILE, identity.key_pem(key)),
+            (identity.ROUND_KEY_FILE, b"00" * 32),
+        ):
+            (folder / name / file).touch(mode=0o600)
+            (folder / name / file).write_bytes(content)
+
+
+def pki(folder: Path, name: SiteName) -> Pki:
+    return Pki(folder / name, name, (folder / name / identity.CA_FILE).read_text(), now)
+
+
+def artifact(folder: Path, megabytes: int) -> Artifact:
+    """A safetensors file of that size, written and described piece by piece."""
+    header = f'{{"w":{{"dtype":"U8","shape":[{megabytes * MIB}],"data_offsets":[0,{megabytes * MIB}]}}}}'.encode()
+    digest, path = hashlib.sha256(), folder / "new"
+    with path.open("wb") as file:
+        for piece in (struct.pack("<Q", len(header)) + header, *([os.urandom(MIB)] * megabytes)):
+            file.write(piece)
+            digest.update(piece)
+    sha256 = Sha256(digest.hexdigest())
+    size = path.stat().st_size
+    path.rename(folder / f"{sha256}.safetensors")
+    return Artifact("model", EUROPE, sha256, size, 0, {}, (TensorSpec("w", "U8", (megabytes * MIB,)),))
+
+
+class Desk:
+    """Sends any artifact in a folder to anybody; the rest of a desk is not called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open_artifact(self, caller: SiteName, request: Request, *, sha256: Sha256, offset: int) -> Grant:
+        return Grant(self.folder / f"{sha256}.safetensors", 0)
+
+    def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
+        """Nothing is recorded here."""
+
+
+class Bare(rpc.ExchangeServicer):
+    """The yardstick's server: chunks of an artifact from disk, and nothing else."""
+
+    Hello = Beat = GetManifest = PutMetrics = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def FetchArtifact(self, request, context):  # noqa: N802
+        with (self.folder / f"{request.sha256.hex()}.safetensors").open("rb") as file:
+            while chunk := file.read(MIB):
+                yield pb.Chunk(data=chunk)
+
+
+async def serve(folder: Path, way: str) -> None:
+    """Serve until stdin closes, then print the peak memory."""
+    keys = pki(folder, EUROPE)
+    if way == "ours":
+        ours = ExchangeServer(Desk(folder), pki=keys, roster=Roster.of([EUROPE, AFRICA]))
+        print(await ours.start("127.0.0.1:0"), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        await ours.stop()
+    else:
+        own = keys.load()
+        pair = (identity.key_pem(own.key), identity.certificate_pem(own.certificate))
+        credentials = grpc.ssl_server_credentials([pair], identity.certificate_pem(own.ca), True)
+        server = grpc.aio.server(options=LARGE)
+        rpc.add_ExchangeServicer_to_server(Bare(folder), server)
+        print(server.add_secure_port("127.0.0.1:0", credentials), flush=True)
+        await server.start()
+        await asyncio.to_thread(sys.stdin.read)
+        await server.stop(None)
+    print(peak_mib())
+
+
+async def receive(folder: Path, ports: dict[str, int], wanted: Artifact, rounds: int) -> None:
+    """Time both ways in turn and print the seconds of each, then the peak memory after ours alone."""
+    keys = pki(folder, AFRICA)
+    inbox = folder / "inbox"
+    inbox.mkdir(exist_ok=True)
+    client = ExchangeClient(pki=keys, federation=FEDERATION, address=lambda _: f"127.0.0.1:{ports['ours']}")
+    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, wanted)
+    offer = Offer(Request("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
+    own = keys.load()
+    channel = grpc.aio.secure_channel(
+        f"127.0.0.1:{ports['bare']}",
+        grpc.ssl_channel_credentials(
+            identity.certificate_pem(own.ca), identity.key_pem(own.key), identity.certificate_pem(own.certificate)
+        ),
+        options=(*LARGE, ("grpc.ssl_target_name_override", EUROPE)),
+    )
+    stub = rpc.ExchangeStub(channel)
+
+    async def ours() -> None:
+        (await client.fetch(offer, inbox)).unlink()
+
+    async def bare() -> None:
+        digest = hashlib.sha256()
+        async for chunk in stub.FetchArtifact(pb.FetchRequest(sha256=bytes.fromhex(wanted.sha256))):
+            digest.update(chunk.data)
+        assert digest.hexdigest() == wanted.sha256
+
+    await ours()
+    print(peak_mib())
+    await bare()
+    for _ in range(rounds):
+        for way in (bare, ours):
+            began = time.perf_counter()
+            await way()
+            print(way.__name__, time.perf_counter() - began)
+    await client.close()
+    await channel.close()
+
+
+def peak_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+
+def main(sizes: list[int]) -> None:
+    """One line a size."""
+    for megabytes in sizes:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            admit(folder)
+            wanted = artifact(folder, megabytes)
+            servers = {}
+            for way in ("bare", "ours"):
+                command = [sys.executable, __file__, "serve", scratch, way]
+                servers[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            ports = {way: int(server.stdout.readline()) for way, server in servers.items()}
+            command = [sys.executable, __file__, "receive", scratch, str(megabytes), *map(str, ports.values())]
+            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+            seconds = {
+                way: statistics.median(float(line.split()[1]) for line in lines if line.startswith(way))
+                for way in ports
+            }
+            sender = {way: server.communicate()[0].strip() for way, server in servers.items()}
+            print(
+                f"{megabytes} MB: bare {seconds['bare']:.3f} s, ours {seconds['ours']:.3f} s, "
+                f"ratio {seconds['bare'] / seconds['ours']:.2f}; "
+                f"peak memory {lines[0]} MiB receiving, {sender['ours']} MiB sending",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["serve", folder, way]:
+            asyncio.run(serve(Path(folder), way))
+        case ["receive", folder, megabytes, bare, ours]:
+            scratch = Path(folder)
+            (path,) = scratch.glob("*.safetensors")
+            size = int(megabytes) * MIB
+            spec = TensorSpec("w", "U8", (size,))
+            found = Artifact("model", EUROPE, Sha256(path.stem), path.stat().st_size, 0, {}, (spec,))
+            asyncio.run(receive(scratch, {"bare": int(bare), "ours": int(ours)}, found, ROUNDS))
+        case arguments:
+            main([int(argument) for argument in arguments] or [20, 60, 250])

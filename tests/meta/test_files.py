@@ -1,0 +1,68 @@
+"""What lies where, and what no file of this repository may say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+# Each pattern is written so that it does not match itself.
+UNFINISHED = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b")
+FORBIDDEN = {
+    "a path of somebody's machine": re.compile(r"(?<![\w.$}-])/(?:[w]ork|[r]oot|[h]ome/[a-z]\w*|[U]sers/\w+)/"),
+    "a package registry's host": re.compile(r"py[p]i\.org|python[h]osted\.org|npm[j]s\.|deb\.[d]ebian\.org"),
+    "how the text was made": re.compile(r"\bsub[-]?agents?\b|\bcoding [a]ssistant|\bas an [A]I\b", re.IGNORECASE),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE [K]EY-----"),
+}
+SUITE_FOLDERS = {"bench", "e2e", "meta", "scenarios"}
+"""Folders of tests/ that mirror no package."""
+
+
+def texts(root: Path, files: list[Path]) -> dict[Path, str]:
+    """The files that are text."""
+    found = {}
+    for path in files:
+        try:
+            found[path] = (root / path).read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+def matches(pattern: re.Pattern[str], root: Path, files: list[Path]) -> list[str]:
+    """Where a pattern stands: path, line and the words."""
+    return [
+        f"{path}:{number}: {match.group()}"
+        for path, text in texts(root, files).items()
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+
+
+def test_nothing_is_left_for_later(root: Path, files: list[Path]) -> None:
+    assert not matches(UNFINISHED, root, files)
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_tells(what: str, root: Path, files: list[Path]) -> None:
+    assert not matches(FORBIDDEN[what], root, files)
+
+
+def test_tests_are_no_package(files: list[Path]) -> None:
+    assert not [path for path in files if path.parts[0] == "tests" and path.name == "__init__.py"]
+
+
+def test_proto_is_no_package(files: list[Path]) -> None:
+    assert Path("proto/__init__.py") not in files, "an importable `proto` would shadow proto-plus"
+
+
+def test_every_test_file_mirrors_a_module(root: Path, files: list[Path]) -> None:
+    orphans = []
+    for path in files:
+        if path.parts[0] != "tests" or not path.match("test_*.py") or path.parts[1] in SUITE_FOLDERS:
+            continue
+        folder, name = root.joinpath(*path.parts[1:-1]), path.stem.removeprefix("test_")
+        if not (folder / f"{name}.py").is_file() and not (folder / name / "__init__.py").is_file():
+            orphans.append(str(path))
+    assert not orphans, f"no module has these tests' names: {orphans}"

@@ -1,0 +1,58 @@
+"""What is shipped: the three packages and nothing else, and it runs by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("losses", "models", "peer")
+
+
+def pip(*arguments: str | Path) -> None:
+    """Run pip without a network; its own words when it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy that holds the repository's files only."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    for path in files:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / path, source / path)
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", built, source)
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path, files: list[Path]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licenses = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+    assert shipped == {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= shipped
+    assert "peer/pb/peer_pb2.pyi" in shipped
+    assert licenses
+
+
+def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", target, wheel)
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    where = "import losses, models, peer; print(*(p.__file__ for p in (losses, models, peer)), sep='\\n')"
+    imported = subprocess.run(
+        [sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert all(Path(line).is_relative_to(target) for line in imported.stdout.splitlines())
+    program = target / "bin" / "mhfl-peer"
+    finished = subprocess.run([program, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "Usage: mhfl-peer" in finished.stdout

@@ -1,0 +1,108 @@
+"""ResNets against the printed sizes, and against MONAI's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from monai.networks.nets import ResNet as MonaiResNet
+
+from models.resnet import resnet10, resnet18, resnet34
+
+
+@pytest.mark.parametrize(
+    ("dims", "millions"),
+    [(3, {64: 14.38, 62: 13.50, 60: 12.64, 58: 11.82}), (2, {64: 4.91, 62: 4.60, 60: 4.31, 58: 4.03})],
+)
+def test_the_sizes_of_the_papers_four_sites(dims, millions):
+    with torch.device("meta"):
+        models = {w: resnet10(spatial_dims=dims, in_channels=2, classes=7, width=w) for w in millions}
+    sizes = {w: sum(p.numel() for p in model.parameters()) / 1e6 for w, model in models.items()}
+    assert sizes == pytest.approx(millions, abs=0.005)
+
+
+@pytest.mark.parametrize(("constructor", "millions"), [(resnet18, 11.18), (resnet34, 21.29)])
+def test_the_sizes_of_the_deeper_ones(constructor, millions):
+    with torch.device("meta"):
+        model = constructor(spatial_dims=2, in_channels=3, classes=8)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.005)
+
+
+@pytest.mark.parametrize(("dims", "stride"), [(2, 2), (3, 1)])
+def test_weights_and_predictions_are_those_of_monais_network(dims, stride):
+    ours = resnet10(spatial_dims=dims, in_channels=1, classes=2, width=4).eval()
+    theirs = MonaiResNet(
+        "basic",
+        [1, 1, 1, 1],
+        [4, 8, 16, 32],
+        spatial_dims=dims,
+        n_input_channels=1,
+        conv1_t_stride=stride,
+        bias_downsample=False,
+        num_classes=2,
+    ).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 1, *(20,) * dims)
+    torch.testing.assert_close(ours(x).prediction, theirs(x), rtol=1e-5, atol=1e-6)
+
+
+def test_taps_are_the_rectified_outputs_of_the_four_stages():
+    model = resnet10(spatial_dims=2, in_channels=1, classes=2, width=4)
+    output = model(torch.randn(2, 1, 64, 64))
+    assert [tuple(tap.shape[1:]) for tap in output.taps] == [(4, 16, 16), (8, 8, 8), (16, 4, 4), (32, 2, 2)]
+    assert all(tap.min() == 0 for tap in output.taps)
+    torch.testing.assert_close(output.taps[-1].mean((2, 3)), output.penultimate)
+    assert output.bottleneck is output.penultimate
+    x = output.taps[0]
+    for stage, tap in zip((model.layer2, model.layer3, model.layer4), output.taps[1:], strict=True):
+        x = stage(x)
+        torch.testing.assert_close(x, tap)
+
+
+@pytest.mark.parametrize(
+    ("dims", "options", "grids"),
+    [
+        (3, {}, [12, 6, 3, 2]),
+        (3, {"stem_stride": 2}, [6, 3, 2, 1]),
+        (3, {"max_pool": False}, [24, 12, 6, 3]),
+        (2, {}, [6, 3, 2, 1]),
+        (1, {}, [6, 3, 2, 1]),
+        (1, {"stem_stride": 1, "max_pool": False}, [24, 12, 6, 3]),
+    ],
+)
+def test_the_stem_sets_the_grids(dims, options, grids):
+    model = resnet10(spatial_dims=dims, in_channels=1, classes=2, width=2, **options)
+    assert [tap.shape[-1] for tap in model(torch.zeros(2, 1, *(24,) * dims)).taps] == grids
+
+
+def test_the_shortcuts_pass_gradients():
+    # With the residual branch at zero, everything that arrives below the last stage came by the shortcuts.
+    model = resnet18(spatial_dims=2, in_channels=1, classes=2, width=4)
+    for stage in (model.layer2, model.layer3, model.layer4):
+        for block in stage:
+            torch.nn.init.zeros_(block.bn2.weight)
+    model(torch.randn(4, 1, 64, 64)).prediction.square().sum().backward()
+    assert model.conv1.weight.grad.any()
+
+
+def test_one_sample_too_small_to_train_on_is_refused_with_the_minimum():
+    model = resnet10(spatial_dims=2, in_channels=1, classes=2, width=2)
+    with pytest.raises(ValueError, match=r"one sample of \(32, 7\): .*a batch of at least 2, or a side of at least 33"):
+        model(torch.zeros(1, 1, 32, 7))
+    model(torch.zeros(1, 1, 33, 7))
+    model(torch.zeros(2, 1, 1, 1))
+    model.eval()(torch.zeros(1, 1, 32, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "resnet10: width must be a whole number from 1 on, not 0"),
+        ({"width": 8.0}, "width must be a whole number"),
+        ({"stem_stride": 3}, "stem_stride must be 1 or 2, not 3"),
+        ({"stem_stride": True}, "stem_stride must be 1 or 2, not True"),
+        ({"max_pool": 1}, "max_pool must be true or false, not 1"),
+    ],
+)
+def test_hyper_parameters_out_of_range_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        resnet10(spatial_dims=2, in_channels=1, classes=2, **options)

@@ -1,0 +1,99 @@
+"""Which specs are specs, and which of them another site may send."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from models.spec import FORBIDDEN, REMOTE_MONAI, remote_spec_problem, spec_problem
+
+RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 4, "classes": 2, "hyper": {"width": 62}}
+UNET = {
+    "name": "monai.networks.nets.UNet",
+    "spatial_dims": 2,
+    "in_channels": 3,
+    "classes": 2,
+    "hyper": {"channels": [16, 32, 64], "strides": [2, 2], "kernel_size": [[3, 3], [3, 3]], "norm": "BATCH"},
+    "features": ["model.0", "model.1.submodule.0"],
+    "head": "model.2",
+}
+OWN = {**RESNET, "name": "hospital.nets:Net", "hyper": {"depth": 3, "note": None}, "head": "fc"}
+
+
+@pytest.mark.parametrize("spec", [RESNET, {**RESNET, "hyper": {}}, UNET])
+def test_what_another_site_may_send(spec):
+    assert spec_problem(spec) is None
+    assert remote_spec_problem(spec) is None
+
+
+def test_a_class_of_another_package_needs_this_sites_word():
+    assert "hospital.nets:Net" in remote_spec_problem(OWN)
+    assert remote_spec_problem(OWN, allow=["other.nets:Net"]).endswith("did you mean 'other.nets:Net'?")
+    assert remote_spec_problem(OWN, allow=["hospital.nets:Net"]) is None
+    assert "may not set 'weights'" in remote_spec_problem({**OWN, "hyper": {"weights": "/x"}}, allow=[OWN["name"]])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"nane": "x"}, "unknown key 'nane'; did you mean 'name'?"),
+        ({"name": 3}, "name must be text, not 3"),
+        ({"spatial_dims": 4}, "spatial_dims must be 1, 2 or 3, not 4"),
+        ({"spatial_dims": True}, "spatial_dims must be a whole number from 1 on, not True"),
+        ({"in_channels": 0}, "in_channels must be a whole number from 1 on, not 0"),
+        ({"classes": 2.0}, "classes must be a whole number from 1 on, not 2.0"),
+        ({"hyper": [1]}, "hyper must be a table"),
+        ({"hyper": {3: 1}}, "hyper must be a table"),
+        ({"features": "fc"}, "features must be a list of layer names, not 'fc'"),
+        ({"features": [1]}, "features must be a list of layer names"),
+        ({"head": ["fc"]}, r"head must be a layer name, not \['fc'\]"),
+        ({"hyper": {"width": {"a": 1}}}, "'width' must be a JSON scalar or a list of them, not 'dict'"),
+        ({"hyper": {"width": [[[1]]]}}, "'width' must be a JSON scalar or a list of them, not 'list'"),
+        ({"hyper": {"width": b"1"}}, "not 'bytes'"),
+        ({"hyper": {"width": math.inf}}, "'width' must be finite, not inf"),
+    ],
+)
+def test_what_is_no_spec_is_named(change, problem):
+    for judge in (spec_problem, remote_spec_problem):
+        with pytest.raises(ValueError, match=problem):
+            raise ValueError(judge({**RESNET, **change}))
+
+
+def test_a_missing_key_is_named():
+    assert spec_problem({key: RESNET[key] for key in RESNET if key != "classes"}) == "key 'classes' is missing"
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({**RESNET, "name": "resnet9"}, "'resnet9' is not one that another site may name here; did you mean 'resnet"),
+        ({**RESNET, "name": "os:system"}, "'os:system' is not one that another site may name"),
+        ({**RESNET, "name": "monai.networks.nets.Transchex"}, "is not one that another site may name"),
+        ({**RESNET, "name": "UNet"}, "is not one that another site may name"),
+        ({**RESNET, "name": "x" * 10_000}, "xxx"),
+        ({**RESNET, "hyper": {"widht": 8}}, "may not set 'widht'; did you mean 'width'?"),
+        ({**RESNET, "hyper": {"name": "x"}}, "may not set 'name'"),
+        ({**RESNET, "hyper": {"width": 4097}}, "width may be at most 4096 in a spec from another site, not 4097"),
+        ({**RESNET, "hyper": {"width": -(10**300)}}, "width may be at most 4096"),
+        ({**RESNET, "in_channels": 10**6}, "in_channels may be at most 4096"),
+        ({**RESNET, "classes": 10**6}, "classes may be at most 4096"),
+        ({**RESNET, "head": "fc"}, "has its own taps and head"),
+        ({**UNET, "hyper": {"pretrained": True}}, "may not set 'pretrained'"),
+        ({**UNET, "hyper": {"channels": [8] * 17}}, "channels may have at most 16 values"),
+        ({**UNET, "hyper": {"channels": [8, 5000]}}, "channels may be at most 4096"),
+        ({**UNET, "hyper": {"num_res_units": 65}}, "num_res_units may be at most 64"),
+        ({**UNET, "hyper": {"norm": "x" * 257}}, "norm may have at most 256 characters"),
+        ({**UNET, "features": ["a"] * 17}, "features may name at most 16 layers"),
+        ({**UNET, "features": ["a" * 257]}, "a layer name may have at most 256 characters"),
+        ({**UNET, "head": ""}, "needs head"),
+        ({key: UNET[key] for key in UNET if key != "head"}, "needs head, the name of its last layer"),
+    ],
+)
+def test_what_another_site_may_not_send_is_named(spec, problem):
+    assert problem in remote_spec_problem(spec)
+    assert len(remote_spec_problem(spec)) < 400
+
+
+def test_no_remote_network_may_set_a_forbidden_argument():
+    assert not any(arguments & FORBIDDEN for arguments in REMOTE_MONAI.values())

@@ -1,0 +1,219 @@
+"""A small federation on loopback: certificates, artifacts, and a desk that answers as a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import json
+import os
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer import identity
+from peer.core.facts import Artifact, Greeting, Manifest, Pulse, SignedManifest, TensorSpec, Unavailable
+from peer.core.roster import Roster, Sha256, SiteName
+from peer.transport.client import ExchangeClient
+from peer.transport.server import ExchangeServer, Grant, Refusal, Status
+from peer.transport.tls import Pki
+from peer.transport.wire import Request, encode_manifest
+
+UTC = datetime.UTC
+FEDERATION = Sha256("fe" * 32)
+ROSTER = Roster.of(["africa", "asia", "europe"])
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(UTC)
+
+
+@dataclass
+class Authority:
+    """A federation's CA, and a folder for the sites that it admits."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey = field(init=False)
+    certificate: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key, self.certificate = identity.new_authority("test", now=now() - datetime.timedelta(days=400))
+
+    def admit(self, name: str, *, into: str | None = None, at: datetime.datetime | None = None, days: int = 30) -> Pki:
+        """A site's pki folder; ``at`` is when its certificate was issued."""
+        folder = self.folder / (into or name)
+        folder.mkdir(parents=True, exist_ok=True)
+        key = identity.new_key()
+        certificate = identity.issue(
+            self.key, self.certificate, name=SiteName(name), public_key=key.public_key(), now=at or now(), days=days
+        )
+        pem = identity.certificate_pem(self.certificate)
+        for file, content in (
+            (identity.CA_FILE, pem),
+            (identity.KEY_FILE, identity.key_pem(key)),
+            (identity.ROUND_KEY_FILE, b"11" * 32),
+            (identity.CERTIFICATE_FILE, identity.certificate_pem(certificate)),
+        ):
+            fresh = folder / f"{file}.fresh"
+            fresh.touch(mode=0o600)
+            fresh.write_bytes(content)
+            fresh.replace(folder / file)
+        return Pki(folder, SiteName(name), pem.decode(), now)
+
+
+@dataclass
+class Sample:
+    """A safetensors file of random numbers, with its description."""
+
+    path: Path
+    artifact: Artifact
+
+
+def make_sample(folder: Path, *, numbers: int, owner: str) -> Sample:
+    """One float32 vector, written by hand as the format says."""
+    header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + os.urandom(4 * numbers)
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    path = folder / f"{digest}.safetensors"
+    path.write_bytes(content)
+    tensors = (TensorSpec("w", "F32", (numbers,)),)
+    return Sample(path, Artifact("model", SiteName(owner), digest, len(content), 20, {"name": "resnet10"}, tensors))
+
+
+@dataclass
+class FakeDesk:
+    """Answers what it is given, and remembers what it was asked."""
+
+    pki: Pki
+    published: dict[str, Path] = field(default_factory=dict)
+    reply: SignedManifest | Unavailable = Unavailable.NOT_YET
+    refusal: Refusal | None = None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ledger: list[tuple[Any, ...]] = field(default_factory=list)
+    complaints: list[tuple[str, str, str]] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def publish(self, sample: Sample, **changes: Any) -> SignedManifest:
+        """Serve the sample for round 3, with these fields of the manifest changed."""
+        own = self.pki.load()
+        manifest = Manifest(FEDERATION, 1, "fedskd", own.name, 3, sample.artifact)
+        body = encode_manifest(replace(manifest, **changes))
+        signature = identity.sign_manifest(own.key, body)
+        self.published[sample.artifact.sha256] = sample.path
+        self.reply = SignedManifest(body, signature, identity.certificate_der(own.certificate))
+        return self.reply
+
+    async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
+        self._note("hello", caller)
+        return greeting
+
+    async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
+        self._note("beat", caller)
+        return pulse
+
+    async def manifest(self, caller: SiteName, request: Request, *, wait_s: float) -> SignedManifest | Unavailable:
+        self._note("manifest", caller)
+        return self.reply
+
+    def open_artifact(self, caller: SiteName, request: Request, *, sha256: Sha256, offset: int) -> Grant:
+        self._note("open", caller)
+        if sha256 not in self.published:
+            raise Refusal(Status.DENIED, "not published here")
+        self.ledger.append(("intent", caller, sha256, offset))
+        return Grant(self.published[sha256], len(self.ledger))
+
+    def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
+        self.ledger.append(("outcome", grant.intent, size, outcome))
+        self.ended.set()
+
+    def turned_away(self, caller: str, call: str, reason: str) -> None:
+        self.complaints.append((caller, call, reason))
+
+    def _note(self, call: str, caller: str) -> None:
+        self.calls.append((call, caller))
+        if self.refusal is not None:
+            raise self.refusal
+
+
+@dataclass
+class Site:
+    """A serving site and the client with which it dials."""
+
+    name: SiteName
+    desk: FakeDesk
+    server: ExchangeServer
+    port: int
+
+
+@dataclass
+class World:
+    """Starts servers and clients, and stops them at the end of the test."""
+
+    authority: Authority
+    folder: Path
+    addresses: dict[str, str] = field(default_factory=dict)
+    servers: list[ExchangeServer] = field(default_factory=list)
+    clients: list[ExchangeClient] = field(default_factory=list)
+
+    async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
+        pki = pki or self.authority.admit(name)
+        desk = FakeDesk(pki)
+        server = ExchangeServer(desk, pki=pki, roster=ROSTER, **options)
+        port = await server.start("127.0.0.1:0")
+        self.servers.append(server)
+        self.addresses[name] = f"127.0.0.1:{port}"
+        return Site(SiteName(name), desk, server, port)
+
+    def dial(self, name: str, *, pki: Pki | None = None, **options: Any) -> ExchangeClient:
+        pki = pki or self.authority.admit(name)
+        client = ExchangeClient(pki=pki, federation=FEDERATION, address=self.addresses.get, **options)
+        self.clients.append(client)
+        return client
+
+    def sample(self, *, numbers: int = 500_000, owner: str = "europe") -> Sample:
+        folder = self.folder / "published"
+        folder.mkdir(exist_ok=True)
+        return make_sample(folder, numbers=numbers, owner=owner)
+
+    def inbox(self) -> Path:
+        folder = self.folder / "received"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """A CA of its own for the test."""
+    return Authority(tmp_path / "pki")
+
+
+@pytest.fixture
+def foreign_authority(tmp_path: Path) -> Authority:
+    """The CA of another federation."""
+    return Authority(tmp_path / "foreign")
+
+
+@pytest.fixture
+async def world(authority: Authority, tmp_path: Path) -> AsyncIterator[World]:
+    """An empty federation that cleans up after itself."""
+    world = World(authority, tmp_path)
+    yield world
+    for client in world.clients:
+        await client.close()
+    for server in world.servers:
+        await server.stop()
+
+
+@pytest.fixture
+def wanted() -> Callable[..., Request]:
+    """What africa asks europe for."""
+
+    def request(**changes: Any) -> Request:
+        return replace(Request("model", 3, "train", SiteName("europe")), **changes)
+
+    return request
