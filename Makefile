@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -36,7 +36,7 @@ $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "there is no $(PYTHON): install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is $$($(PYTHON) --version): mhfl-peer needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1): mhfl-peer needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,7 @@ $(VENV)/.made:
 
 # setuptools comes first, and builds without isolation, so that the build is pinned like everything else.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
+	@echo "installing into $(VENV), torch among it; the first time this takes minutes"
 	$(INSTALL) setuptools
 	$(INSTALL) --no-build-isolation --editable '.[data]'
 	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt

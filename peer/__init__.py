@@ -1,8 +1,15 @@
 """Peer-to-peer daemon for model-heterogeneous federated learning."""
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-try:
-    __version__ = version("mhfl-peer")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+
+def __getattr__(name: str) -> str:
+    """``__version__``, looked up when asked for: the metadata's machinery is most of a command's start-up time."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("mhfl-peer")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0.0.0"

@@ -159,11 +159,12 @@ class Federation(Table):
     def parse(cls, text: str, where: str) -> Federation:
         """The federation in a text; ``where`` names it in errors."""
         document = toml.parse(text, where)
-        federation = toml.validated(cls, document, where)
         try:
-            federation._digest = roster.federation_digest(document)
+            digest = roster.federation_digest(document)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from error
+        federation = toml.validated(cls, document, where)
+        federation._digest = digest
         federation._where = where
         return federation
 

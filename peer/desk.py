@@ -111,7 +111,8 @@ class Desk:
         if problem is not None:
             self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
-        self.welcome(caller, greeting)
+        if greeting.generation:  # 0 only asks: `check` at a site that does not run yet
+            self.welcome(caller, greeting)
         return self.greeting(caller)
 
     async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:

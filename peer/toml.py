@@ -102,7 +102,8 @@ def validated(model: type[AnyTable], document: Mapping[str, Any], where: str) ->
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        refuse(where, [_problem(details) for details in error.errors(include_url=False)])
+        found = error.errors(include_url=False)
+        refuse(where, [_problem(details) for details in found if not _follows(details, found)])
 
 
 def refuse(where: str, problems: Iterable[str]) -> NoReturn:
@@ -121,3 +122,9 @@ def _problem(details: ErrorDetails) -> str:
         return f"{key}: {context['error']}".lstrip(".")
     message = details["msg"][:1].lower() + details["msg"][1:]
     return f"{key} = {str(details['input'])[:60]}: {message}".lstrip(".")
+
+
+def _follows(details: ErrorDetails, found: Iterable[ErrorDetails]) -> bool:
+    """Whether an error only follows from one further in, as a list that is too short without its wrong item."""
+    place = details["loc"]
+    return any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in found)

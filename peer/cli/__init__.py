@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from peer import __version__
 from peer.errors import Interrupted, PeerError, UsageError, one_line
 
 PROGRAM = "mhfl-peer"
@@ -145,7 +144,7 @@ def _report(error: Exception, *, debug: bool) -> int:
 @click.group(
     PROGRAM, cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(__version__)
+@click.version_option(package_name="mhfl-peer")
 @shared_options
 @click.pass_context
 def main(context: click.Context) -> None:

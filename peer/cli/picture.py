@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SHORT = 12
 """Digits of a digest that a person compares."""
 BAR_WIDTH = 30
+NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
+"""Endings of metrics that `rounds --json` has and the table leaves out."""
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
 
 
@@ -49,13 +51,13 @@ def _where(document: Mapping[str, Any]) -> RenderableType:
     """The bar over all rounds."""
     done, total = document["committed"], document["rounds"]
     phase = document["phase"]
-    return _line(f"round {document['round']}/{total}", done, total, phase)
+    return line(f"round {document['round']}/{total}", done, total, phase)
 
 
 def _training(training: Mapping[str, Any]) -> RenderableType:
     """The bar of the stage, and the newest value of every loss term."""
     losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
-    return _line(
+    return line(
         f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
     )
 
@@ -64,10 +66,11 @@ def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
     """The bar of a transfer that is under way; one that leaves is known by its size only."""
     arrow = "from" if transfer["direction"] == "in" else "to"
     name = f"{transfer['kind']} {arrow} {transfer['peer']}"
-    return _line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
+    return line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
 
 
-def _line(name: str, done: float, total: float, note: str) -> RenderableType:
+def line(name: str, done: float, total: float, note: str) -> RenderableType:
+    """A name, a bar and a note."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -106,7 +109,8 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
         missing = ", ".join(f"{site} ({reason})" for site, reason in record["missing"].items())
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+        shown = {name: value for name, value in record["metrics"].items() if not name.endswith(NOT_SHOWN)}
+        metrics = "  ".join(f"{name.removeprefix('train_')} {value:.4g}" for name, value in shown.items())
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
         rows.append((record["round"], sources or "itself", missing, f"{record['duration_s']:.1f}", artifact, metrics))
     return output.table(("round", "from", "missing", "train s", "artifact", "metrics"), rows)

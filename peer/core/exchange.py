@@ -58,8 +58,8 @@ class Exchange:
         the deadline counts only once a quorum is in; ``wait_max_s`` always does.
         """
         came = sum(want.came is not None for want in self.wants.values())
-        slow = now_s - self.opened_s >= self.slow_s and (self.pattern != "all_to_all" or came >= rules.quorum_others)
-        late = now_s - self.opened_s >= rules.pace.wait_max_s
+        slow = now_s >= self.opened_s + self.slow_s and (self.pattern != "all_to_all" or came >= rules.quorum_others)
+        late = now_s >= self.opened_s + rules.pace.wait_max_s
         dropped = []
         for want in self.wants.values():
             if not want.open:

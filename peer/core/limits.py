@@ -35,12 +35,14 @@ WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until i
 DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
 DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
 DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
-DEADLINE_FLOOR_S = 5.0  # jitter of a fast federation is no reason to fall back
+DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker's start and what it has to redo
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
 ARTIFACT_KEPT_BYTES_MAX = 64 << 30
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
+REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's breaches of protocol may cost in a run: it words the reasons
+GENERATIONS_AHEAD_MAX = 1000  # what a peer may claim to know beyond ours: a backup is a few restarts old, a lie is not
 
 CHECKPOINT_S = 300.0
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer

@@ -6,6 +6,8 @@ them in the worker, ``train`` (or ``train:<stage>``) is one training stage.
 
 from __future__ import annotations
 
+import math
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +18,12 @@ Kind = Literal["model", "head", "proxy", "messenger"]
 Unit = Literal["step", "epoch"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
+SHARE_SLACK = 1e-9
+"""0.29 of 100 rounds are 29, although the product in floating point is a little less."""
+
 KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
+ROUNDING = 1e-9
+"""0.29 of 100 rounds is 28.999999999999996 in binary, and 29 to whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +168,4 @@ def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) ->
     if plan.pattern == "circulate":
         return rounds
     share = parameters.get("activation", 0.0)
-    return int(float(share) * rounds) if isinstance(share, int | float) else 0
+    return math.floor(share * rounds + ROUNDING) if isinstance(share, int | float) else 0

@@ -93,20 +93,34 @@ class Memory:
                 kept.add(self.open.artifact.sha256)
         return kept
 
+    def keep(self, present: set[Sha256]) -> None:
+        """Forget what cannot be used without files that are gone; a round that needs one of them begins again."""
+        self.held = {digest: source for digest, source in self.held.items() if digest in present}
+        self.published = {key: value for key, value in self.published.items() if value.sha256 in present}
+        if self.artifact is not None and self.artifact.sha256 not in present:
+            self.artifact = None
+        if self.next is not None and self.next[1].sha256 not in present:
+            self.next = None
+        if self.open is not None:
+            used = {source.artifact.sha256 for source in self.open.sources}
+            if self.open.artifact is not None:
+                used.add(self.open.artifact.sha256)
+            if not used <= present:
+                self.open = None
+
 
 def recover(rows: Iterable[Row], *, present: set[Sha256] | None = None) -> Memory:
     """The memory after these rows.
 
     Args:
         rows: the journal, oldest first.
-        present: digests of the artifact files on disk; a held artifact whose file is gone is forgotten.
+        present: digests of the artifact files on disk; what needs a file that is gone is forgotten.
     """
     memory = Memory()
     for kind, round, body in rows:
         memory.apply(kind, round, body)
     if present is not None:
-        memory.held = {digest: source for digest, source in memory.held.items() if digest in present}
-        memory.published = {key: value for key, value in memory.published.items() if value.sha256 in present}
+        memory.keep(present)
     return memory
 
 
@@ -115,12 +129,18 @@ def _artifact(body: Mapping[str, Any]) -> Artifact | None:
     return from_json(Artifact, found) if found is not None else None
 
 
+def _make_due(memory: Memory, body: Mapping[str, Any], artifact: Artifact | None) -> None:
+    if artifact is not None and body.get("publish") is not None:
+        memory.next = (body["publish"], artifact)
+
+
 def _began(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.generation = body["generation"]
 
 
 def _initialised(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.state, memory.artifact, memory.samples = body["state"], _artifact(body), dict(body["samples"])
+    _make_due(memory, body, memory.artifact)
 
 
 def _inherited(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
@@ -159,6 +179,7 @@ def _trained(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.open.metrics.update(body["metrics"])
     memory.open.threads = body["threads"]
     memory.open.duration_s += body["duration_s"]
+    _make_due(memory, body, memory.open.artifact)
 
 
 def _aggregated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
@@ -179,17 +200,15 @@ def _evaluated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
 def _committed(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.committed, memory.state, memory.open, memory.skipped = round, body["state"], None, []
     found = _artifact(body)
-    if found is None:
-        return
-    if body["publish"] is not None:
-        memory.next = (body["publish"], found)
-    if not body["circulated"]:
+    _make_due(memory, body, found)
+    if found is not None and not body["circulated"]:
         memory.artifact = found
 
 
 def _skipped(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.skipped = [*memory.skipped, *range(memory.committed + 1, round)]
     memory.committed = round - 1
+    _make_due(memory, body, memory.artifact)
 
 
 def _published(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
@@ -199,7 +218,8 @@ def _published(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
 
 
 def _retired(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.published = {key: value for key, value in memory.published.items() if key[0] > round}
+    kept = tuple(body.get("kept") or ())
+    memory.published = {key: value for key, value in memory.published.items() if key[0] > round or key == kept}
 
 
 def _discarded(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
@@ -214,8 +234,7 @@ def _adopted(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.home = True
     memory.state = body["state"] or memory.state
     memory.artifact = _artifact(body) or memory.artifact
-    if body["publish"] is not None and memory.artifact is not None:
-        memory.next = (body["publish"], memory.artifact)
+    _make_due(memory, body, memory.artifact)
 
 
 def _finished(memory: Memory, round: int, body: Mapping[str, Any]) -> None:

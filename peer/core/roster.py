@@ -56,7 +56,7 @@ def federation_digest(document: Mapping[str, Any]) -> Sha256:
 
 
 def roster_digest(names: Sequence[str]) -> Sha256:
-    """SHA-256 of the sorted names joined by line feeds: two sites compare it to see that they count the same peers."""
+    """SHA-256 of a roster's names, in its order, joined by line feeds: do two sites count the same peers?"""
     return Sha256(hashlib.sha256("\n".join(names).encode("ascii")).hexdigest())
 
 

@@ -12,7 +12,7 @@ with ``isolated`` beside pacing, ``handback`` and ``adopt`` after the last circu
 
 from __future__ import annotations
 
-from peer.core import events
+from peer.core import events, stages
 from peer.core.commands import Command
 from peer.core.site import IllegalTransitionError, Site
 from peer.core.transitions import TRANSITIONS
@@ -36,6 +36,9 @@ class Round(Site):
             raise IllegalTransitionError(f"{type(event).__name__} in phase {self.phase}")
         self.now_s = now_s
         handler(self, event)
+        while self.ended:  # a loop and not a recursion: rounds that need no work may follow each other in one event
+            self.ended = False
+            stages.go_on(self)
         self.wake()
         out, self.out = self.out, []
         return out

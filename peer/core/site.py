@@ -10,7 +10,7 @@ from typing import Any
 from peer.core import commands, events, limits
 from peer.core.commands import Command, Source
 from peer.core.exchange import Exchange
-from peer.core.facts import Artifact, Pulse, Seen
+from peer.core.facts import Pulse, Seen
 from peer.core.pace import Neighbours
 from peer.core.replay import Memory, OpenRound, body_of
 from peer.core.roster import SiteName
@@ -66,10 +66,12 @@ class Site:
         self.exchange: Exchange | None = None
         self.progress: events.Progressed | None = None
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
+        self.shunned: dict[SiteName, set[str]] = {}
         self.failure = ""
         self.attempt = 0
         self.failures = 0
         self.alone = False
+        self.ended = False
         self.now_s = 0.0
         self.since_s = 0.0
         self.wake_s: float | None = None
@@ -87,7 +89,7 @@ class Site:
             generation=self.memory.generation,
             round=self.number,
             phase=str(self.phase),
-            progress=done / total if total else 0.0,
+            progress=min(1.0, max(0.0, done / total)) if total else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
         )
@@ -115,15 +117,18 @@ class Site:
         self.emit(commands.Persist(kind, round, body))
 
     def enter(self, phase: Phase) -> None:
-        """Change the phase; peers hear of it at once."""
+        """Change the phase; peers hear of it at once, but of several changes in one event only of the last."""
         if phase != self.phase:
             self.phase, self.since_s = phase, self.now_s
+            self.out = [command for command in self.out if not isinstance(command, commands.Announce)]
             self.emit(commands.Announce())
 
-    def publish(self, round: int, artifact: Artifact) -> None:
-        """Make an artifact available for the round that consumes it."""
-        self.persist("published", round, {"artifact": body_of(artifact)})
-        self.emit(commands.Publish(round, artifact))
+    def publish_due(self) -> None:
+        """Publish the artifact that the last row made due, if it did: a crash in between only delays it."""
+        if self.memory.next is not None:
+            round, artifact = self.memory.next
+            self.persist("published", round, {"artifact": body_of(artifact)})
+            self.emit(commands.Publish(round, artifact))
 
     def refuse(self, origin: SiteName, reason: str) -> None:
         """Note what a peer sent or did that was not acceptable, and name the peer."""
@@ -177,7 +182,9 @@ class Site:
         if self.phase == Phase.ISOLATED:
             return [self.since_s + waits.isolated_s]
         if self.phase == Phase.DONE:
-            return [self.since_s + waits.linger_s]
+            near = self.neighbours
+            unheard = [near.silent_at_s(site) for site in self.rules.others if site not in near.heard]
+            return [*unheard, self.since_s + waits.linger_s]
         if self.phase == Phase.LEAVING:
             return [self.since_s + HALT_S]
         return []

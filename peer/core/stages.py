@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from peer.core import commands, exchange, pace, waiting
+from peer.core.facts import Artifact, Seen
 from peer.core.replay import body_of
-from peer.core.roster import SiteName
-from peer.core.site import Phase, Site
+from peer.core.roster import Sha256, SiteName
+from peer.core.site import BUSY, Phase, Site
 
 
 def go_on(site: Site) -> None:
@@ -16,8 +17,7 @@ def go_on(site: Site) -> None:
         site.enter(Phase.INITIALISING)
         site.emit(commands.Initialise(memory.generation, site.next_attempt()))
         return
-    if memory.next is not None:
-        site.publish(*memory.next)
+    site.publish_due()
     circulated = 0 < rules.circulating == memory.committed
     if memory.finished:
         site.enter(Phase.DONE)
@@ -43,10 +43,15 @@ def review(site: Site) -> None:
 
 
 def check_gathered(site: Site) -> None:
-    """Begin round 1 once everybody answered, or after ``gather_s``."""
-    gather_s = site.rules.pace.gather_s
-    waited = gather_s is not None and site.now_s - site.neighbours.began_s >= gather_s
-    if waited or site.greeted >= set(site.rules.others):
+    """Begin round 1 once everybody answered, after ``gather_s``, or when others have begun.
+
+    Those who have begun do without whoever is missing here; to wait for that site would hold them up, too. Two of them
+    must say so, where there are two besides the missing one, so that no single site can start a federation early.
+    """
+    gather_s, others = site.rules.pace.gather_s, site.rules.others
+    waited = gather_s is not None and site.now_s >= site.neighbours.began_s + gather_s
+    begun = sum(round >= 1 for round in site.neighbours.rounds(others, site.now_s))
+    if waited or site.greeted >= set(others) or begun >= min(2, (len(others) + 1) // 2):
         set_pace(site)
 
 
@@ -80,9 +85,9 @@ def set_pace(site: Site) -> None:
 
 def _jump(site: Site, round: int) -> int:
     """Leave out the rounds that the others have passed; the newest own artifact serves the round that comes now."""
-    site.persist("skipped", round, {"from": site.memory.committed + 1})
-    if site.rules.plan.published == "commit" and site.memory.artifact is not None:
-        site.publish(round, site.memory.artifact)
+    publish = round if site.rules.plan.published == "commit" else None
+    site.persist("skipped", round, {"from": site.memory.committed + 1, "publish": publish})
+    site.publish_due()
     return round
 
 
@@ -93,10 +98,10 @@ def _alone(site: Site) -> bool:
     if not all(site.neighbours.silent(name, site.now_s) for name in site.rules.others):
         return False
     if site.phase != Phase.ISOLATED:
-        site.enter(Phase.ISOLATED)
         site.persist("isolated", site.memory.committed)
+        site.enter(Phase.ISOLATED)
         return False
-    return site.now_s - site.since_s >= site.rules.pace.isolated_s
+    return site.now_s >= site.since_s + site.rules.pace.isolated_s
 
 
 def open_round(site: Site, round: int) -> None:
@@ -140,7 +145,7 @@ def _evaluate(site: Site, round: int, base: str) -> None:
 def commit(site: Site) -> None:
     """End the round: one row that holds all of it, then what follows from it."""
     current, rules, memory = site.opened, site.rules, site.memory
-    round, artifact = current.number, current.artifact
+    round, artifact, needed = current.number, current.artifact, memory.names()
     circulated = rules.pattern(round) == "circulate"
     consumed = circulated or (rules.plan.published == "commit" and round < rules.rounds)
     sources = [
@@ -165,16 +170,19 @@ def commit(site: Site) -> None:
         "circulated": circulated,
     }
     site.persist("committed", round, body)
-    if memory.next is not None:
-        site.publish(*memory.next)
-    tidy(site)
-    go_on(site)
+    site.publish_due()
+    tidy(site, needed)
+    site.ended = True
 
 
-def tidy(site: Site) -> None:
-    """Let go of artifacts that no later round, fallback or receiver can need."""
+def tidy(site: Site, needed: set[Sha256]) -> None:
+    """Let go of artifacts that no later round, fallback or receiver can need.
+
+    Args:
+        site: the site.
+        needed: the digests that were needed before the row that ended the round.
+    """
     rules, memory = site.rules, site.memory
-    before = memory.names()
     newest: dict[SiteName, int] = {}
     for source in memory.held.values():
         newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
@@ -183,22 +191,51 @@ def tidy(site: Site) -> None:
         cached = last and (rules.plan.cached or memory.committed < rules.circulating)
         age = memory.committed - source.round
         fresh = last and rules.fallback == "stale" and age < rules.staleness_rounds_max
-        if not cached and not fresh and age >= 0:
+        used = age >= 0 or (memory.home and source.artifact.owner == rules.site)
+        if used and not cached and not fresh:
             site.persist("discarded", memory.committed, {"sha256": digest})
     old = memory.committed - rules.pace.artifact_rounds_max
-    if any(round <= old for round, _ in memory.published):
-        site.persist("retired", old)
-    for digest in sorted(before - memory.names()):
+    away = rules.circulating > 0 and not memory.home
+    own = max((key for key in memory.published if key[1] == rules.site), default=None) if away else None
+    if any(key[0] <= old and key != own for key in memory.published):
+        site.persist("retired", old, {"kept": own if own is None else list(own)})
+    for digest in sorted(needed - memory.names()):
         site.emit(commands.Discard(digest))
+
+
+def come_home(site: Site, state: str, artifact: Artifact | None) -> None:
+    """End the circulating rounds with the own model where it belongs."""
+    needed = site.memory.names()
+    waiting.come_home(site, state, artifact)
+    site.publish_due()
+    tidy(site, needed)
+    go_on(site)
 
 
 def check_done(site: Site) -> None:
     """Leave once nobody can need this site any more, or it lingered long enough."""
     rules = site.rules
-    if rules.stay:
-        return
-    needed = rules.plan.pattern != "none" and any(
-        site.neighbours.phase(name) not in pace.FINISHED for name in rules.others
-    )
-    if not needed or site.now_s - site.since_s >= rules.pace.linger_s:
+    if not rules.stay and (not unfinished(site) or site.now_s >= site.since_s + rules.pace.linger_s):
         site.leave()
+
+
+def unfinished(site: Site) -> list[SiteName]:
+    """Who may still need this site: every peer that was heard and is not done. One never heard is not waited for."""
+    rules, near = site.rules, site.neighbours
+    if rules.plan.pattern == "none":
+        return []
+    known = [name for name in rules.others if name in near.heard or not near.silent(name, site.now_s)]
+    return [name for name in known if near.phase(name) not in pace.FINISHED]
+
+
+def regenerate(site: Site, *, reported_by: SiteName, seen: Seen) -> None:
+    """A backup was restored here: go on as a new generation, so that what is made again is not taken for a forgery."""
+    memory, busy = site.memory, site.phase in BUSY
+    body = {"generation": seen.generation + 1, "reported_by": reported_by, "their_round": seen.round}
+    site.persist("regenerated", memory.committed, body)
+    for (round, _), artifact in sorted(memory.published.items()):
+        site.emit(commands.Publish(round, artifact))
+    if busy:
+        site.emit(commands.Halt(memory.generation, site.next_attempt()))
+    if site.phase not in (Phase.PAUSED, Phase.FAILED):
+        go_on(site)

@@ -11,8 +11,8 @@ from typing import Any
 
 from peer.core import commands, events, limits, stages, waiting
 from peer.core.commands import Source
-from peer.core.exchange import Want, fallback
-from peer.core.facts import Artifact, Unavailable
+from peer.core.exchange import Want
+from peer.core.facts import Unavailable
 from peer.core.replay import body_of
 from peer.core.site import BUSY, HALT_S, Phase, Site
 
@@ -20,7 +20,6 @@ Handler = Callable[[Site, Any], None]
 
 BETWEEN = (Phase.PACING, Phase.ISOLATED)
 WAITING = (Phase.EXCHANGE, Phase.HANDBACK)
-WORKING = (*sorted(BUSY), Phase.GATHERING, *BETWEEN, *WAITING)
 ALL = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 
@@ -62,23 +61,22 @@ def stop(site: Site, event: events.StopRequested) -> None:
 
 
 def greet(site: Site, event: events.PeerGreeted) -> None:
-    """A peer belongs to us. If it remembers more of this site than the site itself, a backup was restored here."""
+    """A peer belongs to us. If it remembers more of this site than the site itself, a backup was restored here.
+
+    Backups are restored before a start, so only a peer's first greeting can tell: a liar restarts our work once a run.
+    """
     if event.site not in site.rules.others:
         return
+    seen, memory = event.greeting.seen, site.memory
+    first = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
     site.greeted.add(event.site)
     site.neighbours.hear(event.site, None, site.now_s)
-    seen, memory = event.greeting.seen, site.memory
     last = max((round for round, _ in memory.published), default=0)
-    if seen is not None and (seen.generation, seen.round) > (memory.generation, last) and site.phase in WORKING:
-        body = {"generation": seen.generation + 1, "reported_by": event.site, "their_round": seen.round}
-        busy = site.phase in BUSY
-        site.persist("regenerated", memory.committed, body)
-        if busy:
-            site.emit(commands.Halt(memory.generation, site.next_attempt()))
-        for (round, _), artifact in sorted(memory.published.items()):
-            site.emit(commands.Publish(round, artifact))
-        stages.go_on(site)
-        return
+    if first and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
+        if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
+            stages.regenerate(site, reported_by=event.site, seen=seen)
+            return
+        site.refuse(event.site, f"claims to know this site's generation {seen.generation}, which is {memory.generation}")
     look(site)
 
 
@@ -91,7 +89,8 @@ def hear(site: Site, event: events.PeerHeard) -> None:
 
 def tick(site: Site, event: events.Ticked) -> None:
     """Time passed."""
-    if site.phase == Phase.LEAVING and site.now_s - site.since_s >= HALT_S:
+    site.wake_s = None  # a clock that rang early must be set again
+    if site.phase == Phase.LEAVING and site.now_s >= site.since_s + HALT_S:
         site.leave()
         return
     look(site)
@@ -110,8 +109,10 @@ def look(site: Site) -> None:
 
 
 def shun(site: Site, event: events.PeerRefused) -> None:
-    """A peer broke the protocol or is of another federation: name it once, go on without it."""
-    if not any(known["site"] == event.site and known["reason"] == event.reason for known in site.refusals):
+    """A peer broke the protocol or is of another federation: name it once for each reason, go on without it."""
+    known = site.shunned.setdefault(event.site, set())
+    if event.reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
+        known.add(event.reason)
         site.refuse(event.site, event.reason)
 
 
@@ -130,28 +131,33 @@ def arrive(site: Site, event: events.ArtifactArrived) -> None:
     if wanted is None:
         discard(site, event)
         return
-    artifact = event.artifact
-    key = (event.origin, event.origin_generation, event.true_round, artifact.owner)
-    first = site.memory.first_digests.get(key, artifact.sha256)
-    problem = ""
-    if first != artifact.sha256:
-        problem = (
-            f"sent another artifact for round {event.true_round} than before ({artifact.sha256[:12]}, not {first[:12]})"
-        )
-    elif event.true_round != event.round and site.rules.pattern(event.round) != "circulate":
-        problem = f"sent the artifact of round {event.true_round} for round {event.round}"
-    elif artifact.owner != wanted.owner or artifact.kind != site.rules.plan.artifact:
-        problem = f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {site.rules.plan.artifact} was due"
+    problem = _problem(site, wanted, event)
     if problem:
         wanted.dropped = "refused"
         site.refuse(event.origin, problem)
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
-        wanted.came = Source(event.origin, event.true_round, artifact, late)
+        wanted.came = Source(event.origin, event.true_round, event.artifact, late)
         body = {"source": body_of(wanted.came), "origin_generation": event.origin_generation}
         site.persist("arrived", event.round, body)
     stages.review(site)
+
+
+def _problem(site: Site, wanted: Want, event: events.ArtifactArrived) -> str:
+    """Why the artifact is not the one that was due; empty when it is. Only a circulating model may be an older copy."""
+    artifact, kind = event.artifact, site.rules.plan.artifact
+    older = site.exchange is not None and site.exchange.pattern == "circulate"
+    key = (event.origin, event.origin_generation, event.true_round, artifact.owner)
+    first = site.memory.first_digests.get(key, artifact.sha256)
+    if first != artifact.sha256:
+        digests = f"{artifact.sha256[:12]}, not {first[:12]}"
+        return f"sent another artifact for round {event.true_round} than before ({digests})"
+    if not (1 if older else event.round) <= event.true_round <= event.round:
+        return f"sent the artifact of round {event.true_round} for round {event.round}"
+    if artifact.owner != wanted.owner or artifact.kind != kind:
+        return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
+    return ""
 
 
 def discard(site: Site, event: events.ArtifactArrived) -> None:
@@ -193,10 +199,14 @@ def current(handler: Handler) -> Handler:
     """The handler for answers to the newest order only; others are ignored."""
 
     def guarded(site: Site, event: Any) -> None:
-        answers = event.generation == site.memory.generation and event.attempt == site.attempt
-        (handler if answers else ignore)(site, event)
+        (handler if _answers(site, event) else ignore)(site, event)
 
     return guarded
+
+
+def _answers(site: Site, event: Any) -> bool:
+    order = (site.memory.generation, site.number, site.attempt)
+    return (event.generation, getattr(event, "round", site.number), event.attempt) == order
 
 
 @current
@@ -209,16 +219,15 @@ def initialise(site: Site, event: events.Initialised) -> None:
         "samples": dict(event.samples),
         "threads": event.threads,
         "device": event.device,
+        "publish": 1 if site.rules.plan.published == "commit" else None,
     }
     site.persist("initialised", 0, body)
-    if site.rules.plan.published == "commit" and event.artifact is not None:
-        site.publish(1, event.artifact)
     stages.go_on(site)
 
 
 def advance(site: Site, event: events.Progressed) -> None:
     """A stage moved; only shown."""
-    if event.generation == site.memory.generation and event.attempt == site.attempt:
+    if _answers(site, event):
         site.progress = event
 
 
@@ -235,10 +244,10 @@ def train(site: Site, event: events.Trained) -> None:
         "metrics": dict(event.metrics),
         "threads": event.threads,
         "duration_s": event.duration_s,
+        "publish": opened.number if site.rules.plan.published == event.stage else None,
     }
     site.persist("trained", opened.number, body)
-    if site.rules.plan.published == event.stage and event.artifact is not None:
-        site.publish(opened.number, event.artifact)
+    site.publish_due()
     stages.next_phase(site)
 
 
@@ -266,55 +275,52 @@ def evaluate(site: Site, event: events.Evaluated) -> None:
 
 @current
 def adopt(site: Site, event: events.Adopted) -> None:
-    """The own model is home; it is the next round's artifact where models travel at the commit."""
+    """The own model is home."""
     site.failures = 0
-    _home(site, event.state, event.artifact)
+    stages.come_home(site, event.state, event.artifact)
 
 
 @current
 def reject(site: Site, event: events.ArtifactRejected) -> None:
-    """The worker found an artifact unusable: go on as if it had not come, and name its origin."""
-    site.refuse(event.origin, event.reason)
-    opened, rules = site.opened, site.rules
-    sources = tuple(source for source in opened.sources if source.artifact.sha256 != event.sha256)
-    if event.sha256 in site.memory.held:
-        site.persist("discarded", opened.number, {"sha256": event.sha256})
-        site.emit(commands.Discard(event.sha256))
-    if not sources and rules.pattern(opened.number) != "all_to_all":
-        held = [source for source in site.held() if source.artifact.sha256 != event.sha256]
-        sources = fallback(rules, round=opened.number, owner=rules.turn(opened.number), held=held)
-    missing = {**opened.missing, event.origin: "refused"}
-    waiting.choose(site, sources, missing, position=opened.position - 1)
+    """The worker found an artifact unusable: go on as if it had not come, and name its origin.
+
+    An own artifact, or one that the order did not name, is no peer's fault: to go on without it could go on for ever.
+    """
+    used = {source.artifact.sha256: source.origin for source in site.opened.sources}
+    if used.get(event.sha256, site.rules.site) == site.rules.site:
+        _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}")
+        return
+    waiting.leave_out(site, event.sha256, event.reason)
     stages.go_on(site)
 
 
 @current
 def reject_home(site: Site, event: events.ArtifactRejected) -> None:
-    """The copy that came home is unusable: the owner goes on from its own newest one."""
-    site.refuse(event.origin, event.reason)
+    """The copy that came home is unusable: the owner goes on from its own newest one, or else as it is."""
+    own = waiting.own_copy(site)
     site.persist("slot_lost", site.memory.committed)
-    _home(site, "", None)
-
-
-def _home(site: Site, state: str, artifact: Artifact | None) -> None:
-    round, rules = site.memory.committed, site.rules
-    publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
-    site.persist("adopted", round, {"state": state, "artifact": body_of(artifact), "publish": publish})
-    stages.go_on(site)
+    if own is None or event.sha256 == own.artifact.sha256:
+        stages.come_home(site, "", None)
+        return
+    site.refuse(event.origin, event.reason)
+    waiting.adopt(site, own)
 
 
 @current
 def fail(site: Site, event: events.WorkFailed) -> None:
     """A crash is tried again from the last checkpoint; what would only fail again stops the site's training."""
+    _fail(site, event.fault, event.reason)
+
+
+def _fail(site: Site, fault: str, reason: str) -> None:
     site.failures += 1
-    body = {"fault": event.fault, "reason": event.reason, "count": site.failures}
-    site.persist("work_failed", site.number, body)
-    if event.fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
+    site.persist("work_failed", site.number, {"fault": fault, "reason": reason, "count": site.failures})
+    if fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
         stages.go_on(site)
     elif site.phase == Phase.INITIALISING:
-        site.leave(event.fault, event.reason)
+        site.leave(fault, reason)
     else:
-        site.failure = f"{event.fault}: {event.reason}"
+        site.failure = f"{fault}: {reason}"
         site.enter(Phase.FAILED)
 
 

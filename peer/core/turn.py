@@ -29,14 +29,16 @@ def denial(
         return f"{caller!r} is not a peer of this federation"
     if kind in plan.never_leaves or kind != plan.artifact:
         return f"method {rules.method!r} sends no {kind}"
-    if not 1 <= for_round <= rules.rounds + 1:
-        return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
     if purpose == "handback":
+        if not rules.circulating:
+            return "no model circulates in this federation, so none is handed back"
         if for_round != rules.circulating + 1 or owner != caller:
             return f"only its owner may take a model home, and only for round {rules.circulating + 1}"
         return None
     if purpose != "train":
         return "this federation has no remote evaluation"
+    if not 1 <= for_round <= rules.rounds:
+        return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
     if rules.pattern(for_round) == "all_to_all":
         return None if owner == rules.site else "a site serves only its own artifact"
     slot = rules.roster.names[rules.order(for_round)[rules.roster.index(caller)]]
@@ -61,6 +63,8 @@ def answer(
         owner: whose model it is.
         purpose: as in ``denial``.
     """
+    if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.home:
+        return Unavailable.NOT_YET
     published = memory.published.get((for_round, owner))
     if published is not None:
         return for_round, published

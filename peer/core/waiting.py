@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from peer.core import commands, exchange, pace
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
-from peer.core.facts import Purpose
+from peer.core.facts import Artifact, Purpose
 from peer.core.replay import body_of
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.site import IllegalTransitionError, Phase, Site
 
 SLOW_FACTOR = 2.0
@@ -28,6 +28,8 @@ def open_exchange(site: Site) -> None:
     else:
         slot = rules.turn(round)
         origin = rules.holder(round, slot) if pattern == "circulate" else slot
+        if origin == rules.site and (round, slot) not in site.memory.published:
+            origin = slot  # it should be here, but this site had no copy to train in the round before
         if origin != rules.site:
             want(site, origin, owner=slot)
     site.enter(Phase.EXCHANGE)
@@ -70,7 +72,7 @@ def settle(site: Site) -> bool:
     """Drop what there is no point in waiting for; once nothing is left to wait for, choose what to go on with.
 
     Returns:
-        Whether the exchange is over and memory holds the choice. A hand-back ends in an order to adopt instead.
+        Whether the exchange is over and memory holds the choice. A hand-back usually ends in an order to adopt instead.
     """
     current, rules = site.exchange, site.rules
     if current is None:
@@ -81,12 +83,12 @@ def settle(site: Site) -> bool:
         scheduled = current.wants.get(rules.holder(current.round, rules.site))
         if not current.settled() and (scheduled is None or scheduled.came is None):
             return False
-        _bring_home(site, current)
-        return False
+        return _bring_home(site, current)
     if current.pattern == "circulate" and current.settled() and current.wants and not current.sources():
         owner = rules.turn(current.round)
         if owner not in current.wants and owner != rules.site:
             want(site, owner, owner=owner)
+            return settle(site)
     if not current.settled():
         return False
     _choose(site, current)
@@ -100,14 +102,17 @@ def _choose(site: Site, current: Exchange) -> None:
     if current.pattern == "all_to_all":
         if rules.plan.cached:
             sources = exchange.kept_heads(rules, came=came, held=memory.held.values())
-    elif current.pattern == "circulate" and not current.wants:
-        own = memory.published.get((current.round, rules.turn(current.round))) or memory.artifact
-        sources = (Source(rules.site, current.round, own),) if own is not None else ()
-    elif current.wants and not came:
-        sources = exchange.fallback(rules, round=current.round, owner=rules.turn(current.round), held=site.held())
-    waited_s = site.now_s - current.opened_s if current.wants else None
-    if waited_s is not None and "slow" in missing.values():
-        waited_s *= SLOW_FACTOR
+    elif not came:
+        slot = rules.turn(current.round)
+        here = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
+        if here is not None:
+            sources = (Source(rules.site, current.round, here),)
+        elif current.pattern == "circulate" or current.wants:
+            sources = exchange.fallback(rules, round=current.round, owner=slot, held=site.held())
+    slow = "slow" in missing.values()
+    waited_s = None
+    if came or slow:  # who is silent or away teaches nothing of how long the living take
+        waited_s = (site.now_s - current.opened_s) * (SLOW_FACTOR if slow else 1.0)
     below = current.pattern == "all_to_all" and len(came) < rules.quorum_others
     position = rules.plan.phases.index("exchange")
     site.exchange = None
@@ -134,10 +139,7 @@ def choose(
         below_quorum: fewer came than the federation asks for.
     """
     rules, current = site.rules, site.opened
-    slot = rules.turn(current.number)
     idle = rules.pattern(current.number) == "circulate" and not sources
-    if idle and slot == rules.site and site.memory.artifact is not None:
-        sources, idle = (Source(rules.site, current.number, site.memory.artifact, "self"),), False
     body = {
         "position": len(rules.plan.phases) - 1 if idle else position,
         "sources": body_of(sources),
@@ -148,16 +150,61 @@ def choose(
     site.persist("chosen", current.number, body)
 
 
-def _bring_home(site: Site, current: Exchange) -> None:
+def leave_out(site: Site, sha256: Sha256, reason: str) -> None:
+    """Choose again without an artifact that the worker found unusable; its file goes unless something else needs it."""
+    rules, opened = site.rules, site.opened
+    number, missing = opened.number, dict(opened.missing)
+    for source in opened.sources:
+        if source.artifact.sha256 == sha256:
+            site.refuse(source.origin, reason)
+            missing[source.origin] = "refused"
+    sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
+    if sha256 in site.memory.held:
+        site.persist("discarded", number, {"sha256": sha256})
+    below = False
+    if rules.pattern(number) == "all_to_all":
+        exchanged = opened.position > rules.plan.phases.index("exchange")
+        below = exchanged and sum(not source.fallback for source in sources) < rules.quorum_others
+    elif not sources:
+        held = [source for source in site.held() if source.artifact.sha256 != sha256]
+        sources = exchange.fallback(rules, round=number, owner=rules.turn(number), held=held)
+    choose(site, sources, missing, position=opened.position - 1, below_quorum=below)
+    if sha256 not in site.memory.names():
+        site.emit(commands.Discard(sha256))
+
+
+def own_copy(site: Site) -> Source | None:
+    """The site's own newest copy of its model in circulating rounds."""
     name = site.rules.site
-    copies = {origin: wanted.came for origin, wanted in current.wants.items() if wanted.came is not None}
     own = [source for source in site.held() if source.artifact.owner == name and source.origin == name]
-    copies[name] = max(own, key=lambda source: source.artifact.steps)
-    best = exchange.best_copy(copies, site.rules)
-    wanted = bool(current.wants)
-    site.cancel_exchange()
-    if wanted and best.origin == name:
-        site.persist("slot_lost", current.round - 1)
+    return max(own, key=lambda source: source.artifact.steps, default=None)
+
+
+def adopt(site: Site, source: Source) -> None:
+    """Have the worker replace the local model."""
     site.enter(Phase.ADOPT)
-    generation, attempt = site.memory.generation, site.next_attempt()
-    site.emit(commands.Adopt(generation, current.round - 1, attempt, site.memory.state, best))
+    memory, attempt = site.memory, site.next_attempt()
+    site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source))
+
+
+def come_home(site: Site, state: str, artifact: Artifact | None) -> None:
+    """The own model is home, changed by a copy that came or as it was; it is the next round's where models travel."""
+    round, rules = site.memory.committed, site.rules
+    publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
+    site.persist("adopted", round, {"state": state, "artifact": body_of(artifact), "publish": publish})
+
+
+def _bring_home(site: Site, current: Exchange) -> bool:
+    copies = {origin: wanted.came for origin, wanted in current.wants.items() if wanted.came is not None}
+    wanted, own = bool(current.wants), own_copy(site)
+    if own is not None:
+        copies[site.rules.site] = own
+    site.cancel_exchange()
+    best = exchange.best_copy(copies, site.rules) if copies else None
+    if wanted and (best is None or best.origin == site.rules.site):
+        site.persist("slot_lost", current.round - 1)
+    if best is None:
+        come_home(site, "", None)
+        return True
+    adopt(site, best)
+    return False

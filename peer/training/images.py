@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from monai.data import MetaTensor
 from monai.data.image_reader import ImageReader, NibabelReader, PILReader, PydicomReader
-from monai.transforms import EnsureChannelFirst, NormalizeIntensity, Resize, ScaleIntensity
+from monai.transforms import EnsureChannelFirst, NormalizeIntensity, ScaleIntensity
 from torch import Tensor
 
 from peer.training.fault import DataError
@@ -52,9 +52,7 @@ class Preparation:
             raise ValueError(f"has {image.shape[0]} channels, [task] in_channels is {self.in_channels}")
         if not torch.isfinite(image).all():
             raise ValueError("holds a NaN or an infinity")
-        if image.shape[1:] != self.input_size:
-            mode = INTERPOLATION[len(self.input_size)]
-            image = Resize(self.input_size, mode=mode, align_corners=False, anti_aliasing=True)(image)
+        image = resized(image, self.input_size)
         if self.normalise == "zscore":
             image = NormalizeIntensity(channel_wise=True)(image)
         elif self.normalise == "unit":
@@ -76,6 +74,19 @@ def load_image(path: Path, *, spatial_dims: int) -> Tensor:
         image = _plain(EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta))
     if image.ndim != spatial_dims + 1 or not image.numel():
         raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
+    return image
+
+
+def resized(image: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The image ``(c, *space)`` at another size: averaged along axes that shrink, linearly interpolated where they grow.
+
+    A constant stays what it is up to the edges, where MONAI's anti-aliasing fades to zero.
+    """
+    smaller = tuple(map(min, image.shape[1:], size))
+    if smaller != image.shape[1:]:
+        image = F.interpolate(image[None], size=smaller, mode="area")[0]
+    if smaller != size:
+        image = F.interpolate(image[None], size=size, mode=INTERPOLATION[len(size)], align_corners=False)[0]
     return image
 
 

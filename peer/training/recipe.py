@@ -67,6 +67,8 @@ class Recipe:
 
     site: SiteName
     federation: Sha256
+    federation_name: str
+    seed: int
     home: Path
     method: str
     parameters: Mapping[str, Value]
@@ -104,6 +106,8 @@ class Recipe:
         return cls(
             site=SiteName(setting.site_name),
             federation=Sha256(setting.federation_digest),
+            federation_name=str(federation.get("name", "")),
+            seed=int(federation.get("seed", 0)),
             home=Path(setting.home),
             method=name,
             parameters={**plan.defaults(), **_given(method)},

@@ -188,8 +188,8 @@ class Trainer:
     def _evaluate(self, command: commands.Evaluate) -> events.Evaluated:
         self._hold(command.base)
         self.dam.to(self.device).eval()
-        found = self._measured(self.data.test)
-        found |= {f"validation_{name}": value for name, value in self._measured(self.data.validation).items()}
+        found = self.measured(self.data.test)
+        found |= {f"validation_{name}": value for name, value in self.measured(self.data.validation).items()}
         return events.Evaluated(command.generation, command.round, command.attempt, found)
 
     # --- one stage --------------------------------------------------------------------------------------------------
@@ -357,7 +357,9 @@ class Trainer:
         text = json.dumps([recipe.federation, recipe.site, *map(repr, settings), *parts])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _measured(self, split: Split) -> dict[str, float]:
+    def measured(self, split: Split) -> dict[str, float]:
+        """The metrics of the networks in hand on a split, which may be another site's."""
+
         def predict(images: Tensor) -> Tensor:
             self._heed_halt()
             with torch.inference_mode(), precision(self.recipe.precision, self.device):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import queue
@@ -82,6 +83,7 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         from peer.training.trainer import Trainer
 
         trainer = Trainer(setting, report=send, halted=inbox.halted)
+        gc.freeze()  # what was imported stays: later collections look at networks only and take no time
         while True:
             command = inbox.take()
             if (event := _answer(trainer, command)) is not None:

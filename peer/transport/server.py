@@ -14,7 +14,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 COMPLAINTS_PER_SECOND = 1.0  # journal lines about callers that were turned away; a broken peer must not fill the disk
 COMPLAINTS_BURST = 20
-READERS = 4  # threads that read artifacts from disk, for all receivers together
 
 Outcome = Literal["complete", "broken"]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -127,7 +125,6 @@ class ExchangeServer:
         self._metrics = metrics
         self._clock = clock
         self._server: grpc.aio.Server | None = None
-        self._pool = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="outgoing")
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
@@ -139,7 +136,7 @@ class ExchangeServer:
         ca = self._pki.load().ca
         door = Door(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.SERVER_OPTIONS)
-        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._pool, self._metrics), server)
+        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._metrics), server)
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
         except RuntimeError:
@@ -153,7 +150,6 @@ class ExchangeServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
-        self._pool.shutdown(wait=False)
 
 
 def _why(address: str) -> str:
@@ -266,11 +262,10 @@ class TokenBucket:
 class Exchange(rpc.ExchangeServicer):
     """The service: decode, ask the desk, encode."""
 
-    def __init__(self, desk: Desk, door: Door, pool: Executor, metrics: MetricsDesk | None) -> None:
+    def __init__(self, desk: Desk, door: Door, metrics: MetricsDesk | None) -> None:
         """See ``ExchangeServer``."""
         self._desk = desk
         self._door = door
-        self._pool = pool
         self._metrics = metrics
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
@@ -310,14 +305,18 @@ class Exchange(rpc.ExchangeServicer):
         outgoing: Outgoing | None = None
         outcome: Outcome = "broken"
 
+        message = pb.Chunk()
+
         async def write(chunk: bytes) -> None:
+            nonlocal message  # kept until the next one exists: with none alive, glibc returns the pages after each chunk
+            message = pb.Chunk(data=chunk)
             try:
-                await context.write(pb.Chunk(data=chunk))
+                await context.write(message)
             except Exception as error:  # the type is private to gRPC; the connection is gone, and no status can follow
                 raise asyncio.CancelledError from error
 
         try:
-            outgoing = Outgoing(grant.path, offset=offset, pool=self._pool)
+            outgoing = Outgoing(grant.path, offset=offset)
             await outgoing.send(write)
             outcome = "complete"
         except TimeoutError:

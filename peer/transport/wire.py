@@ -43,6 +43,8 @@ from peer.transport.bounds import (
     text,
 )
 
+CHUNK_TAG = pb.Chunk.DATA_FIELD_NUMBER << 3 | 2  # protobuf: length-delimited
+CHUNK_HEADER_BYTES = 6  # the tag, and a length of at most five bytes
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 
 KINDS: Mapping[Kind, pb.Kind.ValueType] = {
@@ -361,6 +363,19 @@ def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) ->
 def _check_request(request: Request) -> None:
     number("request.for_round", request.for_round, minimum=1, maximum=limits.ROUNDS_MAX)
     site("request.owner", request.owner)
+
+
+def decode_chunk(message: bytes) -> memoryview:
+    """The bytes that a chunk carries, without a copy where it is encoded as usual: one tag, one length, the data."""
+    length = shift = 0
+    for index, byte in enumerate(message[1:CHUNK_HEADER_BYTES], start=1):
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            if message[0] == CHUNK_TAG and index + 1 + length == len(message):
+                return memoryview(message)[index + 1 :]
+            break
+    return memoryview(pb.Chunk.FromString(message).data)
 
 
 def encode_metrics(metrics: Metrics) -> pb.Metrics:

@@ -147,6 +147,19 @@ def test_masks_are_area_averaged_to_each_networks_own_grid():
     assert region_similarity_loss([dam], [ktm], masks=masks.bool()) == loss
 
 
+@pytest.mark.parametrize("dims", [1, 3])
+def test_regions_in_one_and_three_dimensions(dims):
+    dam, ktm = tap(2, 3, 8, seed=10), tap(2, 5, 4, seed=11)
+    masks = torch.rand(3, 16, generator=torch.Generator().manual_seed(12), dtype=torch.float64)
+    rows = []
+    for network, factor in ((dam, 2), (ktm, 4)):
+        blocks = masks.numpy().reshape(3, 16 // factor, factor).mean(2)
+        rows.append([region_rows(network.numpy()[..., None], blocks[..., None])])
+    if dims == 3:
+        dam, ktm, masks = dam[..., None, None], ktm[..., None, None], masks[..., None, None]
+    assert region_similarity_loss([dam], [ktm], masks=masks).item() == pytest.approx(reference(*rows), rel=1e-12)
+
+
 def test_a_region_lost_on_either_grid_is_dropped_for_both():
     dam, ktm = tap(2, 3, 64, 64, seed=13), tap(2, 5, 2, 2, seed=14)
     masks = torch.zeros(3, 64, 64)

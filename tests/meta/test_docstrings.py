@@ -16,8 +16,10 @@ from models.network import Network
 SECTION = re.compile(r"^([A-Z][A-Za-z ]*):(.*(?:\n(?:[ \t].*)?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (\w+): ", re.MULTILINE)
 
-LOSSES = {name: value for name, value in vars(losses).items() if name in losses.__all__ and inspect.isfunction(value)}
-FACTORIES = {"build": models.build, "create_model": models.create_model}
+LOSSES: dict[str, Callable[..., Any]] = {
+    name: value for name, value in vars(losses).items() if name in losses.__all__ and inspect.isfunction(value)
+}
+FACTORIES: dict[str, Callable[..., Any]] = {"build": models.build, "create_model": models.create_model}
 NETWORKS = {
     kind.__name__: kind
     for kind in [*(getattr(entry, "func", entry) for entry in models.MODELS.values()), models.Tapped]
@@ -57,9 +59,7 @@ def test_a_factory_tells_what_it_takes_and_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_tells_everything(name: str) -> None:
-    assert not lacking(
-        sections(NETWORKS[name]), "Source", "Differs", "Shapes", "Gradient flow", "Raises", "Example"
-    )
+    assert not lacking(sections(NETWORKS[name]), "Source", "Differs", "Shapes", "Gradient flow", "Raises", "Example")
 
 
 def test_every_network_is_covered() -> None:

@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists, and what they promise about exit codes is so."""
+"""What the documents tell people to type exists, and the exit codes that they promise are the program's."""
 
 from __future__ import annotations
 
@@ -10,45 +10,111 @@ from pathlib import Path
 import click
 import pytest
 
-from peer.cli import COMMANDS, PROGRAM, main
+from peer.cli import INTERNAL_ERROR, PROGRAM, main
 from peer.errors import EXIT_CODES
 
 DOCUMENTS = ("README.md", "deploy/README.md")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHELL = {"", "bash", "console", "sh", "shell", "text"}
-OPERATORS = {"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "("}
+SHELL = ("", "bash", "console", "sh", "shell", "text")
+OPERATOR = re.compile(r"[();<>|&]+")
+EXIT_CODE_SECTION = re.compile(r"^#+ [^\n]*exit codes?[^\n]*\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+EXIT_CODE_ROW = re.compile(r"^\|\s*`?(\d+)`?\s*\|(.*)$", re.MULTILINE)
 
 
-def shell_lines(document: str) -> Iterator[str]:
-    """The command lines of a document's fenced blocks; continuation lines joined, prompts removed."""
+def simple_commands(document: str) -> Iterator[list[str]]:
+    """The words of every command in a document's fenced shell blocks, without prompt, assignments and ``sudo``."""
     for language, block in FENCE.findall(document):
-        if language in SHELL:
-            for line in block.replace("\\\n", " ").splitlines():
-                yield line.strip().removeprefix("$ ")
-
-
-def commands(line: str) -> Iterator[list[str]]:
-    """The simple commands of one line, without the assignments and the ``sudo`` before them."""
-    try:
-        tokens = list(shlex.shlex(line, posix=True, punctuation_chars=True))
-    except ValueError:
-        return
-    words: list[str] = []
-    for token in [*split_options(line), ";"] if tokens else []:
-        if token not in OPERATORS:
-            words.append(token)
+        if language not in SHELL:
             continue
-        while words and "=" in words[0]:
-            del words[0]
-        if words[:1] == ["sudo"]:
-            words = words[3 if words[1:2] == ["-u"] else 1 :]
-        if words:
-            yield words
-        words = []
+        for line in block.replace("\\\n", " ").splitlines():
+            try:
+                words = words_of(line.strip().removeprefix("$ "))
+            except ValueError:
+                continue  # a line of output, with half a quotation
+            for command in words:
+                while command and ("=" in command[0] or command[0] == "sudo"):
+                    del command[: 3 if command[1:2] == ["-u"] else 1]
+                if command:
+                    yield command
 
 
-def split_options(line: str) -> list[str]:
-    """A line's words and operators, comments left out."""
+def words_of(line: str) -> list[list[str]]:
+    """A shell line's simple commands, comments left out."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    return list(lexer)
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if OPERATOR.fullmatch(word):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def problem(arguments: list[str]) -> str | None:
+    """Why the program would not understand these arguments, found without running anything."""
+    command: click.Command = main
+    context = click.Context(command, info_name=PROGRAM)
+    try:
+        while True:
+            values, rest, _ = command.make_parser(context).parse_args(list(arguments))
+            for parameter in command.params:
+                check_value(parameter, values.get(str(parameter.name)), context)
+            if not isinstance(command, click.Group) or not rest:
+                return f"unexpected argument {rest[0]!r}" if rest else None
+            found = command.get_command(context, rest[0])
+            if found is None:
+                return f"no command {rest[0]!r}"
+            command, arguments = found, rest[1:]
+            context = click.Context(command, info_name=rest[0], parent=context)
+    except click.UsageError as error:
+        return error.format_message()
+
+
+def check_value(parameter: click.Parameter, value: object, context: click.Context) -> None:
+    """Refuse a missing argument and a value of the wrong type; paths need not exist."""
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    texts = [text for text in given if isinstance(text, str)]
+    if parameter.required and not texts:
+        raise click.MissingParameter(param=parameter, ctx=context)
+    if not isinstance(parameter.type, click.Path | click.File | click.Tuple):
+        for text in texts:
+            parameter.type.convert(text, parameter, context)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_can_be_typed(root: Path, name: str) -> None:
+    typed = [command for command in simple_commands((root / name).read_text()) if Path(command[0]).name == PROGRAM]
+    assert typed, f"{name} shows no command of {PROGRAM}"
+    wrong = [f"{shlex.join(command)}: {why}" for command in typed if (why := problem(command[1:]))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_make_target_exists(root: Path, name: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    made = {
+        word
+        for command in simple_commands((root / name).read_text())
+        if command[0] == "make"
+        for word in command[1:]
+        if "=" not in word and not word.startswith("-")
+    }
+    assert made <= targets
+
+
+def test_the_table_of_exit_codes_is_the_programs(root: Path) -> None:
+    found = EXIT_CODE_SECTION.search((root / "README.md").read_text())
+    assert found, "README.md has no section with 'exit codes' in its heading"
+    documented = {int(code): text for code, text in EXIT_CODE_ROW.findall(found.group(1))}
+    expected = "\n".join(f"| {code} | {row.meaning} | {row.remedy} |" for code, row in EXIT_CODES.items())
+    assert documented.keys() - {0, INTERNAL_ERROR} == EXIT_CODES.keys(), f"the table should have\n{expected}"
+    assert all(row.meaning in documented[code] for code, row in EXIT_CODES.items()), f"it should have\n{expected}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["status", "--no-such-option"], ["status", "surplus"], ["plan", "--rounds", "many"]],
+)
+def test_a_wrong_command_is_found(arguments: list[str]) -> None:
+    assert problem(arguments)

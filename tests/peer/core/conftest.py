@@ -6,26 +6,82 @@ import dataclasses
 import hashlib
 import heapq
 import itertools
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from peer.core import commands, events, turn
 from peer.core.facts import PURPOSES, Artifact, Greeting, Unavailable
-from peer.core.replay import Memory, recover
+from peer.core.plan import PLANS, Plan, Work
+from peer.core.replay import Memory, Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.round import Round
 from peer.core.rules import Pace, Rules
 from peer.core.site import Phase
+from peer.core.work import to_json
 
 KEY = RoundKey(bytes(range(32)))
 FEDERATION = Sha256("fe" * 32)
 BEAT_S = 3.0
+SITES = ("africa", "america", "asia", "europe", "oceania")
+
+WORK = Work("epoch", 1, 1e-4)
+CHOREOGRAPHIES: dict[str, Plan] = {
+    "dflmoe": Plan(
+        pattern="all_to_all",
+        artifact="head",
+        state="the prediction head",
+        published="local",
+        phases=("train:local", "exchange", "train:decide"),
+        stages={"local": WORK, "decide": WORK},
+        never_leaves=("model", "proxy", "messenger"),
+        cached=True,
+    ),
+    "feddal": Plan(
+        pattern="all_to_all",
+        artifact="proxy",
+        state="the proxy",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": WORK},
+        never_leaves=("model", "head", "messenger"),
+    ),
+    "mh_pflid": Plan(
+        pattern="all_to_all",
+        artifact="messenger",
+        state="the messenger's body",
+        published="distill",
+        phases=("train:inject", "train:distill", "exchange", "aggregate"),
+        stages={"inject": WORK, "distill": WORK},
+        never_leaves=("model", "head", "proxy"),
+    ),
+    "fedcross": Plan(
+        pattern="circulate",
+        artifact="model",
+        state="the whole model",
+        published="commit",
+        phases=("exchange", "train"),
+        stages={"train": WORK},
+        never_leaves=("head", "proxy", "messenger"),
+    ),
+}
+"""Methods of every exchange pattern, whether this version trains them or not: the core only reads the plan."""
 
 
-def make_rules(site: str, sites: tuple[str, ...], **changes: Any) -> Rules:
+@dataclasses.dataclass(frozen=True)
+class PlannedRules(Rules):
+    """Rules whose method may be one of the choreographies above."""
+
+    @property
+    def plan(self) -> Plan:
+        """The method's choreography."""
+        return PLANS[self.method] if self.method in PLANS else CHOREOGRAPHIES[self.method]
+
+
+def make_rules(site: str, sites: Sequence[str], **changes: Any) -> PlannedRules:
     """Rules of a small federation with short waits."""
     fields: dict[str, Any] = {
         "site": SiteName(site),
@@ -36,7 +92,7 @@ def make_rules(site: str, sites: tuple[str, ...], **changes: Any) -> Rules:
         "rounds": 4,
         "pace": Pace(linger_s=60.0),
     }
-    return Rules(**{**fields, **changes})
+    return PlannedRules(**{**fields, **changes})
 
 
 def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:
@@ -45,25 +101,98 @@ def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model")
     return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"}, ())
 
 
+def as_stored(row: Row) -> Row:
+    """The row after a trip through the journal's JSON."""
+    return row[0], row[1], json.loads(json.dumps(row[2]))
+
+
+class Audit:
+    """What must hold after every single event: it sees a site's rows and commands, and keeps a second memory.
+
+    Args:
+        rows: what the journal held when the site started.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+        self.memory = recover(self.rows)
+
+    def check(self, site: Round, out: Sequence[commands.Command], now_s: float) -> None:
+        """The commands stand in a safe order, and the site remembers what a restart would remember."""
+        announced = False
+        for command in out:
+            if isinstance(command, commands.Persist):
+                assert not announced, f"{command.kind} is written after peers were told"
+                self._persisted(as_stored((command.kind, command.round, command.body)))
+            elif isinstance(command, commands.Announce):
+                announced = True
+            else:
+                self._check(site, command, now_s)
+        assert self.memory == site.memory, "a restart would remember something else"
+        assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
+
+    def _persisted(self, row: Row) -> None:
+        kind, round, _ = row
+        if kind == "committed":
+            assert round > max((number for known, number, _ in self.rows if known == "committed"), default=0)
+            assert round <= max(number for known, number, _ in self.rows if known == "opened")
+        self.rows.append(row)
+        self.memory.apply(*row)
+
+    def _check(self, site: Round, command: commands.Command, now_s: float) -> None:
+        memory = self.memory
+        match command:
+            case commands.Publish(round, artifact):
+                assert memory.published[(round, artifact.owner)] == artifact
+                assert ("published", round, {"artifact": to_json(artifact)}) in self.rows
+            case commands.Train(_, round, _, _, base, sources):
+                opened = memory.open
+                assert opened is not None
+                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
+                assert memory.committed < round
+                kinds = {kind for kind, number, _ in self.rows if number == round}
+                assert "chosen" in kinds or site.rules.plan.phases[0] != "exchange"
+                assert "opened" in kinds
+            case commands.Aggregate(_, round, _, base, sources):
+                opened = memory.open
+                assert opened is not None
+                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
+            case commands.Evaluate(_, round, _, base):
+                assert base == (memory.open.state if memory.open is not None else memory.state)
+                assert round == (memory.open.number if memory.open is not None else memory.committed)
+            case commands.Exit():
+                assert self.rows[-1][0] == "left"
+            case commands.Discard(sha256):
+                assert sha256 not in site.memory.names(), "a file is deleted that a row still names"
+            case commands.WakeAt(at_s):
+                assert at_s > now_s, "a wake-up in the past would spin"
+            case commands.Fetch(_, round, _, origin, _, _, owner):
+                assert origin != site.rules.site
+                assert {origin, owner} <= set(site.rules.roster)
+
+
 @dataclasses.dataclass
 class Machine:
     """One site: its process (a Round, or nothing while it is dead) and its disk."""
 
-    rules: Rules
+    rules: PlannedRules
     round: Round | None = None
-    rows: list[tuple[str, int, Any]] = dataclasses.field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)
     files: set[Sha256] = dataclasses.field(default_factory=set)
     life: int = 0
     exit: commands.Exit | None = None
-    cancelled: set[tuple[SiteName, int]] = dataclasses.field(default_factory=set)
+    audit: Audit = dataclasses.field(default_factory=lambda: Audit(()))
+    fetches: dict[tuple[SiteName, str], int] = dataclasses.field(default_factory=dict)
     sent: list[tuple[SiteName, int, str]] = dataclasses.field(default_factory=list)
+    fuse: int = -1
+    carried_out: int = 0
 
 
 class World:
     """N sites, one heap of things to come. ``cut`` holds directed links that lose everything."""
 
     def __init__(
-        self, sites: tuple[str, ...], *, seed: int = 0, work_s: float = 2.0, dead: tuple[str, ...] = (), **changes: Any
+        self, sites: Sequence[str], *, seed: int = 0, work_s: float = 2.0, dead: Sequence[str] = (), **changes: Any
     ) -> None:
         self.random = random.Random(seed)
         self.now_s = 1000.0
@@ -86,11 +215,15 @@ class World:
         return self.random.uniform(0.2, 1.8) * scale
 
     def start(self, name: str) -> None:
-        """Start a daemon on what its disk says."""
+        """Start a daemon on what its disk says; files that no row names go first."""
         machine = self.machines[SiteName(name)]
-        memory = recover(machine.rows, present=set(machine.files)) if machine.rows else Memory()
+        machine.audit = Audit(machine.rows)
+        memory = recover(machine.rows, present=set(machine.files))
+        assert memory == machine.audit.memory, "a file is gone that a row names"
+        machine.files &= memory.names()
         machine.round = Round(machine.rules, memory)
         machine.life += 1
+        machine.fetches = {}
         self.feed(machine, events.Began())
         self._beat_loop(machine, machine.life)
 
@@ -100,11 +233,28 @@ class World:
         machine.round = None
         machine.life += 1
 
+    def revive(self, name: str) -> None:
+        """Start a site that is dead or has left."""
+        machine = self.machines[SiteName(name)]
+        machine.exit = None
+        self.start(name)
+
+    def cut_off(self, name: str) -> None:
+        """Cut every link to and from a site."""
+        for other in self.machines:
+            self.cut |= {(name, other), (other, name)}
+
     def feed(self, machine: Machine, event: events.Event) -> None:
-        """Hand an event to a site and carry out what it commands."""
+        """Hand an event to a site and carry out what it commands; a burnt fuse kills it in between."""
         if machine.round is None or machine.exit is not None:
             return
-        for command in machine.round.handle(event, now_s=self.now_s):
+        out = machine.round.handle(event, now_s=self.now_s)
+        machine.audit.check(machine.round, out, self.now_s)
+        for command in out:
+            if machine.carried_out == machine.fuse:
+                self.kill(machine.rules.site)
+                return
+            machine.carried_out += 1
             getattr(self, "_" + type(command).__name__.lower())(machine, command)
 
     def run(self, *, until: Callable[[], bool], limit_s: float = 20_000.0) -> None:
@@ -129,9 +279,13 @@ class World:
         """The committed rounds of a site."""
         return [(round, body) for kind, round, body in self.machines[SiteName(name)].rows if kind == "committed"]
 
+    def kinds(self, name: str) -> list[str]:
+        """The kinds of a site's rows, oldest first."""
+        return [kind for kind, _, _ in self.machines[SiteName(name)].rows]
+
     def final_states(self) -> dict[str, str]:
         """The last checkpoint of every site: a digest of everything that made it."""
-        return {name: self.committed(name)[-1][1]["state"] for name in self.machines}
+        return {name: recover(machine.rows).state for name, machine in self.machines.items()}
 
     def _later(self, machine: Machine, delay_s: float, make: Callable[[], events.Event | None]) -> None:
         life = machine.life
@@ -142,8 +296,8 @@ class World:
 
         self.at(delay_s, action)
 
-    def _linked(self, a: str, b: str) -> bool:
-        return (a, b) not in self.cut and (b, a) not in self.cut
+    def _linked(self, sender: str, receiver: str) -> bool:
+        return (sender, receiver) not in self.cut
 
     def _beat_loop(self, machine: Machine, life: int) -> None:
         def action() -> None:
@@ -154,7 +308,7 @@ class World:
         self.at(self.delay_s(1.0), action)
 
     def _persist(self, machine: Machine, command: commands.Persist) -> None:
-        machine.rows.append((command.kind, command.round, command.body))
+        machine.rows.append(as_stored((command.kind, command.round, command.body)))
 
     def _publish(self, machine: Machine, command: commands.Publish) -> None:
         assert any(kind == "published" and round == command.round for kind, round, _ in machine.rows)
@@ -166,23 +320,32 @@ class World:
         for name, other in self.machines.items():
             if name == me or not self._linked(me, name) or other.round is None or other.exit is not None:
                 continue
-            seen = other.round.seen(me)
-            greeting = Greeting(1, FEDERATION, machine.rules.roster.digest, pulse.generation, 0.0, seen)
+            answers = self._linked(name, me)
             if me not in other.round.greeted:
-                back = dataclasses.replace(greeting, seen=machine.round.seen(name))
-                self._later(other, self.delay_s(), lambda back=back: events.PeerGreeted(me, back))
-                self._later(machine, self.delay_s(), lambda n=name, g=greeting: events.PeerGreeted(n, g))
+                greeting = Greeting(1, FEDERATION, machine.rules.roster.digest, pulse.generation, 0.0)
+                mine = dataclasses.replace(greeting, seen=machine.round.seen(name))
+                self._later(other, self.delay_s(), lambda mine=mine: events.PeerGreeted(me, mine))
+                if answers:
+                    back = dataclasses.replace(
+                        greeting, generation=other.round.memory.generation, seen=other.round.seen(me)
+                    )
+                    self._later(machine, self.delay_s(), lambda name=name, back=back: events.PeerGreeted(name, back))
             self._later(other, self.delay_s(), lambda: events.PeerHeard(me, pulse))
+            if answers:
+                theirs = other.round.pulse()
+                self._later(machine, self.delay_s(), lambda name=name, theirs=theirs: events.PeerHeard(name, theirs))
 
     def _fetch(self, machine: Machine, command: commands.Fetch) -> None:
         me, origin = machine.rules.site, self.machines[command.origin]
-        machine.cancelled.discard((command.origin, command.attempt))
+        key = (command.origin, command.purpose)
+        machine.fetches[key] = command.attempt
 
         def ask() -> events.Event | None:
-            if (command.origin, command.attempt) in machine.cancelled:
+            if machine.fetches.get(key) != command.attempt:
                 return None
             found: Any = Unavailable.NOT_YET
-            if self._linked(me, command.origin) and origin.round is not None and origin.exit is None:
+            linked = self._linked(me, command.origin) and self._linked(command.origin, me)
+            if linked and origin.round is not None and origin.exit is None:
                 request = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
                 reason = turn.denial(origin.rules, caller=me, kind=command.kind, **request)
                 assert reason is None, reason
@@ -191,9 +354,11 @@ class World:
             if found == Unavailable.NOT_YET:
                 self._later(machine, self.delay_s(0.5), ask)
                 return None
+            del machine.fetches[key]
             if isinstance(found, Unavailable):
                 return events.ArtifactUnavailable(*answer, command.purpose, found)
             true_round, artifact = found
+            assert artifact.sha256 in origin.files, "what is offered is on disk"
             origin.sent.append((me, command.round, command.purpose))
             machine.files.add(artifact.sha256)
             generation = origin.round.memory.generation
@@ -203,8 +368,7 @@ class World:
         self._later(machine, self.delay_s(), ask)
 
     def _cancelfetch(self, machine: Machine, command: commands.CancelFetch) -> None:
-        for attempt in range(10_000):
-            machine.cancelled.add((command.origin, attempt))
+        machine.fetches.pop((command.origin, command.purpose), None)
 
     def _discard(self, machine: Machine, command: commands.Discard) -> None:
         machine.files.discard(command.sha256)
@@ -220,13 +384,18 @@ class World:
         self._later(machine, self.delay_s(self.slow.get(machine.rules.site, self.work_s)), make)
 
     def _result(self, machine: Machine, text: str, *, owner: str = "", steps: int = 0) -> tuple[str, Artifact]:
-        artifact = make_artifact(owner or machine.rules.site, text, steps=steps)
+        kind = machine.rules.plan.artifact or "model"
+        artifact = make_artifact(owner or machine.rules.site, text, steps=steps, kind=kind)
         machine.files.add(artifact.sha256)
         return artifact.sha256, artifact
 
+    def _shared(self, machine: Machine, stage: str) -> bool:
+        return machine.rules.plan.published in (stage, "commit")
+
     def _initialise(self, machine: Machine, command: commands.Initialise) -> None:
         state, artifact = self._result(machine, f"initial {machine.rules.site}")
-        event = events.Initialised(command.generation, command.attempt, state, artifact, {}, 1, "cpu")
+        given = artifact if self._shared(machine, "") else None
+        event = events.Initialised(command.generation, command.attempt, state, given, {}, 1, "cpu")
         self._work(machine, lambda: event)
 
     def _train(self, machine: Machine, command: commands.Train) -> None:
@@ -236,13 +405,26 @@ class World:
         steps = max((source.artifact.steps for source in command.sources), default=0) + 1
         text = f"{command.circulate or machine.rules.site} {command.round} {command.stage} {command.base} {used}"
         if command.circulate:
+            assert [source.artifact.owner for source in command.sources] == [command.circulate]
             text = f"{command.circulate} {command.round} {used} at {machine.rules.site}"
         digest, artifact = self._result(machine, text, owner=command.circulate or "", steps=steps)
         state = command.base if command.circulate else digest
+        given = artifact if self._shared(machine, command.stage) else None
         answer = (command.generation, command.round, command.attempt, command.stage)
-        self._work(machine, lambda: events.Trained(*answer, state, artifact, {}, 1, 1.0))
+        self._work(machine, lambda: events.Trained(*answer, state, given, {}, 1, 1.0))
+
+    def _aggregate(self, machine: Machine, command: commands.Aggregate) -> None:
+        for source in command.sources:
+            assert source.artifact.sha256 in machine.files, "a source is not on disk"
+        used = "+".join(source.artifact.sha256 for source in command.sources)
+        state = hashlib.sha256(f"mean {command.base} {used}".encode()).hexdigest()
+        contributors = tuple(sorted({machine.rules.site, *(source.origin for source in command.sources)}))
+        answer = (command.generation, command.round, command.attempt)
+        self._work(machine, lambda: events.Aggregated(*answer, state, Sha256(state), contributors))
 
     def _adopt(self, machine: Machine, command: commands.Adopt) -> None:
+        assert command.source.artifact.sha256 in machine.files, "the copy that came home is not on disk"
+        assert command.source.artifact.owner == machine.rules.site
         digest, artifact = self._result(machine, f"home {command.source.artifact.sha256}")
         answer = (command.generation, command.round, command.attempt)
         self._work(machine, lambda: events.Adopted(*answer, digest, artifact))
@@ -259,6 +441,24 @@ class World:
 def world() -> type[World]:
     """The class: a test builds its own federation."""
     return World
+
+
+@pytest.fixture
+def rules() -> Callable[..., PlannedRules]:
+    """Makes rules: ``rules(site, sites, **changes)``."""
+    return make_rules
+
+
+@pytest.fixture
+def artifact() -> Callable[..., Artifact]:
+    """Makes an artifact: ``artifact(owner, text, steps=..., kind=...)``."""
+    return make_artifact
+
+
+@pytest.fixture
+def audit() -> type[Audit]:
+    """The class that checks a site's commands after every event."""
+    return Audit
 
 
 @pytest.fixture

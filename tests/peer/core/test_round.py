@@ -101,7 +101,7 @@ def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(world: Any, p
 def test_isolated_site_waits_then_catches_up(world: Any, phases: Any) -> None:
     run = world(FOUR, rounds=12)
     run.run(until=lambda: len(run.committed("europe")) == 1)
-    run.cut = {("europe", name) for name in FOUR if name != "europe"}
+    run.cut_off("europe")
     europe = run.machines["europe"]
     run.run(until=lambda: europe.round.phase == phases.ISOLATED)
     run.run(until=lambda: len(run.committed("asia")) >= 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,12 @@ def signals(tmp_path: Path) -> Path:
             datalist[split].append({"image": f"{split}{index}.npz", "label": label, "subject": f"{split}-{index}"})
     (folder / "datalist.json").write_text(json.dumps(datalist))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen() -> None:
+    """As in a worker: a collection after each stage looks at what the tests made, not at every import."""
+    gc.freeze()
 
 
 MakeSetting = Callable[..., Setting]

@@ -1,0 +1,166 @@
+"""``mhfl-peer data``: look at a datalist, check it, and turn public data sets into one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli import output, shared_options
+from peer.datasets import DATASETS
+from peer.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PATH = click.Path(path_type=Path)
+
+datalist_argument = click.argument("datalist", type=PATH)
+root_option = click.option("--root", type=PATH, help="Folder that its paths are relative to [default: its own].")
+task_option = click.option(
+    "--task", default="classification", show_default=True, help="The federation's task kind ([task] kind)."
+)
+classes_option = click.option("--classes", type=click.IntRange(min=2), help="Number of classes ([task] classes).")
+out_option = click.option("--out", type=PATH, required=True, help="The folder to fill: one sub-folder a site.")
+seed_option = click.option(
+    "--seed", default=0, show_default=True, type=int, help="Another seed, another choice; the same one, the same bytes."
+)
+
+
+@click.group(short_help="Inspect, validate and prepare datalists.")
+@shared_options
+def data() -> None:
+    """Inspect, validate and prepare datalists (MONAI's form: training and test lists of image and label)."""
+
+
+@data.command()
+@datalist_argument
+@root_option
+@task_option
+@classes_option
+@output.json_option
+@shared_options
+def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
+    """Show counts, classes, subjects and shapes; only the images' headers are read."""
+    from peer.datasets.survey import survey
+
+    document = survey(datalist, root=root, task=task, classes=classes)
+    output.emit(document, as_json=as_json, render=_survey)
+
+
+@data.command()
+@datalist_argument
+@root_option
+@task_option
+@classes_option
+@output.json_option
+@shared_options
+def validate(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
+    """Read every image to the end; exit 0 only if a site could train on all of it."""
+    from peer.datasets.survey import survey
+
+    document = survey(datalist, root=root, task=task, classes=classes, whole=True)
+    output.emit(document, as_json=as_json, render=_survey)
+    problems = document["problems"]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise DataError(f"{datalist} has {count}", "correct what is listed above")
+
+
+@data.group()
+@shared_options
+def prepare() -> None:
+    """Turn a public data set into one folder a site."""
+
+
+@prepare.command()
+@out_option
+@seed_option
+@click.option(
+    "--training-max", default=100, show_default=True, type=click.IntRange(min=1), help="Training nodules a site."
+)
+@output.json_option
+@shared_options
+def lidc(out: Path, seed: int, training_max: int, as_json: bool) -> None:
+    """Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.
+
+    The sites' names and the share of malignant nodules in training are constructed; tests keep the natural share.
+    """
+    _prepare("lidc", out, as_json=as_json, seed=seed, training_max=training_max)
+
+
+@prepare.command("atlas-fmri")
+@out_option
+@seed_option
+@output.json_option
+@shared_options
+def atlas_fmri(out: Path, seed: int, as_json: bool) -> None:
+    """Real resting-state signals painted on the AAL atlas, with SYNTHETIC labels: four sites.
+
+    For trying a pipeline out: no figure from it says anything about patients.
+    """
+    _prepare("atlas-fmri", out, as_json=as_json, seed=seed)
+
+
+def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
+    try:
+        module = importlib.import_module(DATASETS[name])
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"preparing {name} needs the Python package {error.name}", "run `pip install 'mhfl-peer[data]'`"
+        ) from error
+    document = {"folder": str(out), **module.prepare(out, **options)}
+    output.emit(document, as_json=as_json, render=_prepared)
+
+
+def _survey(document: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    splits = document["splits"]
+    labels = sorted({label for split in splits.values() for label in split["classes"]}, key=int)
+    rows = [
+        (
+            name,
+            split["samples"],
+            split["subjects"],
+            split["unnamed"],
+            *(split["classes"].get(label, 0) for label in labels),
+            ", ".join(f"{shape} ({count})" for shape, count in split["shapes"].items()),
+        )
+        for name, split in splits.items()
+    ]
+    columns = ("split", "samples", "subjects", "unnamed", *(f"class {label}" for label in labels), "shapes")
+    notes = [("problem", problem) for problem in document["problems"]]
+    if document["unlabelled"]:
+        notes.append(("note", f"{document['unlabelled']} test entries without a label are not evaluated"))
+    if any(split["unnamed"] for split in splits.values()):
+        notes.append(("note", "samples without a subject: whether a patient is in both splits cannot be seen"))
+    return Group(output.table(columns, rows, title=document["datalist"]), output.fields(notes))
+
+
+def _prepared(document: Mapping[str, Any]) -> RenderableType:
+    """A row a split; below it what else the summary has, except the sites."""
+    from rich.console import Group
+
+    rows = []
+    counted = ("patients", "nodules", "malignant", "malignant_share", "subjects", "maps")
+    sites = document["sites"]
+    present = [name for name in counted if all(name in site["training"] for site in sites.values())]
+    for site, splits in sites.items():
+        for split in ("training", "test"):
+            rows.append((site, split, *(_cell(splits[split][name]) for name in present)))
+    facts = [(name, value) for name, value in document.items() if name not in ("sites", "floors", "dropped", "task")]
+    facts += [(f"dropped: {reason}", count) for reason, count in document.get("dropped", {}).items()]
+    floors = document.get("floors", {})
+    parts: list[Any] = [output.table(("site", "split", *present), rows, title=document["task"]), output.fields(facts)]
+    if floors:
+        columns = ("AUC on test of", *next(iter(floors.values())))
+        parts.append(output.table(columns, [(name, *aucs.values()) for name, aucs in floors.items()], title="floors"))
+    return Group(*parts)
+
+
+def _cell(value: Any) -> object:
+    return ", ".join(value) if isinstance(value, list) else value

@@ -1,0 +1,56 @@
+"""Measure what the program must hold and print one table: ``python tests/bench/run.py [--quick] [NAME ...]``.
+
+Exit status 1 when a target is missed or a measurement failed. The figures are those of an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import traceback
+from pathlib import Path
+
+from row import Row
+
+HERE = Path(__file__).resolve().parent
+MODULES = ("cli", "schedule", "similarity", "transfer", "rounds")
+LINE = "{:<58} {:>10} {:<6} {:>8}  {}"
+VERDICT = {True: "met", False: "MISSED", None: ""}
+
+
+def main() -> int:
+    """Exit status: 0 when every target is met."""
+    present = [name for name in MODULES if (HERE / f"{name}.py").is_file()]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*present, []], metavar="NAME", help=f"of {', '.join(present)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(HERE.parents[1]))
+    load = os.getloadavg()[0]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}")
+    print(LINE.format("what", "figure", "unit", "target", "").rstrip())
+    fine = True
+    for name in arguments.names or present:
+        for row in measured(name, quick=arguments.quick):
+            print(
+                LINE.format(row.what, f"{row.figure:.4g}", row.unit, row.target, VERDICT[row.met]).rstrip(), flush=True
+            )
+            fine = fine and row.met is not False
+    return 0 if fine else 1
+
+
+def measured(name: str, *, quick: bool) -> list[Row]:
+    """A module's rows; a failure is a row, so that the others are still measured."""
+    try:
+        rows: list[Row] = importlib.import_module(name).measure(quick=quick)
+    except Exception:
+        traceback.print_exc()
+        return [Row(f"{name}: failed", float("nan"), "", "", met=False)]
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What similarity distillation costs: the two forms of the position term, and a training step with all of it.
+
+``python tests/bench/similarity.py FORM POSITIONS WIDTH`` runs one form in this process and prints its seconds and the
+memory, in MB, that it needed on top of the features.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Literal, get_args
+
+from row import Row, below
+
+POSITIONS, WIDTH = 13824, 512
+"""24³ positions, 512 = 8 samples of 64 channels: the first stage of ResNet-10 at 48³."""
+
+STEP_RATIO_MAX = 1.25
+GROWTH_MAX = 1.25
+"""How much faster than N the memory of the linear form may grow: allocators round up."""
+
+Form = Literal["direct", "linear"]
+KIB_A_MB = 1e6 / 1024
+
+
+def measure(*, quick: bool) -> list[Row]:
+    """The position term in both forms, how the linear one grows, and the ratio of training steps."""
+    positions = POSITIONS // 4 if quick else POSITIONS
+    rows, shape = [], f"N={positions}, d={WIDTH}"
+    for form in get_args(Form):
+        seconds, megabytes = alone(form, positions)
+        rows += [
+            Row(f"position similarity, {form}, {shape}: time", seconds, "s"),
+            Row(f"position similarity, {form}, {shape}: memory", megabytes, "MB"),
+        ]
+    growth = alone("linear", 4 * positions)[1] / megabytes / 4
+    rows.append(below("position similarity, linear: memory at 4N / 4 · memory at N", growth, "", GROWTH_MAX))
+    ratio, plain = step_ratio(size=24 if quick else 48, repetitions=3 if quick else 5)
+    rows += [
+        Row("two plain training steps of ResNet-10", plain, "s"),
+        below("SKD training step / two plain steps", ratio, "", STEP_RATIO_MAX),
+    ]
+    return rows
+
+
+def alone(form: Form, positions: int) -> tuple[float, float]:
+    """Seconds and MB of one form, forwards and backwards, in a process of its own."""
+    command = [sys.executable, __file__, form, str(positions), str(WIDTH)]
+    finished = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    seconds, megabytes = map(float, finished.stdout.split())
+    return seconds, megabytes
+
+
+def once(form: Form, positions: int, width: int) -> tuple[float, float]:
+    """Seconds and MB of one form, forwards and backwards, in this process, whose peak must not have been higher."""
+    import torch
+
+    from losses import position_similarity_loss
+
+    torch.manual_seed(0)
+    small = [torch.rand(1, 4, 8, requires_grad=True) for _ in range(2)]
+    torch.autograd.backward(position_similarity_loss(small[:1], small[1:], form=form))  # what is loaded at first use
+    dam, ktm = (torch.rand(1, width, positions, requires_grad=True) for _ in range(2))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    torch.autograd.backward(position_similarity_loss([dam], [ktm], form=form))
+    seconds = time.perf_counter() - start
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / KIB_A_MB
+
+
+def step_ratio(*, size: int, repetitions: int) -> tuple[float, float]:
+    """A step of two ResNet-10 with similarity distillation over the same without, batch 8; the seconds of the latter.
+
+    Both run in turn, so that they see the same machine.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from losses import similarity_distillation_loss
+    from models import create_model
+
+    torch.manual_seed(0)
+    dam, ktm = (create_model("resnet10", spatial_dims=3, in_channels=1, classes=2) for _ in range(2))
+    optimiser = torch.optim.Adam(chain(dam.parameters(), ktm.parameters()), lr=1e-4)
+    images, targets = torch.rand(8, 1, size, size, size), torch.arange(8) % 2
+
+    def plain() -> None:
+        optimiser.zero_grad()
+        for network in (dam, ktm):
+            torch.autograd.backward(F.cross_entropy(network(images).prediction, targets))
+        optimiser.step()
+
+    def distilled() -> None:
+        optimiser.zero_grad()
+        own, received = dam(images), ktm(images)
+        loss = F.cross_entropy(own.prediction, targets) + F.cross_entropy(received.prediction, targets)
+        torch.autograd.backward(loss + similarity_distillation_loss(own.taps, received.taps))
+        optimiser.step()
+
+    seconds: dict[Callable[[], None], list[float]] = {plain: [], distilled: []}
+    for _ in range(repetitions + 1):
+        for step, durations in seconds.items():
+            start = time.perf_counter()
+            step()
+            durations.append(time.perf_counter() - start)
+    plain_s, distilled_s = (statistics.median(durations[1:]) for durations in seconds.values())
+    return distilled_s / plain_s, plain_s
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    print(*once("direct" if sys.argv[1] == "direct" else "linear", int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,168 @@
+"""Real daemons, real TLS, real workers on small synthetic volumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+
+from peer.core import replay
+from peer.errors import DaemonDown
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+SITES = ("asia", "europe", "africa")
+END_S = 240.0
+DRAFT = """
+name = "trial"
+rounds = {rounds}
+{top}
+[task]
+kind = "classification"
+spatial_dims = 3
+in_channels = 1
+classes = 2
+[method]
+name = "{method}"
+[stages.train]
+count = {steps}
+learning_rate = 1e-3
+[pace]
+linger_s = 20
+{pace}
+"""
+SITE = """
+[data]
+datalist = "{datalist}"
+input_size = [12, 12, 12]
+[model]
+name = "resnet10"
+[model.parameters]
+width = {width}
+stem_stride = 2
+[training]
+device = "cpu"
+checkpoint_s = {checkpoint_s}
+"""
+
+
+def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
+    """A datalist of volumes in which class 1 has a brighter cube; synthetic through and through."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    items = []
+    for index in range(count):
+        label = index % 2
+        volume = random.random((12, 12, 12), dtype=np.float32)
+        volume[3:7, 3:9, 3:9] += 0.5 * label
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{index}.nii")
+        items.append({"image": f"{index}.nii", "label": label, "subject": f"{seed}-{index}"})
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": items[: count * 2 // 3], "test": items[count * 2 // 3 :]}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
+    """Found and enrol a federation of small sites with three widths."""
+
+    def make(
+        *,
+        sites: tuple[str, ...] = SITES,
+        rounds: int = 5,
+        steps: int = 4,
+        method: str = "fedskd",
+        pace: str = "",
+        top: str = "",
+        site: str = "",
+        checkpoint_s: float = 300,
+    ) -> Loopback:
+        root = tmp_path_factory.mktemp("federation")
+        texts = {}
+        for index, name in enumerate(sites):
+            datalist = synthetic_site(root / "data" / name, seed=index)
+            texts[name] = SITE.format(datalist=datalist, width=8 - index, checkpoint_s=checkpoint_s) + site
+        draft = DRAFT.format(rounds=rounds, steps=steps, method=method, pace=pace, top=top)
+        return Loopback.found(root, draft, texts)
+
+    return make
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Iterator[Callable[[Loopback], Loopback]]:
+    """The same enrolled federation in another folder; its daemons are stopped at the end."""
+    made: list[Loopback] = []
+
+    def copy(loopback: Loopback) -> Loopback:
+        home = tmp_path / f"sites-{len(made)}"
+        shutil.copytree(loopback.home, home)
+        made.append(Loopback(home, loopback.federation))
+        return made[-1]
+
+    yield copy
+    for loopback in made:
+        loopback.__exit__()
+
+
+def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = "it never happened") -> Any:
+    """Poll until something holds; real processes have no other clock that a test could watch."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        try:
+            found = holds()
+        except DaemonDown:
+            found = None
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(what() if callable(what) else what)
+
+
+def finish(loopback: Loopback, *, limit_s: float = END_S) -> dict[str, int | None]:
+    """Wait for every daemon's end; the exit codes."""
+    wait_until(
+        lambda: all(daemon.poll() is not None for daemon in loopback.daemons.values()),
+        limit_s=limit_s,
+        what="\n".join(f"--- {name}\n{loopback.console(name)[-3000:]}" for name in loopback.daemons),
+    )
+    return {name: daemon.poll() for name, daemon in loopback.daemons.items()}
+
+
+def rows(loopback: Loopback, name: str) -> list[tuple[str, int, Any]]:
+    """A site's journal."""
+    folder = loopback.folder(name)
+    numbers = folder.generations()
+    path = folder.generation(numbers[-1]) / "journal.db" if numbers else None
+    if path is None or not path.exists():
+        return []
+    journal = Journal(path, read_only=True)
+    try:
+        return list(journal.rows())
+    finally:
+        journal.close()
+
+
+def records(loopback: Loopback, name: str) -> list[dict[str, Any]]:
+    """A site's committed rounds."""
+    return replay.round_records(rows(loopback, name))
+
+
+@pytest.fixture(scope="session")
+def tools() -> Any:
+    """The functions above, for tests that are imported without their folder."""
+
+    class Tools:
+        wait_until = staticmethod(wait_until)
+        finish = staticmethod(finish)
+        rows = staticmethod(rows)
+        records = staticmethod(records)
+        sites = SITES
+
+    return Tools

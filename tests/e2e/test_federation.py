@@ -1,0 +1,190 @@
+"""One undisturbed federation of three daemons, looked at from every side; then the same one, killed on the way."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import identity
+from peer.core.rules import Rules
+from peer.daemon import make_rules, now
+from peer.egress import Ledger
+from peer.lifecycle import load
+from peer.loopback import Loopback
+from peer.transport import wire
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def enrolled(found: Callable[..., Loopback]) -> Loopback:
+    """Enrolled, never started."""
+    return found(rounds=ROUNDS, steps=6, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def calm(enrolled: Loopback, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+    """The same federation after an undisturbed run."""
+    import shutil
+
+    home = tmp_path_factory.mktemp("calm") / "sites"
+    shutil.copytree(enrolled.home, home)
+    with Loopback(home, enrolled.federation) as loopback:
+        for name in tools.sites:
+            loopback.start(name)
+        codes = tools.finish(loopback)
+    assert codes == dict.fromkeys(codes, 0), {name: loopback.console(name)[-2000:] for name in codes}
+    return loopback
+
+
+def rules_of(loopback: Loopback, name: str) -> Rules:
+    federation, _, own = load(loopback.folder(name))
+    return make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
+
+
+def test_every_site_trained_on_the_scheduled_model_in_every_round(calm: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        rules = rules_of(calm, name)
+        found = tools.records(calm, name)
+        assert [record["round"] for record in found] == list(range(1, ROUNDS + 1))
+        for record in found:
+            assert [source["site"] for source in record["sources"]] == [rules.turn(record["round"])]
+            assert record["missing"] == {}
+            assert record["contributors"] == sorted({name, rules.turn(record["round"])})
+            assert record["threads"] == 1
+        assert 0 <= found[-1]["metrics"]["auc"] <= 1
+
+
+def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        own = {record["round"]: record["artifact_sha256"] for record in tools.records(calm, name)}
+        initial = next(body for kind, _, body in tools.rows(calm, name) if kind == "initialised")["artifact"]["sha256"]
+        for receiver in tools.sites:
+            for record in tools.records(calm, receiver):
+                for source in record["sources"]:
+                    if source["site"] == name:
+                        before = own[record["round"] - 1] if record["round"] > 1 else initial
+                        assert source["sha256"] == before
+
+
+def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(calm: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        rules = rules_of(calm, name)
+        ledger = Ledger(calm.folder(name).egress_db, read_only=True)
+        sent = {(record["round"], record["peer"], record["outcome"]) for record in ledger.transfers()}
+        due = set()
+        for round in range(1, ROUNDS + 1):
+            order = rules.order(round)
+            due |= {
+                (round, receiver, "complete")
+                for receiver in rules.others
+                if order[rules.roster.index(receiver)] == rules.index
+            }
+        assert sent == due
+        assert ledger.verify() == []
+        ledger.close()
+
+
+def test_receivers_keep_manifests_that_can_be_verified_for_ever(calm: Loopback, tools: Any) -> None:
+    authority = identity.pinned_authority(calm.federation.ca_certificate)
+    checked = 0
+    for name in tools.sites:
+        for kind, round, body in tools.rows(calm, name):
+            if kind != "received":
+                continue
+            signed = {part: base64.b64decode(body[part]) for part in ("body", "signature", "certificate_der")}
+            certificate = identity.verify_certificate(signed["certificate_der"], authority, body["peer"], now())
+            identity.verify_manifest(certificate, signed["signature"], signed["body"])
+            manifest = wire.decode_manifest(signed["body"])
+            assert (manifest.origin, manifest.round, manifest.artifact.sha256) == (body["peer"], round, body["sha256"])
+            checked += 1
+    assert checked == ROUNDS * len(tools.sites)
+
+
+def test_used_artifacts_are_gone_and_secrets_are_in_no_log(calm: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        folder = calm.folder(name)
+        kept = {path.stem for path in (folder.generation(1) / "artifacts").iterdir()}
+        own = {record["artifact_sha256"] for record in tools.records(calm, name)}
+        assert kept <= own | {
+            body["artifact"]["sha256"] for kind, _, body in tools.rows(calm, name) if kind == "published"
+        }
+        secret = (folder.pki / "round.key").read_text().strip()
+        texts = [path.read_text(errors="replace") for path in folder.logs.iterdir()]
+        assert all(secret not in text and "PRIVATE KEY" not in text for text in texts)
+        assert (folder.pki / "site.key").stat().st_mode & 0o777 == 0o600
+
+
+def strike(loopback: Loopback, name: str, holds: Callable[[], Any], tools: Any) -> None:
+    """``kill -9`` when something holds, and start again at once."""
+    tools.wait_until(holds)
+    loopback.kill(name)
+    loopback.start(name, "--resume", "require")
+
+
+def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
+    calm: Loopback, enrolled: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+) -> None:
+    wild = copied(enrolled)
+    for name in tools.sites:
+        wild.start(name)
+
+    def phase(name: str, wanted: str, round: int) -> bool:
+        status = wild.show(name, "status")
+        return status["phase"] == wanted and status["round"] >= round
+
+    strike(wild, "asia", lambda: phase("asia", "train", 2), tools)
+    strike(wild, "europe", lambda: phase("europe", "exchange", 3), tools)
+    committed = len(tools.records(wild, "africa"))
+    strike(wild, "africa", lambda: len(tools.records(wild, "africa")) > committed, tools)
+    codes = tools.finish(wild)
+    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    for name in tools.sites:
+        bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
+        assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
+        assert sum(kind == "began" for kind, _, _ in tools.rows(wild, name)) == 2
+
+
+def test_three_stop_together_and_go_on_together(
+    calm: Loopback, enrolled: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+) -> None:
+    wild = copied(enrolled)
+    for name in tools.sites:
+        wild.start(name)
+    tools.wait_until(lambda: all(wild.show(name, "status")["round"] >= 2 for name in tools.sites))
+    for name in tools.sites:
+        with wild.control(name) as client:
+            client.act("stop")
+    codes = tools.finish(wild, limit_s=60)
+    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    assert all(len(tools.records(wild, name)) < ROUNDS for name in tools.sites)
+    for name in tools.sites:
+        wild.start(name, "--resume", "require")
+    tools.finish(wild)
+    for name in tools.sites:
+        bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
+        assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
+
+
+def test_fresh_begins_a_new_generation_beside_the_old(
+    calm: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+) -> None:
+    again = copied(calm)
+    old = {path.name: path.stat().st_mtime_ns for path in again.folder("asia").generation(1).iterdir()}
+    for name in tools.sites:
+        again.start(name, "--resume", "fresh")
+    tools.wait_until(
+        lambda: all(again.show(name, "status")["committed"] >= 1 for name in tools.sites),
+        what=lambda: "\n".join(again.console(name)[-3000:] for name in tools.sites),
+    )
+    assert again.show("asia", "status")["generation"] == 2
+    assert {path.name: path.stat().st_mtime_ns for path in again.folder("asia").generation(1).iterdir()} == old
+    shown = again.show("asia", "rounds")
+    assert {record["generation"] for record in shown} == {1, 2}
+    assert Path(again.folder("asia").generation(2) / "journal.db").exists()

@@ -1,0 +1,38 @@
+"""Every package that comes in by way of pyproject.toml is pinned, at one version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def reached(requirements: Iterable[str]) -> set[str]:
+    """The names of these requirements and of all that they bring, as far as they are installed here."""
+    names: set[str] = set()
+    waiting = [(Requirement(text), "") for text in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if not wanted or name in names or not any(importlib.metadata.distributions(name=requirement.name)):
+            continue
+        names.add(name)
+        brought = importlib.metadata.requires(requirement.name) or []
+        waiting += [(Requirement(text), extra) for text in brought for extra in ("", *requirement.extras)]
+    return names
+
+
+def test_everything_that_is_installed_is_pinned(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = (root / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(str(pin.specifier).startswith("==") and "+" not in str(pin.specifier) for pin in pins)
+    requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    unpinned = reached(requirements) - {canonicalize_name(pin.name) for pin in pins}
+    assert not unpinned, f"constraints.txt does not pin {sorted(unpinned)}"

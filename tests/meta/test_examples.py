@@ -1,0 +1,61 @@
+"""The example files are what the program reads, and explain every key that it reads."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from peer.config import Federation, Site, check_site
+from peer.core.plan import PLANS
+from peer.methods import METHODS
+
+EXAMPLES = Path("deploy", "examples")
+SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
+"""What stands before a key that is shown at its default."""
+
+
+def known_keys(annotation: Any) -> Iterator[str]:
+    """The keys of every table in an annotation, and of the tables within."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield name
+            yield from known_keys(field.annotation)
+    for part in get_args(annotation):
+        yield from known_keys(part)
+
+
+def written_keys(value: Any) -> Iterator[str]:
+    """Every key of a parsed document."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from written_keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from written_keys(inner)
+
+
+def test_the_examples_parse_and_fit_each_other(root: Path) -> None:
+    federation = Federation.load(root / EXAMPLES / "federation.toml")
+    site = Site.load(root / EXAMPLES / "site.toml")
+    check_site(federation, site, next(iter(federation.roster)))
+
+
+@pytest.mark.parametrize(("name", "table"), [("federation.toml", Federation), ("site.toml", Site)])
+def test_the_examples_show_every_key(root: Path, name: str, table: type[BaseModel]) -> None:
+    text = (root / EXAMPLES / name).read_text()
+    shown = set(written_keys(tomllib.loads(SHOWN.sub("", text))))
+    assert set(known_keys(table)) - shown == set()
+
+
+def test_methods_and_plans_agree() -> None:
+    assert METHODS.keys() == PLANS.keys()
+    assert {name: set(method.stages) for name, method in METHODS.items()} == {
+        name: set(plan.stages) for name, plan in PLANS.items()
+    }

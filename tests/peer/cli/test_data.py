@@ -1,0 +1,91 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.datasets import DATASETS
+from peer.errors import DataError, StateError, UsageError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["data", *arguments])
+
+
+@pytest.fixture
+def datalist(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((2, 5)))
+    entries = [{"image": f"{name}.npy", "label": label, "subject": name} for label, name in enumerate("ab")]
+    path = tmp_path / "datalist.json"
+    path.write_text(json.dumps({"training": entries, "test": [{"image": "c.npy", "label": 1}]}))
+    return path
+
+
+def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
+    document = json.loads(run("inspect", str(datalist), "--json").stdout)
+    assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1}
+    assert document["splits"]["test"]["shapes"] == {"2x5": 1}
+    shown = run("inspect", str(datalist))
+    assert shown.exit_code == 0
+    for text in ("training", "class 1", "2x5 (2)", "samples without a subject"):
+        assert text in shown.stdout
+
+
+def test_validate_passes_a_good_datalist(datalist: Path) -> None:
+    result = run("validate", str(datalist), "--classes", "2", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["problems"] == []
+
+
+def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) -> None:
+    np.save(datalist.parent / "b.npy", np.full((2, 5), np.nan))
+    assert run("inspect", str(datalist)).exit_code == 0
+    result = run("validate", str(datalist), "--json")
+    assert result.exit_code == DataError.exit_code
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert "b.npy (holds a NaN or an infinity)" in problem
+    assert result.stderr == f"mhfl-peer: {datalist} has 1 problem; correct what is listed above\n"
+
+
+def test_validate_of_an_absent_datalist(tmp_path: Path) -> None:
+    result = run("validate", str(tmp_path / "absent.json"))
+    assert result.exit_code == DataError.exit_code
+    assert "cannot be read" in result.stdout
+
+
+def test_prepare_lists_every_data_set() -> None:
+    shown = run("prepare", "--help").stdout
+    assert all(name in shown for name in DATASETS)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_prepare_needs_a_folder_that_is_empty(name: str, tmp_path: Path) -> None:
+    assert run("prepare", name).exit_code == UsageError.exit_code
+    (tmp_path / "mine").touch()
+    result = run("prepare", name, "--out", str(tmp_path))
+    assert result.exit_code in (StateError.exit_code, DataError.exit_code)  # where the packages are absent, the latter
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("arguments", "shown"), [(["--json"], '"label_is": "synthetic"'), ([], "synthetic")])
+def test_prepare_shows_its_summary(tmp_path: Path, arguments: list[str], shown: str) -> None:
+    result = run("prepare", "atlas-fmri", "--out", str(tmp_path / "out"), *arguments)
+    assert result.exit_code == 0
+    assert shown in result.stdout
+    assert (tmp_path / "out" / "west-us" / "datalist.json").is_file()
+
+
+def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from peer.cli import main; "
+        f"assert CliRunner().invoke(main, ['data', 'validate', {str(datalist)!r}]).exit_code == 0; "
+        "import peer.datasets.lidc, peer.datasets.atlas; "
+        "assert not {'torch', 'monai'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,166 @@
+"""``federation create``, ``show`` and ``admit`` as a founder calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.config import Federation
+from peer.core.plan import PLANS
+from peer.errors import EXIT_CODES
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "federation.toml"
+
+
+def call(*arguments: str | Path, answer: str = "") -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=answer)
+
+
+def document(*arguments: str | Path, answer: str = "") -> Any:
+    result = call(*arguments, "--json", answer=answer)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def refused(name: str, result: Result) -> str:
+    assert EXIT_CODES[result.exit_code].name == name, result.stderr
+    assert result.stdout == ""
+    return result.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Path:
+    assert call("federation", "create", EXAMPLE, "--out", tmp_path / "ca").exit_code == 0
+    return tmp_path / "ca"
+
+
+@pytest.fixture
+def request_of_europe(tmp_path: Path, ca: Path) -> dict[str, str]:
+    return init(tmp_path, ca)
+
+
+def init(tmp_path: Path, ca: Path, *options: str, out: str = "europe.csr") -> dict[str, str]:
+    words = ("--federation", ca / "federation.toml", "--site", "europe", "--out", tmp_path / out, *options)
+    found: dict[str, str] = document("--home", tmp_path / "home", "site", "init", *words)
+    return found
+
+
+def test_create_says_what_it_made(tmp_path: Path) -> None:
+    made = document("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
+    final = Federation.load(tmp_path / "ca" / "federation.toml")
+    assert made == {
+        "federation": "fedasd",
+        "digest": final.digest,
+        "folder": str(tmp_path / "ca"),
+        "federation_toml": str(tmp_path / "ca" / "federation.toml"),
+        "ca_fingerprint": made["ca_fingerprint"],
+        "ca_days": 99,
+        "sites": ["america", "asia", "europe", "oceania"],
+    }
+    assert len(made["ca_fingerprint"]) == 95
+    assert EXAMPLE.read_text() in (tmp_path / "ca" / "federation.toml").read_text()
+
+
+def test_create_for_people(tmp_path: Path) -> None:
+    result = call("federation", "create", EXAMPLE, "--out", tmp_path / "ca")
+    assert result.exit_code == 0
+    assert Federation.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
+    assert "keep it offline" in result.stdout
+
+
+def test_create_does_not_overwrite(ca: Path) -> None:
+    assert "is not an empty folder" in refused("StateError", call("federation", "create", EXAMPLE, "--out", ca))
+
+
+def test_show_tells_everything_that_holds(ca: Path) -> None:
+    shown = document("federation", "show", ca / "federation.toml")
+    final = Federation.load(ca / "federation.toml")
+    assert (shown["federation"], shown["digest"], shown["roster_digest"]) == (
+        "fedasd", final.digest, final.roster.digest,
+    )  # fmt: skip
+    assert shown["ca"]["days"] == 3649
+    assert (shown["method"], shown["pattern"], shown["artifact"]) == ("fedskd", "permutation", "model")
+    assert shown["parameters"] == json.loads(json.dumps(PLANS["fedskd"].defaults()))
+    assert shown["stages"]["train"]["count"] == 20
+    assert [site["name"] for site in shown["sites"]] == list(final.roster)
+    assert shown["sites"][0] == {
+        "index": 0,
+        "name": "america",
+        "address": "mhfl.america.example:7443",
+        "description": "NYU, UCLA, UM",
+    }
+    assert shown["beat_s"] == 3.0
+    assert {"rounds", "seed", "task", "schedule", "fallback", "pace", "weighting", "quorum", "shared_model"} < set(
+        shown
+    )
+
+
+def test_show_of_a_draft_has_no_ca() -> None:
+    assert document("federation", "show", EXAMPLE)["ca"] is None
+    result = call("federation", "show", EXAMPLE)
+    assert "none: this is a draft" in result.stdout
+    for word in ("fedskd: permutation of model", "gamma", "mhfl.asia.example:7443", "learning_rate"):
+        assert word in result.stdout
+
+
+def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
+    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
+    made = document(*words, "--fingerprint", request_of_europe["fingerprint"])
+    assert (made["site"], made["fingerprint"]) == ("europe", request_of_europe["fingerprint"])
+    assert (made["renewal"], made["replaced"]) == (False, [])
+    assert json.loads((ca / "admitted.json").read_text())["europe"][0]["fingerprint"] == made["fingerprint"]
+    assert (tmp_path / "europe.bundle").exists()
+
+
+def test_admit_after_typing_the_name(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
+    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
+    result = call(*words, answer="europe\n")
+    assert result.exit_code == 0
+    assert request_of_europe["fingerprint"] in result.stderr
+    assert "Compare it" in result.stderr
+    assert "admitted" in result.stdout
+
+
+@pytest.mark.parametrize("answer", ["", "\n", "yes\n", "asia\n"])
+def test_admit_without_confirmation_admits_nobody(
+    tmp_path: Path, ca: Path, request_of_europe: dict[str, str], answer: str
+) -> None:
+    words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
+    assert "europe.csr was not admitted" in refused("UsageError", call(*words, answer=answer))
+    assert (ca / "admitted.json").read_text() == "{}\n"
+    assert not (tmp_path / "europe.bundle").exists()
+
+
+def test_admit_refuses(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
+    csr, out = tmp_path / "europe.csr", tmp_path / "europe.bundle"
+    words: tuple[str | Path, ...] = ("federation", "admit", "--ca", ca, "--out", out, "--fingerprint", "aa")
+    assert "not the one given" in refused("BundleError", call(*words, csr))
+    assert "missing cannot be read" in refused("BundleError", call(*words, tmp_path / "missing"))
+    assert "no certificate signing request" in refused("BundleError", call(*words, ca / "ca.pem"))
+    assert "is refused: it is no cert" in refused("BundleError", call(*words[:-2], ca / "ca.pem"))
+    assert not out.exists()
+    out.touch()
+    right = ("--fingerprint", request_of_europe["fingerprint"])
+    assert "europe.bundle exists" in refused("StateError", call(*words[:-2], *right, csr))
+    assert (ca / "admitted.json").read_text() == "{}\n"
+    nobody = ("federation", "admit", "--ca", tmp_path, "--out", tmp_path / "b", *right, csr)
+    assert "federation.toml cannot be read" in refused("ConfigError", call(*nobody))
+
+
+def test_replaced_certificates_are_named(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
+    base = ("federation", "admit", "--ca", ca)
+    first = document(
+        *base, tmp_path / "europe.csr", "--out", tmp_path / "1", "--fingerprint", request_of_europe["fingerprint"]
+    )
+    renewed = init(tmp_path, ca, "--renew", out="new.csr")
+    second = (*base, tmp_path / "new.csr", "--out", tmp_path / "2", "--fingerprint", renewed["fingerprint"])
+    assert "repeat with --replace" in refused("BundleError", call(*second))
+    result = call(*second, "--replace")
+    assert result.exit_code == 0
+    assert first["certificate_sha256"] in result.stdout
+    assert "refuse_certificates" in result.stdout

@@ -1,0 +1,170 @@
+"""The program as a whole: errors are one line and a number, commands are listed without being imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from peer.cli import COMMANDS, Settings, _report, main
+from peer.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
+OWN = ("federation", "site")
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def process(script: str, *arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+PROGRAM = "from peer.cli import main; main()"
+
+
+def test_help_lists_every_command_in_order() -> None:
+    code, output, _ = run("--help")
+    assert code == 0
+    listed = re.findall(r"^  ([a-z]+) {2,}\S", output, re.MULTILINE)
+    assert listed == list(COMMANDS)
+    assert run() == (0, output, "")
+
+
+def test_help_imports_no_command() -> None:
+    script = """
+import sys
+from peer.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    heavy = {"pydantic", "cryptography", "rich", "grpc", "torch", "monai", "numpy", "sqlite3"}
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    print(sorted(heavy & loaded), [name for name in sys.modules if name.startswith("peer.cli.")])
+"""
+    assert process(script).stdout.splitlines()[-1] == "[] []"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_listed_help_is_the_commands_own(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    assert command.get_short_help_str(limit=200) == COMMANDS[name][1]
+    assert (command.help or "").startswith(COMMANDS[name][1])
+
+
+def test_version() -> None:
+    code, output, _ = run("--version")
+    assert code == 0
+    assert re.fullmatch(r"mhfl-peer, version \S+\n", output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["statu"], "No such command 'statu'.*; see `mhfl-peer --help`"),
+        (["--hme", "x"], "No such option '--hme'.*; see `mhfl-peer --help`"),
+        (["federation", "show"], "Missing argument 'FILE'; see `mhfl-peer federation show --help`"),
+        (["federation", "admit", "x"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),
+        (["federation", "create", "x", "--out", "y", "--days", "0"], "Invalid value for '--days': 0 is not in.*"),
+    ],
+)
+def test_wrong_calls_are_one_line(arguments: list[str], message: str) -> None:
+    code, output, error = run(*arguments)
+    assert (code, output) == (2, "")
+    assert re.fullmatch(f"mhfl-peer: {message}\n", error)
+
+
+def test_our_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
+    code, output, error = run("federation", "show", tmp_path / "missing.toml")
+    assert (code, output) == (3, "")
+    assert error == (
+        f"mhfl-peer: {tmp_path}/missing.toml cannot be read: No such file or directory; name the right file\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--debug", "federation", "show"], ["federation", "--debug", "show"], ["federation", "show", "--debug"]],
+)
+def test_debug_shows_the_traceback_and_keeps_the_code(arguments: list[str], tmp_path: Path) -> None:
+    code, _, error = run(*arguments, tmp_path / "missing.toml")
+    assert code == 3
+    assert "Traceback (most recent call last)" in error
+    assert error.splitlines()[-1].startswith("mhfl-peer: ")
+
+
+def test_group_without_command_shows_its_help() -> None:
+    code, _, error = run("federation")
+    assert code == 2
+    assert "admit" in error
+
+
+def test_bugs_are_called_bugs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(KeyError("x\ny"), debug=False) == 1
+    assert capsys.readouterr().err == (
+        "mhfl-peer: internal error: KeyError: 'x\\ny'; run it again with --debug and report the traceback\n"
+    )
+
+
+def test_other_click_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(click.FileError("name", "no such file"), debug=False) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert _report(ConfigError("a", "b"), debug=False) == 3
+    assert capsys.readouterr().err == "mhfl-peer: a; b\n"
+
+
+def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
+    """A named pipe instead of a file keeps the command waiting until the signal comes."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(pipe)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+        with pipe.open("wb"):  # returns once the command has opened the other end
+            child.send_signal(2)
+            assert child.stderr is not None
+            assert child.stderr.read().strip() == "mhfl-peer: interrupted; run it again"
+        assert child.wait() == 130
+
+
+def test_closed_pipe_is_quiet() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(FEDERATION), "--json"]
+    result = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_shared_options_stand_anywhere(tmp_path: Path) -> None:
+    draft = tmp_path / "ca"
+    assert run("federation", "create", FEDERATION, "--out", draft)[0] == 0
+    for number, place in enumerate(([0], [1], [2])):
+        home = tmp_path / str(number)
+        words: list[str | Path] = ["site", "init", "--federation", draft / "federation.toml", "--site", "asia"]
+        for index in place:
+            words[index:index] = ["--home", home]
+        assert run(*words, "--out", tmp_path / f"{number}.csr")[0] == 0
+        assert (home / "fedasd" / "asia" / "site.toml").exists()
+
+
+def test_home_comes_from_the_environment_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("federation", "create", FEDERATION, "--out", tmp_path / "ca")[0] == 0
+    monkeypatch.setenv("MHFL_HOME", str(tmp_path / "home"))
+    words = ("site", "init", "--federation", tmp_path / "ca/federation.toml", "--site", "asia")
+    assert run(*words, "--out", tmp_path / "a.csr")[0] == 0
+    assert (tmp_path / "home/fedasd/asia").is_dir()
+
+
+def test_settings_start_empty() -> None:
+    assert Settings() == Settings(home=None, debug=False)

@@ -1,0 +1,159 @@
+"""Artifacts: what this site writes it can read; everything that must not be used is refused with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import models
+from peer.core.commands import Source
+from peer.core.facts import Artifact, TensorSpec
+from peer.core.roster import Sha256, SiteName
+from peer.training.artifact import artifact_path, probe, read_artifact, write_artifact
+from peer.training.fault import UnusableArtifact
+from peer.training.recipe import Task
+from peer.training.tensors import State, state_of
+
+TASK = Task("classification", spatial_dims=1, in_channels=2, classes=3)
+
+
+@pytest.fixture
+def network() -> models.Network:
+    torch.manual_seed(3)
+    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4)
+
+
+def written(folder: Path, network: models.Network, state: State | None = None) -> Artifact:
+    return write_artifact(
+        folder,
+        state_of(network) if state is None else state,
+        spec=network.spec,
+        kind="model",
+        owner=SiteName("beta"),
+        steps=5,
+        training_samples=None,
+    )
+
+
+def source(artifact: Artifact) -> Source:
+    return Source(SiteName("beta"), 2, artifact)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path, network: models.Network) -> None:
+    artifact = written(tmp_path / "new", network)
+    assert (artifact.owner, artifact.steps, artifact.kind) == ("beta", 5, "model")
+    assert artifact.bytes == artifact_path(tmp_path / "new", artifact.sha256).stat().st_size
+    found = read_artifact(tmp_path / "new", source(artifact), TASK, allow=())
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.requires_grad for parameter in found.parameters())
+    assert written(tmp_path / "new", found) == artifact
+
+
+Change = Callable[[Path, models.Network], Artifact]
+
+
+def with_spec(**changes: Any) -> Change:
+    def change(folder: Path, network: models.Network) -> Artifact:
+        return dataclasses.replace(written(folder, network), spec={**network.spec, **changes})
+
+    return change
+
+
+def with_state(edit: Callable[[State], object]) -> Change:
+    def change(folder: Path, network: models.Network) -> Artifact:
+        state = state_of(network)
+        edit(state)
+        honest = written(folder, network)
+        return dataclasses.replace(written(folder, network, state), tensors=honest.tensors)
+
+    return change
+
+
+def with_manifest(edit: Callable[[Artifact], Artifact]) -> Change:
+    return lambda folder, network: edit(written(folder, network))
+
+
+def corrupt(folder: Path, network: models.Network) -> Artifact:
+    artifact = written(folder, network)
+    path = artifact_path(folder, artifact.sha256)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return artifact
+
+
+def no_safetensors(folder: Path, network: models.Network) -> Artifact:
+    import hashlib
+
+    content = b"\xff" * 64
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    artifact_path(folder, digest).write_bytes(content)
+    return dataclasses.replace(written(folder, network), sha256=digest, bytes=64)
+
+
+def first_tensor(**changes: Any) -> Callable[[Artifact], Artifact]:
+    return lambda artifact: dataclasses.replace(
+        artifact, tensors=(dataclasses.replace(artifact.tensors[0], **changes), *artifact.tensors[1:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_spec(name="os:system"), "is not one that another site may name here"),
+        (with_spec(classes=4), "classes = 4 is not this federation's 3"),
+        (with_spec(in_channels=1), "in_channels = 1 is not this federation's 2"),
+        (with_spec(spatial_dims=2), "spatial_dims = 2 is not this federation's 1"),
+        (with_spec(hyper={"width": 8}), "in the manifest, F32"),
+        (with_spec(hyper={"stem_stride": 7}), "its spec cannot be built: .*stem_stride"),
+        (with_manifest(first_tensor(name="evil")), "tensor 'bn1.bias' is only in the spec"),
+        (with_manifest(first_tensor(shape=(5,))), r"tensor 'bn1.bias' is F32 \[5\] in the manifest, F32 \[4\] in the spec"),
+        (with_manifest(first_tensor(dtype="F16")), r"'bn1.bias' is F16 \[4\] in the manifest"),
+        (
+            with_manifest(lambda a: dataclasses.replace(a, tensors=(*a.tensors, TensorSpec("z", "F32", ())))),
+            "tensor 'z' is only in the manifest",
+        ),
+        (with_manifest(lambda a: dataclasses.replace(a, bytes=9)), "bytes, the manifest says 9"),
+        (with_manifest(lambda a: dataclasses.replace(a, sha256=Sha256("0" * 64))), "cannot be read: No such file"),
+        (with_state(lambda state: state.pop("fc.bias")), "tensor 'fc.bias' is only in the manifest"),
+        (with_state(lambda state: state.update({"fc.bias": torch.zeros(3).half()})), r"'fc.bias' is F16 \[3\] in the file"),
+        (with_state(lambda state: state["fc.bias"].fill_(float("nan"))), "tensor 'fc.bias' holds a NaN or an infinity"),
+        (with_state(lambda state: state["bn1.running_var"].fill_(float("inf"))), "'bn1.running_var' holds"),
+        (corrupt, "its file does not have its digest"),
+        (no_safetensors, "its file is no safetensors"),
+    ],
+)
+def test_what_must_not_be_used_is_refused(
+    tmp_path: Path, network: models.Network, change: Change, reason: str
+) -> None:
+    artifact = change(tmp_path, network)
+    with pytest.raises(UnusableArtifact, match=reason) as caught:
+        read_artifact(tmp_path, source(artifact), TASK, allow=())
+    assert caught.value.source.artifact is artifact
+
+
+def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:
+    spec = {"name": "torch.nn:Sequential", "spatial_dims": 1, "in_channels": 2, "classes": 3, "hyper": {}, "head": "0"}
+    artifact = Artifact("model", SiteName("beta"), Sha256("0" * 64), 1, 0, spec, ())
+    with pytest.raises(UnusableArtifact, match="may name here"):
+        read_artifact(tmp_path, source(artifact), TASK, allow=())
+    with pytest.raises(UnusableArtifact, match="cannot be built"):
+        read_artifact(tmp_path, source(artifact), TASK, allow=("torch.nn:Sequential",))
+
+
+def test_a_probe_finds_what_does_not_predict_this_task(network: models.Network) -> None:
+    before = state_of(network)
+    output = probe(network, TASK, (32,))
+    assert len(output.taps) == 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    with pytest.raises(ValueError, match=r"predicts \(1, 3\) for one image, not \(1, 2\)"):
+        probe(network, dataclasses.replace(TASK, classes=2), (32,))
+    with torch.no_grad():
+        network.head.bias.fill_(float("inf"))
+    with pytest.raises(ValueError, match="predicts a NaN"):
+        probe(network, TASK, (32,))

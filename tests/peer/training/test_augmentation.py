@@ -1,0 +1,89 @@
+"""Augmentation: the maps by hand, the sampling against torch's own grid, the same for the same seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from peer.training.augmentation import affine_maps, warp
+from peer.training.recipe import Augmentation
+
+STILL = Augmentation(flip=0, rotate_degrees=0, translate_share=0, scale_share=0, probability=1)
+
+
+def changed(**parts: float) -> Augmentation:
+    return Augmentation(**{**{name: getattr(STILL, name) for name in STILL.__slots__}, **parts})
+
+
+def test_nothing_to_do_leaves_the_image() -> None:
+    images = torch.randn(2, 1, 5, 6, 7)
+    maps = affine_maps(STILL, [1, 2], (5, 6, 7))
+    assert torch.equal(maps, torch.eye(3, 4).repeat(2, 1, 1))
+    assert torch.allclose(warp(images, maps), images, atol=1e-5)
+    assert not STILL.active
+    assert not changed(rotate_degrees=9, probability=0).active
+    assert changed(flip=0.1).active
+    assert changed(scale_share=0.1).active
+
+
+@pytest.mark.parametrize("size", [(8,), (5, 8), (4, 5, 6)])
+def test_a_certain_flip_reverses_every_axis(size: tuple[int, ...]) -> None:
+    images = torch.randn(2, 3, *size)
+    flipped = warp(images, affine_maps(changed(flip=1), [1, 2], size))
+    assert torch.allclose(flipped, images.flip(tuple(range(2, images.ndim))), atol=1e-4)
+
+
+def test_rotations_and_sizes_stay_within_their_bounds() -> None:
+    size = (10, 20)
+    seeds = range(300)
+    turned = affine_maps(changed(rotate_degrees=15), seeds, size)
+    angles = torch.atan2(turned[:, 1, 0] * size[0] / size[1], turned[:, 0, 0]).rad2deg()
+    assert angles.abs().max() <= 15.001
+    assert angles.max() > 12
+    assert angles.min() < -12
+    # Rigid in voxels: undone by the aspect, the matrix is orthogonal.
+    aspect = torch.tensor([[1.0, size[1] / size[0]], [size[0] / size[1], 1.0]])
+    rigid = turned[:, :, :2] / aspect.T
+    assert torch.allclose(rigid @ rigid.mT, torch.eye(2), atol=1e-5)
+    scaled = affine_maps(changed(scale_share=0.1), seeds, size).diagonal(dim1=1, dim2=2)
+    assert (1 / 1.1 - 1e-6 <= scaled).all()
+    assert (scaled <= 1 / 0.9 + 1e-6).all()
+    shifted = affine_maps(changed(translate_share=0.05), seeds, size)[:, :, 2]
+    assert 0.09 < shifted.abs().max() <= 0.1  # the image is 2 wide
+
+
+def test_a_quarter_turn_of_a_square() -> None:
+    images = torch.arange(9.0).reshape(1, 1, 3, 3)
+    maps = torch.tensor([[[0.0, -1.0, 0.0], [1.0, 0.0, 0.0]]])
+    assert torch.allclose(warp(images, maps), images.rot90(1, (2, 3)), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(9, 12), (7, 8, 10)])
+def test_sampling_agrees_with_torch(size: tuple[int, ...]) -> None:
+    images = torch.randn(3, 2, *size)
+    maps = affine_maps(Augmentation(), [5, 6, 7], size)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    expected = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    assert torch.allclose(warp(images, maps), expected, atol=1e-4)
+
+
+def test_a_line_is_shifted_by_a_share_of_its_length() -> None:
+    images = torch.arange(8.0).reshape(1, 1, 8)
+    maps = torch.tensor([[[1.0, 2 * 2 / 8]]])
+    assert warp(images, maps).flatten().tolist() == pytest.approx([2, 3, 4, 5, 6, 7, 7, 7], abs=1e-5)
+
+
+def test_a_map_depends_on_its_seed_only() -> None:
+    together = affine_maps(Augmentation(), [3, 4, 5], (6, 6, 6))
+    alone = affine_maps(Augmentation(), [4], (6, 6, 6))
+    assert torch.equal(together[1:2], alone)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_probability_is_that_of_moving_at_all() -> None:
+    maps = affine_maps(changed(rotate_degrees=math.degrees(0.1), probability=0.25), range(400), (6, 6))
+    moved = (maps != torch.eye(2, 3)).flatten(1).any(1).float().mean()
+    assert 0.18 < moved < 0.32

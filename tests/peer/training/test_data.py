@@ -1,0 +1,198 @@
+"""A site's data: what is refused, what is skipped, and that a batch depends on its step and on nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from peer.core.plan import Work
+from peer.datalist import Sample
+from peer.training.data import Batches, SiteData, load_data, site_seed, validation_names
+from peer.training.fault import DataError, Interrupted
+from peer.training.images import Preparation
+from peer.training.recipe import Augmentation, Recipe
+from peer.training.seeding import derive
+
+NONE = Augmentation(0, 0, 0, 0, 0)
+
+
+def go_on() -> None:
+    """Nobody wants the reading to end."""
+
+
+def loaded(recipe: Recipe) -> SiteData:
+    return load_data(recipe, site_seed(recipe), pulse=go_on)
+
+
+def edit(signals: Path, **splits: list[dict[str, Any]]) -> None:
+    path = signals / "datalist.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **splits}))
+
+
+def batches(data: SiteData, *, batch_size: int = 4, augmentation: Augmentation = NONE, seed: int = 0) -> Batches:
+    return Batches(
+        data,
+        batch_size=batch_size,
+        augmentation=augmentation,
+        seed=lambda *parts: derive(seed, *parts),
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "none"])
+def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: str) -> None:
+    recipe = Recipe.of(make_setting(data={"cache": cache, "normalise": "zscore"}))
+    for data in (loaded(recipe), loaded(recipe)):  # the second time from the cache
+        assert data.counts == {"training": 10, "test": 6, "unreadable": 0}
+        images, labels = data.training.read([3, 0])
+        expected = Preparation(2, (24,), "zscore")([signals / "training3.npz"])
+        assert torch.equal(images[0], expected)
+        assert labels.tolist() == [1, 0]
+    assert data.training.in_memory == (cache == "memory")
+    assert (recipe.home / "cache").exists() == (cache == "disk")
+
+
+def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, signals: Path) -> None:
+    recipe = Recipe.of(make_setting(data={"cache": "disk"}))
+    before = loaded(recipe).training.load(0)
+    np.savez(signals / "training0.npz", image=np.ones((2, 24), dtype=np.float32), note=np.zeros(1))
+    after = loaded(recipe).training.load(0)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, torch.ones(2, 24))
+
+
+def test_unreadable_samples_are_named_and_skipped(make_setting, signals: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (signals / "training0.npz").write_bytes(b"no archive")
+    np.savez(signals / "test1.npz", image=np.full((2, 24), np.nan))
+    with caplog.at_level(logging.WARNING):
+        data = loaded(Recipe.of(make_setting(data={"unreadable_share_max": 0.2})))
+    assert data.counts == {"training": 9, "test": 5, "unreadable": 2}
+    assert data.training.samples[0].name == "training1.npz"
+    assert torch.equal(data.training.load(0), Preparation(2, (24,))([signals / "training1.npz"]))
+    text = caplog.text
+    assert "image=training0.npz" in text
+    assert "image=test1.npz reason=holds a NaN or an infinity" in text
+
+
+def test_too_many_unreadable_samples_are_a_fault(make_setting, signals: Path) -> None:
+    for index in range(4):
+        (signals / f"training{index}.npz").write_bytes(b"")
+    recipe = Recipe.of(make_setting(data={"unreadable_share_max": 0.2}))
+    with pytest.raises(DataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"):
+        loaded(recipe)
+
+
+def test_a_problem_of_the_datalist_is_a_fault(make_setting, signals: Path) -> None:
+    edit(signals, test=[{"image": "test0.npz", "label": 0, "subject": "training-3"}])
+    with pytest.raises(DataError, match=r"datalist.json: subjects are in training and in test: training-3"):
+        loaded(Recipe.of(make_setting()))
+
+
+def test_one_class_that_can_be_read_is_not_enough(make_setting, signals: Path) -> None:
+    edit(signals, training=[{"image": f"training{k}.npz", "label": int(k == 0)} for k in range(10)])
+    (signals / "training0.npz").write_bytes(b"")
+    with pytest.raises(DataError, match="one class only"):
+        loaded(Recipe.of(make_setting()))
+
+
+def test_reading_can_be_ended_between_samples(make_setting) -> None:
+    seen = []
+
+    def pulse() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise Interrupted
+
+    recipe = Recipe.of(make_setting())
+    with pytest.raises(Interrupted):
+        load_data(recipe, site_seed(recipe), pulse=pulse)
+
+
+def test_a_sample_that_vanishes_later_is_a_fault(make_setting, signals: Path) -> None:
+    data = loaded(Recipe.of(make_setting(data={"cache": "none"})))
+    (signals / "training5.npz").unlink()
+    with pytest.raises(DataError, match=r"sample training5.npz was readable and is not now"):
+        data.training.read([5])
+
+
+# --- validation -----------------------------------------------------------------------------------------------------
+def test_validation_takes_whole_subjects_of_each_class() -> None:
+    samples = [Sample(f"{subject}-{k}", (), subject % 2, f"s{subject}") for subject in range(20) for k in range(3)]
+    names = validation_names(samples, 0.3, lambda *parts: derive(1, *parts))
+    held = [sample for sample in samples if sample.name in names]
+    assert Counter(sample.label for sample in held) == {0: 9, 1: 9}
+    assert all(count == 3 for count in Counter(sample.subject for sample in held).values())
+    assert names == validation_names(samples[::-1], 0.3, lambda *parts: derive(1, *parts))
+    assert names != validation_names(samples, 0.3, lambda *parts: derive(2, *parts))
+    assert validation_names(samples, 0.0, lambda *parts: derive(1, *parts)) == set()
+
+
+def test_validation_samples_are_not_trained_on(make_setting) -> None:
+    data = loaded(Recipe.of(make_setting(data={"validation_share": 0.4})))
+    assert data.counts == {"training": 6, "validation": 4, "test": 6, "unreadable": 0}
+    assert not {s.name for s in data.training.samples} & {s.name for s in data.validation.samples}
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def data(make_setting) -> SiteData:
+    return loaded(Recipe.of(make_setting()))
+
+
+def test_an_epoch_sees_no_sample_twice_and_drops_the_rest(data: SiteData) -> None:
+    stream = batches(data)
+    assert stream.per_epoch == 2
+    first = stream.indices(0) + stream.indices(1)
+    assert len(set(first)) == 8
+    assert stream.indices(2) + stream.indices(3) != first
+    assert stream.indices(0) == batches(data).indices(0)
+    assert stream.indices(0) != batches(data, seed=1).indices(0)
+
+
+def test_few_samples_are_one_full_batch(data: SiteData) -> None:
+    stream = batches(data, batch_size=64)
+    assert (stream.per_epoch, sorted(stream.indices(3))) == (1, list(range(10)))
+
+
+def test_steps_of_work_in_steps_and_in_epochs(data: SiteData) -> None:
+    assert batches(data).steps(Work("step", 7, 0.1)) == 7
+    assert batches(data).steps(Work("epoch", 7, 0.1)) == 14
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_a_batch_does_not_depend_on_what_was_asked_before(make_setting, cache: str) -> None:
+    data = loaded(Recipe.of(make_setting(data={"cache": cache})))
+    straight, late = batches(data, augmentation=Augmentation()), batches(data, augmentation=Augmentation())
+    for step in range(4):
+        batch = straight[step]
+    alone = late[3]
+    assert torch.equal(alone.images, batch.images)
+    assert torch.equal(alone.targets, batch.targets)
+    straight.close()
+    late.close()
+
+
+def test_targets_belong_to_their_images(data: SiteData) -> None:
+    batch = batches(data)[5]
+    images, labels = data.training.read(batches(data).indices(5))
+    assert torch.equal(batch.images, images)
+    assert torch.equal(batch.targets, labels)
+    assert batch.masks is None
+
+
+def test_masks_are_shared_until_images_move(data: SiteData) -> None:
+    masks = torch.zeros(2, 24)
+    masks[0, :12], masks[1, 12:] = 1, 1
+    masked = SiteData(data.training, data.validation, data.test, 0, masks)
+    assert torch.equal(batches(masked)[0].masks, masks)
+    flipped = batches(masked, augmentation=Augmentation(1, 0, 0, 0, 0))[0].masks
+    assert flipped.shape == (4, 2, 12)
+    assert torch.allclose(flipped[0, 0, 6:], torch.ones(6), atol=1e-5)
+    assert torch.allclose(flipped[0, 0, :6], torch.zeros(6), atol=1e-5)

@@ -1,0 +1,561 @@
+"""A site's training, command by command: same bits whatever interrupts it, nothing unusable reaches a network."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.facts import Artifact
+from peer.core.roster import Sha256, SiteName
+from peer.core.work import FROM_WORKER, Setting, decode, encode
+from peer.training.fault import ConfigurationError, DataError, Interrupted
+from peer.training.trainer import Trainer
+
+STEPS = 4
+WIDTHS = {"alpha": 4, "beta": 6}
+
+
+class Clock:
+    """A clock that every look moves on."""
+
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self.tick_s = 0.0, tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+
+def initialised(trainer: Trainer) -> events.Initialised:
+    event = trainer.perform(commands.Initialise(1, 1))
+    assert isinstance(event, events.Initialised)
+    return event
+
+
+def trained(trainer: Trainer, base: str, *sources: Source, round: int = 1, **more: Any) -> events.Trained:
+    event = trainer.perform(commands.Train(1, round, 2, "train", base, sources, **more))
+    assert isinstance(event, events.Trained), event
+    return event
+
+
+def files(setting: Setting, state: str) -> dict[str, bytes]:
+    """The tensors of a checkpoint, as bytes."""
+    folder = Path(setting.home) / "checkpoints" / state
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.fixture
+def alpha(make_setting) -> Setting:
+    return make_setting(site="alpha", steps=STEPS)
+
+
+@pytest.fixture
+def beta(make_setting) -> tuple[Setting, Source]:
+    """Another site, with a wider network, and its first artifact."""
+    setting = make_setting(site="beta", steps=STEPS, model={"parameters": {"width": WIDTHS["beta"]}})
+    artifact = initialised(Trainer(setting)).artifact
+    assert artifact is not None
+    return setting, Source(SiteName("beta"), 1, artifact)
+
+
+def fetched(sender: Setting, receiver: Setting, source: Source) -> Source:
+    """The source, its file moved as the daemons move it."""
+    name = f"{source.artifact.sha256}.safetensors"
+    shutil.copy(Path(sender.home) / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
+    return source
+
+
+@pytest.fixture
+def came(alpha: Setting, beta: tuple[Setting, Source]) -> Source:
+    return fetched(beta[0], alpha, beta[1])
+
+
+def interrupt(setting: Setting, command: commands.Train, *, after: int) -> None:
+    """Halt a trainer after a step; it leaves a partial checkpoint."""
+    seen: list[int] = []
+
+    def report(event: events.Event) -> None:
+        assert isinstance(event, events.Progressed)
+        seen.append(event.step)
+
+    trainer = Trainer(setting, report=report, halted=lambda: after in seen, clock=Clock(tick_s=1.0))
+    with pytest.raises(Interrupted):
+        trainer.perform(command)
+    assert seen[-1] == after
+    assert (Path(setting.home) / "checkpoints" / "partial" / f"step-{after:08d}").exists()
+
+
+# --- initialise -----------------------------------------------------------------------------------------------------
+def test_a_site_starts_from_its_seed(make_setting, alpha: Setting, tmp_path: Path) -> None:
+    first = initialised(Trainer(alpha))
+    assert first.state == "round-000000/initial"
+    assert first.samples == {"training": 10, "test": 6, "unreadable": 0}
+    assert (first.threads, first.device) == (1, "cpu")
+    assert first.artifact is not None
+    assert (first.artifact.kind, first.artifact.owner, first.artifact.steps) == ("model", "alpha", 0)
+    assert first.artifact.training_samples is None
+    torch.manual_seed(12345)
+    elsewhere = initialised(Trainer(make_setting(site="alpha", home=tmp_path / "again")))
+    assert elsewhere == first
+    other = initialised(Trainer(make_setting(site="gamma")))
+    assert other.artifact is not None
+    assert other.artifact.sha256 != first.artifact.sha256
+
+
+def test_the_artifact_is_the_whole_state_of_the_model(alpha: Setting) -> None:
+    event = initialised(Trainer(alpha))
+    assert event.artifact is not None
+    tensors = safetensors.torch.load_file(Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors")
+    assert {spec.name for spec in event.artifact.tensors} == set(tensors)
+    assert "bn1.running_mean" in tensors
+    assert "bn1.num_batches_tracked" in tensors
+    assert files(alpha, event.state)["dam.safetensors"] == safetensors.torch.save(tensors)
+
+
+def test_initialise_again_answers_from_disk(alpha: Setting, signals: Path) -> None:
+    first = initialised(Trainer(alpha))
+    shutil.rmtree(signals)
+    again = Trainer(alpha).perform(commands.Initialise(1, 9))
+    assert again == dataclasses.replace(first, attempt=9)
+
+
+def test_the_training_set_size_is_in_the_artifact_only_if_it_may(make_setting) -> None:
+    setting = make_setting(site="open", weighting="samples", egress={"training_set_size": True})
+    artifact = initialised(Trainer(setting)).artifact
+    assert artifact is not None
+    assert artifact.training_samples == 10
+
+
+def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
+    setting = make_setting(method={"name": "local"})
+    trainer = Trainer(setting)
+    first = initialised(trainer)
+    assert first.artifact is None
+    assert trained(trainer, first.state).artifact is None
+    assert list((Path(setting.home) / "artifacts").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"model": {"name": "resnet11"}}, r"\[model\] resnet11: .*did you mean"),
+        ({"model": {"parameters": {"width": 0}}}, r"\[model\] resnet10: .*width"),
+        ({"task": {"kind": "segmentation"}}, r"kind = .segmentation. cannot be trained yet"),
+        ({"method": {"name": "fedskd", "terms": ["region"]}}, r"set \[data\] regions"),
+        ({"training": {"device": "cuda:9"}}, "usable GPUs"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_named(make_setting, parts: dict, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        initialised(Trainer(make_setting(**parts)))
+
+
+def test_data_that_cannot_work_is_named(make_setting, signals: Path) -> None:
+    (signals / "training4.npz").unlink()
+    with pytest.raises(DataError, match="training4.npz"):
+        initialised(Trainer(make_setting()))
+
+
+# --- train ----------------------------------------------------------------------------------------------------------
+def test_a_round_with_a_received_model(alpha: Setting, came: Source) -> None:
+    reports: list[events.Event] = []
+    trainer = Trainer(alpha, report=reports.append)
+    first = initialised(trainer)
+    event = trained(trainer, first.state, came)
+    assert (event.state, event.stage, event.round, event.attempt) == ("round-000001/train", "train", 1, 2)
+    assert event.artifact is not None
+    assert (event.artifact.owner, event.artifact.steps) == ("alpha", STEPS)
+    assert event.artifact.sha256 != first.artifact.sha256
+    terms = {"total", "ce_dam", "ce_ktm", "batch", "position"}
+    expected = {f"train_{name}{last}" for name in terms for last in ("", "_last")}
+    assert set(event.metrics) == expected | {"train_steps", "train_distillation_ratio"}
+    assert event.metrics["train_steps"] == STEPS
+    assert set(files(alpha, event.state)) == {"dam.safetensors", "dam.adam.safetensors"}
+    newest = reports[-1]
+    assert isinstance(newest, events.Progressed)
+    assert (newest.step, newest.steps, set(newest.losses)) == (STEPS, STEPS, terms)
+    assert newest.losses["total"] == event.metrics["train_total_last"]
+    assert all(decode(encode(report), FROM_WORKER) == report for report in [*reports, event])
+
+
+def test_what_is_sent_next_is_what_was_trained(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    event = trained(trainer, initialised(trainer).state, came)
+    assert event.artifact is not None
+    sent = (Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors").read_bytes()
+    assert sent == files(alpha, event.state)["dam.safetensors"]
+
+
+def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[Setting, Source]) -> None:
+    distilled = make_setting(site="alpha", home=None, method={"name": "fedskd", "gamma": 0.0})
+    source = fetched(beta[0], distilled, beta[1])
+    alone = make_setting(site="alpha", home=Path(distilled.home).with_name("alone"), method={"name": "local"})
+    found = []
+    for setting, sources in ((distilled, [source]), (alone, [])):
+        trainer = Trainer(setting)
+        event = trained(trainer, initialised(trainer).state, *sources)
+        event = trained(trainer, event.state, *sources, round=2)
+        found.append(files(setting, event.state))
+        assert event.metrics["train_ce_dam"] > 0
+    assert found[0].keys() == {"dam.safetensors", "dam.adam.safetensors"}
+    assert found[0] == found[1]
+
+
+def test_gamma_changes_what_is_learnt(make_setting, alpha: Setting, beta: tuple[Setting, Source], came: Source) -> None:
+    other = make_setting(site="alpha", home=Path(alpha.home).with_name("other"), method={"name": "fedskd", "gamma": 50})
+    fetched(beta[0], other, came)
+    states = []
+    for setting in (alpha, other):
+        trainer = Trainer(setting)
+        states.append(files(setting, trained(trainer, initialised(trainer).state, came).state))
+    assert states[0] != states[1]
+
+
+def test_the_received_model_is_gone_after_the_round(alpha: Setting, came: Source) -> None:
+    received: list[weakref.ref[Any]] = []
+    trainer = Trainer(alpha)
+    build = trainer.method.stages["train"]
+
+    def watched(scene: Any) -> Any:
+        received.extend(weakref.ref(network) for network in scene.received)
+        return build(scene)
+
+    trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
+    trained(trainer, initialised(trainer).state, came)
+    gc.collect()
+    assert len(received) == 1
+    assert received[0]() is None
+
+
+def test_without_a_source_the_labels_alone_train_as_long(alpha: Setting) -> None:
+    trainer = Trainer(alpha)
+    event = trained(trainer, initialised(trainer).state)
+    assert event.metrics["train_steps"] == STEPS
+    assert "train_ce_ktm" not in event.metrics
+    assert event.artifact is not None
+
+
+def course(setting: Setting, *sources: Source, anew: Callable[[Trainer], Trainer]) -> list[dict[str, bytes]]:
+    """Three rounds, the trainer exchanged for another one before each."""
+    trainer = anew(Trainer(setting))
+    state, found = initialised(trainer).state, []
+    for round in (1, 2, 3):
+        trainer = anew(trainer)
+        state = trained(trainer, state, *sources, round=round).state
+        found.append(files(setting, state))
+    return found
+
+
+def test_memory_and_disk_give_the_same_bits(make_setting, alpha: Setting, beta: tuple[Setting, Source]) -> None:
+    restarted = make_setting(site="alpha", home=Path(alpha.home).with_name("restarted"), steps=STEPS)
+    sources = [fetched(beta[0], setting, beta[1]) for setting in (alpha, restarted)]
+    kept = course(alpha, sources[0], anew=lambda trainer: trainer)
+    assert kept == course(restarted, sources[1], anew=lambda trainer: Trainer(restarted))
+    assert kept[0] != kept[1]
+
+
+@pytest.mark.parametrize("stops", [(3,), (1, 2)])
+def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
+    make_setting, alpha: Setting, beta: tuple[Setting, Source], stops: tuple[int, ...]
+) -> None:
+    straight = Trainer(alpha)
+    undisturbed = trained(straight, initialised(straight).state, fetched(beta[0], alpha, beta[1]))
+    setting = make_setting(site="alpha", home=Path(alpha.home).with_name("halted"), steps=STEPS)
+    source = fetched(beta[0], setting, beta[1])
+    state = initialised(Trainer(setting)).state
+    for step in stops:
+        interrupt(setting, commands.Train(1, 1, 2, "train", state, (source,)), after=step)
+    torch.manual_seed(4242)
+    reports: list[Any] = []
+    resumed = trained(Trainer(setting, report=reports.append), state, source)
+    assert reports[0].step == stops[-1] + 1
+    assert files(setting, resumed.state) == files(alpha, undisturbed.state)
+    assert resumed.artifact == undisturbed.artifact
+    assert resumed.metrics == undisturbed.metrics
+    assert not (Path(setting.home) / "checkpoints" / "partial").exists()
+
+
+def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    straight = trained(trainer, state)
+    shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
+    interrupt(alpha, commands.Train(1, 1, 1, "train", state, (came,)), after=2)
+    assert trained(Trainer(alpha), state).artifact == straight.artifact
+
+
+def test_a_finished_stage_is_answered_at_once(alpha: Setting, came: Source, signals: Path) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    first = trained(trainer, state, came)
+    shutil.rmtree(signals)
+    reports: list[events.Event] = []
+    again = Trainer(alpha, report=reports.append).perform(commands.Train(1, 1, 7, "train", state, (came,)))
+    assert again == dataclasses.replace(first, attempt=7)
+    assert reports == []
+
+
+def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    first = trained(trainer, state, came)
+    assert first.artifact is not None
+    lost = Path(alpha.home) / "artifacts" / f"{first.artifact.sha256}.safetensors"
+    lost.unlink()
+    assert trained(Trainer(alpha), state, came).artifact == first.artifact
+    assert lost.exists()
+
+
+def test_other_sources_are_other_work(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    first = trained(trainer, state, came)
+    second = trained(trainer, state)
+    assert first.artifact != second.artifact
+    assert files(alpha, second.state)
+
+
+def test_old_checkpoints_go(alpha: Setting) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    for round in range(1, 5):
+        state = trained(trainer, state, round=round).state
+    there = sorted(path.name for path in (Path(alpha.home) / "checkpoints").iterdir())
+    assert there == ["round-000003", "round-000004"]
+
+
+def test_a_base_that_is_not_there_is_named(alpha: Setting) -> None:
+    with pytest.raises(ConfigurationError, match="'round-000009/train' is not in"):
+        trained(Trainer(alpha), "round-000009/train")
+
+
+def test_a_base_of_another_model_is_named(make_setting, alpha: Setting) -> None:
+    state = initialised(Trainer(alpha)).state
+    changed = make_setting(site="alpha", model={"parameters": {"width": 5}})
+    with pytest.raises(ConfigurationError, match=r"checkpoint round-000000/initial does not fit \[model\]"):
+        trained(Trainer(changed), state)
+
+
+# --- progress, partial checkpoints ----------------------------------------------------------------------------------
+def test_progress_is_reported_five_times_a_second_and_at_the_end(make_setting) -> None:
+    reports: list[Any] = []
+    trainer = Trainer(make_setting(steps=30), report=reports.append, clock=Clock(tick_s=1 / 16))
+    trained(trainer, initialised(trainer).state)
+    steps = [report.step for report in reports]
+    assert steps[0] == 1
+    assert steps[-1] == 30
+    assert {later - earlier for earlier, later in zip(steps[:-1], steps[1:-1], strict=False)} == {4}
+
+
+def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting) -> None:
+    class Crash(Exception):
+        pass
+
+    setting = make_setting(steps=8, training={"checkpoint_s": 2.0})
+    state = initialised(Trainer(setting)).state
+
+    def crash_at_seven(event: Any) -> None:
+        if event.step == 7:
+            raise Crash
+
+    with pytest.raises(Crash):
+        trained(Trainer(setting, report=crash_at_seven, clock=Clock(tick_s=1.0)), state)
+    kept = sorted(path.name for path in (Path(setting.home) / "checkpoints" / "partial").iterdir())
+    assert len(kept) == 1
+    reports: list[Any] = []
+    resumed = trained(Trainer(setting, report=reports.append), state)
+    assert f"step-{reports[0].step - 1:08d}" == kept[0]
+    assert reports[0].step > 1
+    straight = make_setting(site="alpha", home=Path(setting.home).with_name("straight"), steps=8)
+    assert trained(Trainer(straight), initialised(Trainer(straight)).state).artifact == resumed.artifact
+
+
+# --- what came is judged ----------------------------------------------------------------------------------------------
+def rejected(trainer: Trainer, state: str, source: Source) -> events.ArtifactRejected:
+    event = trainer.perform(commands.Train(1, 1, 3, "train", state, (source,)))
+    assert isinstance(event, events.ArtifactRejected), event
+    assert (event.generation, event.round, event.attempt, event.origin) == (1, 1, 3, "beta")
+    assert event.sha256 == source.artifact.sha256
+    return event
+
+
+def spoilt(setting: Setting, source: Source, value: float) -> Source:
+    """The source with one weight replaced."""
+    folder = Path(setting.home) / "artifacts"
+    tensors = safetensors.torch.load_file(folder / f"{source.artifact.sha256}.safetensors")
+    tensors["layer1.0.conv1.weight"].fill_(value)
+    content = safetensors.torch.save(tensors)
+    digest = Sha256(hashlib.sha256(content).hexdigest())
+    (folder / f"{digest}.safetensors").write_bytes(content)
+    return dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=digest))
+
+
+def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    event = rejected(trainer, state, spoilt(alpha, came, float("nan")))
+    assert event.reason == "tensor 'layer1.0.conv1.weight' holds a NaN or an infinity"
+    gone = dataclasses.replace(came, artifact=dataclasses.replace(came.artifact, sha256=Sha256("0" * 64)))
+    assert "cannot be read" in rejected(trainer, state, gone).reason
+    straight = trained(Trainer(alpha), state, came)
+    shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
+    assert trained(trainer, state, came).artifact == straight.artifact
+
+
+def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    before = files(alpha, state)
+    event = rejected(trainer, state, spoilt(alpha, came, 3e38))
+    assert "NaN" in event.reason or "diverged" in event.reason
+    assert files(alpha, state) == before
+    assert trained(trainer, state).artifact == trained(Trainer(alpha), state).artifact
+
+
+def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[Setting, Source]) -> None:
+    setting = make_setting(site="alpha", method={"name": "fedskd", "taps": [9]})
+    trainer = Trainer(setting)
+    event = rejected(trainer, initialised(trainer).state, fetched(beta[0], setting, beta[1]))
+    assert event.reason == "taps [9] choose no stage that 4 and 4 have in common"
+
+
+def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
+    trainer = Trainer(make_setting(method={"name": "local"}, learning_rate=1e30))
+    with pytest.raises(ConfigurationError, match=r"diverged in round 1: .*lower \[stages.train\] learning_rate"):
+        trained(trainer, initialised(trainer).state)
+
+
+# --- circulate and adopt --------------------------------------------------------------------------------------------
+def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    first = trained(trainer, state)
+    passed = trained(trainer, first.state, came, round=2, circulate=SiteName("beta"))
+    assert passed.artifact is not None
+    assert (passed.artifact.owner, passed.artifact.steps) == ("beta", STEPS)
+    assert passed.artifact.spec == came.artifact.spec
+    assert passed.artifact.sha256 != came.artifact.sha256
+    assert set(passed.metrics) == {f"train_{n}" for n in ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")}
+    assert files(alpha, passed.state) == files(alpha, first.state)
+    after = trained(trainer, passed.state, round=3)
+    assert after.artifact is not None
+    assert after.artifact.steps == 2 * STEPS
+    assert trained(Trainer(alpha), passed.state, round=3) == after
+
+
+def test_every_parameter_of_a_visitor_is_trained(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    passed = trained(trainer, initialised(trainer).state, came, circulate=SiteName("beta")).artifact
+    assert passed is not None
+    folder = Path(alpha.home) / "artifacts"
+    before, after = (
+        safetensors.torch.load_file(folder / f"{digest}.safetensors") for digest in (came.artifact.sha256, passed.sha256)
+    )
+    assert not torch.equal(before["fc.weight"], after["fc.weight"])
+    assert not torch.equal(before["conv1.weight"], after["conv1.weight"])
+
+
+def test_a_slot_without_any_copy_is_the_site_s_own_or_nothing(alpha: Setting) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    own = trained(trainer, state, circulate=SiteName("alpha"))
+    assert own.artifact is not None
+    assert (own.artifact.owner, own.artifact.steps) == ("alpha", STEPS)
+    assert files(alpha, own.state) == files(alpha, state)
+    with pytest.raises(ConfigurationError, match="moves beta's model, of which there is no copy here"):
+        trained(trainer, state, round=2, circulate=SiteName("beta"))
+
+
+def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: Setting) -> None:
+    """Alpha's model was trained at beta and comes back."""
+    host = make_setting(site="beta", steps=STEPS)
+    home, abroad = Trainer(alpha), Trainer(host)
+    state = trained(home, initialised(home).state).state
+    own = initialised(Trainer(alpha)).artifact
+    assert own is not None
+    sent = fetched(alpha, host, Source(SiteName("alpha"), 1, own))
+    trained_there = trained(abroad, initialised(abroad).state, sent, circulate=SiteName("alpha")).artifact
+    assert trained_there is not None
+    returned = fetched(host, alpha, Source(SiteName("beta"), 2, trained_there))
+    event = home.perform(commands.Adopt(1, 1, 5, state, returned))
+    assert isinstance(event, events.Adopted)
+    assert event.state == "round-000001/adopt"
+    assert event.artifact == trained_there
+    assert set(files(alpha, event.state)) == {"dam.safetensors"}  # a fresh Adam
+    assert Trainer(alpha).perform(commands.Adopt(1, 1, 5, state, returned)) == event
+    after = trained(home, event.state, round=2)
+    assert after.artifact is not None
+    assert after.artifact.steps == 2 * STEPS
+
+
+def test_a_foreign_model_does_not_come_home(alpha: Setting, came: Source) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    event = trainer.perform(commands.Adopt(1, 1, 5, state, came))
+    assert isinstance(event, events.ArtifactRejected)
+    assert event.reason == "it is not of this site's [model]"
+
+
+# --- evaluate, aggregate --------------------------------------------------------------------------------------------
+def test_the_local_model_is_measured_on_the_test_split(make_setting) -> None:
+    trainer = Trainer(make_setting(steps=60, data={"augmentation": {"flip": 0.0}, "validation_share": 0.4}))
+    first = initialised(trainer).state
+    last = trained(trainer, first).state
+    event = trainer.perform(commands.Evaluate(1, 1, 4, last))
+    assert isinstance(event, events.Evaluated)
+    names = {"auc", "auc_undefined", "accuracy", "f1_macro", "loss", "samples"}
+    assert set(event.metrics) == names | {f"validation_{name}" for name in names}
+    assert event.metrics["samples"] == 6
+    assert event.metrics["validation_samples"] == 4
+    before = trainer.perform(commands.Evaluate(1, 1, 5, first))
+    assert isinstance(before, events.Evaluated)
+    assert event.metrics["loss"] < before.metrics["loss"]
+    assert event.metrics["auc"] == 1.0  # two frequencies are easily told apart
+
+
+def test_measuring_changes_nothing(alpha: Setting) -> None:
+    trainer = Trainer(alpha)
+    state = initialised(trainer).state
+    straight = trained(trainer, state).artifact
+    shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
+    other = Trainer(alpha)
+    other.perform(commands.Evaluate(1, 0, 1, state))
+    assert trained(other, state).artifact == straight
+
+
+def test_without_test_samples_there_are_no_metrics(make_setting, signals: Path) -> None:
+    path = signals / "datalist.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "test": []}))
+    trainer = Trainer(make_setting())
+    state = initialised(trainer).state
+    assert trainer.perform(commands.Evaluate(1, 1, 1, state)) == events.Evaluated(1, 1, 1, {})
+
+
+def test_a_halt_ends_a_measurement(alpha: Setting) -> None:
+    state = initialised(Trainer(alpha)).state
+    with pytest.raises(Interrupted):
+        Trainer(alpha, halted=lambda: True).perform(commands.Evaluate(1, 1, 1, state))
+
+
+def test_aggregation_is_no_part_of_these_methods(alpha: Setting) -> None:
+    with pytest.raises(ConfigurationError, match="method 'fedskd' averages nothing"):
+        Trainer(alpha).perform(commands.Aggregate(1, 1, 1, "round-000000/initial", ()))
+
+
+def test_artifacts_travel_as_json_with_all_their_numbers(alpha: Setting) -> None:
+    event = initialised(Trainer(alpha))
+    assert decode(encode(event), FROM_WORKER) == event
+    assert isinstance(event.artifact, Artifact)
