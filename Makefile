@@ -31,7 +31,7 @@ clean: ## remove .venv, caches and build folders
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find peer models losses proto tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp says what is in the environment; it is older than the file that would change that, or it stands.
+# A stamp says what the environment holds; a requirement file that is newer redoes it.
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "there is no $(PYTHON): install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }

@@ -7,7 +7,6 @@ in their order.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import datetime
 import logging
@@ -20,28 +19,25 @@ from typing import Any
 from peer import errors, identity
 from peer.config import Federation
 from peer.config import Site as SiteConfig
-from peer.core import commands, events, limits, replay, view, work
-from peer.core.facts import Artifact, Manifest, SignedManifest, Unavailable
-from peer.core.plan import Kind
+from peer.core import commands, events, replay, view, work
+from peer.core.facts import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.core.round import Round
 from peer.core.rules import Pace, Rules
+from peer.courier import Courier, backoff_s, encoded
 from peer.desk import Desk
 from peer.egress import Ledger
 from peer.foreman import Foreman
 from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.transport import tls, wire
-from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
 from peer.transport.server import ExchangeServer
-from peer.transport.transfer import StorageFailed
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 """How long the last beat may take: peers that miss it notice the silence instead."""
-HEARD_EVERY_S = 1.0
-"""A moving transfer counts as a sign of life this often."""
 
 
 def now() -> datetime.datetime:
@@ -119,8 +115,6 @@ class Daemon:
         self.round = Round(rules, memory)
         self.started_s = time.time()
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
-        self._fetches: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
-        self._receiving: dict[SiteName, dict[str, Any]] = {}
         self._nudges = {name: asyncio.Event() for name in rules.others}
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
@@ -140,6 +134,14 @@ class Daemon:
         )
         self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused)
         self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.address, refused=refused)
+        self.courier = Courier(
+            rules=rules,
+            client=self.client,
+            journal=self.journal,
+            artifacts=self.artifacts,
+            report=self.report,
+            fail=self._fail,
+        )
         self._pki = pki
         setting = work.Setting(
             site_name=own.name,
@@ -158,6 +160,11 @@ class Daemon:
     def report(self, event: events.Event) -> None:
         """Queue an event for the state machine."""
         self._events.put_nowait(event)
+
+    def _fail(self, error: errors.PeerError) -> None:
+        """This site cannot go on; the dispatch loop ends with the error."""
+        self._fatal = error
+        self.report(events.Ticked())
 
     async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
         """Serve, take part in the rounds, and return how it ended.
@@ -179,9 +186,9 @@ class Daemon:
             await ready(port)
             await self._dispatch()
         finally:
-            for task in (*tasks, *self._fetches.values()):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._fetches.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, self.courier.close(), return_exceptions=True)
             await self.foreman.close()
             await self.server.stop()
             await self.client.close()
@@ -215,12 +222,9 @@ class Daemon:
             case commands.Publish(round, artifact):
                 self.desk.publish(round, artifact)
             case commands.Fetch():
-                task = asyncio.create_task(self._fetch(command), name=f"fetch {command.origin}")
-                self._fetches[(command.origin, command.purpose)] = task
+                self.courier.fetch(command)
             case commands.CancelFetch(origin, purpose):
-                fetch = self._fetches.pop((origin, purpose), None)
-                if fetch is not None:
-                    fetch.cancel()
+                self.courier.cancel(origin, purpose)
             case commands.Discard(sha256):
                 (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
             case commands.Announce():
@@ -238,7 +242,7 @@ class Daemon:
         """The few rows that an operator reads as they happen."""
         if kind == "committed":
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
-            log.info("round committed", extra={"round": round, **facts, "seconds": round_s(body["duration_s"])})
+            log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "work_failed":
@@ -278,7 +282,7 @@ class Daemon:
         body = wire.encode_manifest(manifest)
         own = self._pki.load()
         signed = SignedManifest(body, identity.sign_manifest(own.key, body), identity.certificate_der(own.certificate))
-        self.journal.append("manifest", round, {"artifact": artifact.sha256, **_encoded(signed)})
+        self.journal.append("manifest", round, {"artifact": artifact.sha256, **encoded(signed)})
         return signed
 
     def _remove_strays(self) -> None:
@@ -316,7 +320,7 @@ class Daemon:
                 self.report(events.PeerRefused(peer, error.reason))
             wait_s = beat_s
             if failures:
-                wait_s = min(beat_s, limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S)) - 1])
+                wait_s = min(beat_s, backoff_s(failures - 1))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(nudge.wait(), wait_s)
 
@@ -326,73 +330,6 @@ class Daemon:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await asyncio.gather(*beats, return_exceptions=True)
-
-    async def _fetch(self, command: commands.Fetch) -> None:
-        """Get one artifact, however often the connection breaks; ends with one event, or cancelled."""
-        answer = (command.generation, command.round, command.attempt, command.origin)
-        try:
-            offer = await self._ask(command)
-            if isinstance(offer, Unavailable):
-                self.report(events.ArtifactUnavailable(*answer, command.purpose, offer))
-                return
-            await self._receive(command, offer)
-            manifest = offer.manifest
-            self.report(
-                events.ArtifactArrived(*answer, manifest.generation, manifest.round, command.purpose, manifest.artifact)
-            )
-        except (Refused, Misbehaved) as error:
-            self.report(events.ArtifactRefused(*answer, command.purpose, error.reason))
-        except StorageFailed as error:
-            self._fatal = errors.DiskError(str(error), "free space on this disk, then start again")
-            self.report(events.Ticked())
-
-    async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
-        kind: Kind = command.kind
-        earlier = self.round.rules.pattern(command.round) == "circulate" and command.purpose == "train"
-        request = wire.Request(kind, command.round, command.purpose, command.owner, earlier)
-        failures = 0
-        while True:
-            try:
-                offer = await self.client.get_manifest(command.origin, request)
-                self.report(events.PeerHeard(command.origin))
-                if offer != Unavailable.NOT_YET:
-                    return offer
-                failures = 0
-            except Unreachable:
-                failures += 1
-            await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
-
-    async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
-        artifact, origin = offer.manifest.artifact, command.origin
-        loop = asyncio.get_running_loop()
-        started_s = heard_s = loop.time()
-        moving: dict[str, Any] = {"kind": artifact.kind, "bytes": artifact.bytes, "received": 0}
-        self._receiving[origin] = moving
-
-        def on_bytes(received: int) -> None:
-            nonlocal heard_s
-            moving["received"] = received
-            if loop.time() - heard_s >= HEARD_EVERY_S:
-                heard_s = loop.time()
-                self.report(events.PeerHeard(origin))
-
-        failures = 0
-        try:
-            while True:
-                try:
-                    await self.client.fetch(offer, self.artifacts, on_bytes)
-                    break
-                except Unreachable:
-                    await asyncio.sleep(limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)])
-                    failures += 1
-        finally:
-            self._receiving.pop(origin, None)
-        what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
-        seconds = round_s(loop.time() - started_s)
-        outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": seconds}
-        witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
-        self.journal.append("received", command.round, {**what, **outcome, **witness, **_encoded(offer.signed)})
-        log.info("artifact received", extra={"round": command.round, **what, **outcome})
 
     def status(self) -> dict[str, Any]:
         """The document of `status`."""
@@ -406,7 +343,7 @@ class Daemon:
             **shown,
             "certificate_days": identity.certificate_days(self.own.certificate, now()),
             "transfers": [
-                *({"direction": "in", "peer": name, **what} for name, what in self._receiving.items()),
+                *({"direction": "in", "peer": name, **what} for name, what in self.courier.receiving.items()),
                 *({"direction": "out", **what} for what in self.desk.sending.values()),
             ],
             "pid": os.getpid(),
@@ -419,14 +356,3 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.report, events.StopRequested())
-
-
-def round_s(seconds: float) -> float:
-    """Seconds to the millisecond."""
-    return round(seconds, 3)
-
-
-def _encoded(signed: SignedManifest) -> dict[str, str]:
-    """The manifest as a journal row keeps it, so that its signature can be checked for ever."""
-    parts = {"body": signed.body, "signature": signed.signature, "certificate_der": signed.certificate_der}
-    return {name: base64.b64encode(part).decode("ascii") for name, part in parts.items()}

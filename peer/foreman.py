@@ -110,7 +110,9 @@ class Foreman:
                     problem = f"the worker's answer makes no sense: {error}"
                     process.kill()
                     break
-                failed = isinstance(event, events.WorkFailed)
+                if isinstance(event, events.WorkFailed):
+                    failed = True
+                    event = self._about_order(event.fault, event.reason)
                 self._report(event)
         code = await process.wait()
         self._process, self._writer = None, None
@@ -118,9 +120,12 @@ class Foreman:
             return
         reason = problem or f"the worker ended with {describe_exit(code)}: {self._tail()}"
         log.error("worker died", extra={"reason": reason})
+        self._report(self._about_order("crash", reason))
+
+    def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
+        """The failure of the order in hand, also when the worker did not get as far as reading it."""
         order = self._order
-        generation, attempt = getattr(order, "generation", 0), getattr(order, "attempt", 0)
-        self._report(events.WorkFailed(generation, attempt, "crash", reason))
+        return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
 
     def _tail(self) -> str:
         """The last line that the worker wrote."""

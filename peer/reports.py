@@ -6,10 +6,10 @@ reader beside a stopped one say the same.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from peer.config import Federation
 from peer.core import replay
 from peer.egress import Ledger
 from peer.home import SiteFolder
@@ -69,25 +69,24 @@ def events(read: Sequence[Journal], *, last: int = 50, everything: bool = False)
     return found[-last:]
 
 
-def status_when_down(folder: SiteFolder, federation: Federation) -> dict[str, Any]:
-    """What the journal knows of a site whose daemon does not run; the keys are those of the running one."""
-    numbers = folder.generations()
-    memory = replay.Memory()
-    if numbers:
-        with_rows = [journal for journal in journals(folder) if not journal.empty()]
-        memory = replay.recover(with_rows[-1].rows()) if with_rows else memory
-    others = federation.roster.others(folder.site)
+def status_when_down(folder: SiteFolder) -> dict[str, Any]:
+    """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
+    document = tomllib.loads(folder.federation_toml.read_text(encoding="utf-8"))
+    read = [journal for journal in journals(folder) if not journal.empty()]
+    memory = replay.recover(read[-1].rows()) if read else replay.Memory()
+    configured = read[-1].records(("configured",), last=1) if read else []
+    others = sorted(site["name"] for site in document["site"] if site["name"] != folder.site)
     unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
     return {
         "daemon": "down",
         "site": folder.site,
-        "federation": federation.name,
-        "digest": federation.digest,
-        "method": federation.method.name,
+        "federation": folder.federation,
+        "digest": configured[-1]["body"]["federation"] if configured else "",
+        "method": document["method"]["name"],
         "generation": memory.generation,
         "phase": "finished" if memory.finished else "down",
         "round": memory.open.number if memory.open is not None else memory.committed,
-        "rounds": federation.rounds,
+        "rounds": document["rounds"],
         "committed": memory.committed,
         "waiting_for": [],
         "peers": {name: dict(unknown) for name in others},

@@ -152,7 +152,8 @@ def _prepared(document: Mapping[str, Any]) -> RenderableType:
     for site, splits in sites.items():
         for split in ("training", "test"):
             rows.append((site, split, *(_cell(splits[split][name]) for name in present)))
-    facts = [(name, value) for name, value in document.items() if name not in ("sites", "floors", "dropped", "task")]
+    nested = ("task", "sites", "floors", "dropped")
+    facts = [(name, _cell(value)) for name, value in document.items() if name not in nested]
     facts += [(f"dropped: {reason}", count) for reason, count in document.get("dropped", {}).items()]
     floors = document.get("floors", {})
     parts: list[Any] = [output.table(("site", "split", *present), rows, title=document["task"]), output.fields(facts)]

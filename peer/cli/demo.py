@@ -90,8 +90,8 @@ def _table(document: Mapping[str, Any]) -> RenderableType:
     shown = [(row[0], *(f"{value:.3f}" for value in row[1:])) for row in every]
     size = document["size"]
     note = (
-        f"AUC of malignant against benign. Local Test: the site's model on its own test patients; Global Test: on every "
-        f"site's, unweighted mean. Both methods: same seeds, {size['rounds']} rounds of {size['steps']} steps. "
+        f"AUC of malignant against benign. Local Test: the site's model on its own test patients; Global Test: on "
+        f"every site's, unweighted mean. Both methods: same seeds, {size['rounds']} rounds of {size['steps']} steps. "
         "`size` is the AUC of the nodule's volume alone, which scaling every nodule to one volume takes away; `scaled` "
         "is the volume's AUC after it. Site names and training label skew are constructed; test shares are natural."
     )

@@ -26,7 +26,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
 
     head = Text.assemble(
         (document["site"], "bold"),
-        f" in {document['federation']} ({document['digest'][:SHORT]})  {document['method']}  ",
+        f" in {document['federation']} {document['digest'][:SHORT]}  {document['method']}  ",
         f"generation {document['generation']}",
     )
     parts: list[RenderableType] = [head, _where(document)]

@@ -28,10 +28,13 @@ watch_option = click.option("--watch", is_flag=True, help="Show it again wheneve
 
 def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
     """The document, from the daemon or, when it is down, from the disk."""
-    from peer.transport.control import ControlClient
-
     try:
-        with ControlClient(folder.control_socket()) as client:
+        socket = folder.control_socket()
+        if not socket.exists():
+            return _from_disk(folder, what, arguments)
+        from peer.transport.control import ControlClient
+
+        with ControlClient(socket) as client:
             return client.show(what, **arguments)
     except DaemonDown:
         return _from_disk(folder, what, arguments)
@@ -39,11 +42,10 @@ def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> An
 
 def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
     from peer import reports
-    from peer.config import Federation
     from peer.egress import Ledger
 
     if what in ("status", "peers"):
-        status = reports.status_when_down(folder, Federation.load(folder.federation_toml))
+        status = reports.status_when_down(folder)
         return status if what == "status" else status["peers"]
     with contextlib.ExitStack() as stack:
         read = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(folder)]

@@ -7,7 +7,6 @@ them in the worker, ``train`` (or ``train:<stage>``) is one training stage.
 from __future__ import annotations
 
 import math
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,8 +21,6 @@ SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29, although the product in floating point is a little less."""
 
 KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
-ROUNDING = 1e-9
-"""0.29 of 100 rounds is 28.999999999999996 in binary, and 29 to whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,5 +164,5 @@ def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) ->
     """After how many rounds the slots go back to their owners; 0 where nothing circulates."""
     if plan.pattern == "circulate":
         return rounds
-    share = parameters.get("activation", 0.0)
-    return math.floor(share * rounds + ROUNDING) if isinstance(share, int | float) else 0
+    share = parameters.get("activation", 0.0) if "activation" in plan.parameters else 0.0
+    return math.floor(share * rounds + SHARE_SLACK) if isinstance(share, int | float) else 0

@@ -201,7 +201,7 @@ def _committed(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.committed, memory.state, memory.open, memory.skipped = round, body["state"], None, []
     found = _artifact(body)
     _make_due(memory, body, found)
-    if found is not None and not body["circulated"]:
+    if found is not None and not body["visiting"]:
         memory.artifact = found
 
 

@@ -182,9 +182,7 @@ class Site:
         if self.phase == Phase.ISOLATED:
             return [self.since_s + waits.isolated_s]
         if self.phase == Phase.DONE:
-            near = self.neighbours
-            unheard = [near.silent_at_s(site) for site in self.rules.others if site not in near.heard]
-            return [*unheard, self.since_s + waits.linger_s]
+            return [self.since_s + waits.linger_s]
         if self.phase == Phase.LEAVING:
             return [self.since_s + HALT_S]
         return []

@@ -146,8 +146,9 @@ def commit(site: Site) -> None:
     """End the round: one row that holds all of it, then what follows from it."""
     current, rules, memory = site.opened, site.rules, site.memory
     round, artifact, needed = current.number, current.artifact, memory.names()
-    circulated = rules.pattern(round) == "circulate"
-    consumed = circulated or (rules.plan.published == "commit" and round < rules.rounds)
+    visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
+    last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
+    consumed = rules.plan.published == "commit" and (visiting or round < last)
     sources = [
         {"site": source.origin, "round": source.round, "sha256": source.artifact.sha256, "fallback": source.fallback}
         for source in current.sources
@@ -167,7 +168,7 @@ def commit(site: Site) -> None:
         "state": current.state,
         "artifact": body_of(artifact),
         "publish": round + 1 if consumed and artifact is not None else None,
-        "circulated": circulated,
+        "visiting": visiting,
     }
     site.persist("committed", round, body)
     site.publish_due()
@@ -220,12 +221,11 @@ def check_done(site: Site) -> None:
 
 
 def unfinished(site: Site) -> list[SiteName]:
-    """Who may still need this site: every peer that was heard and is not done. One never heard is not waited for."""
-    rules, near = site.rules, site.neighbours
+    """Who may still need this site: whoever has not said that it is done, silent or not."""
+    rules = site.rules
     if rules.plan.pattern == "none":
         return []
-    known = [name for name in rules.others if name in near.heard or not near.silent(name, site.now_s)]
-    return [name for name in known if near.phase(name) not in pace.FINISHED]
+    return [name for name in rules.others if site.neighbours.phase(name) not in pace.FINISHED]
 
 
 def regenerate(site: Site, *, reported_by: SiteName, seen: Seen) -> None:

@@ -76,7 +76,7 @@ def greet(site: Site, event: events.PeerGreeted) -> None:
         if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
             stages.regenerate(site, reported_by=event.site, seen=seen)
             return
-        site.refuse(event.site, f"claims to know this site's generation {seen.generation}, which is {memory.generation}")
+        site.refuse(event.site, f"claims to know generation {seen.generation} of this site, now at {memory.generation}")
     look(site)
 
 

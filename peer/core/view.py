@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer.core import pace
 from peer.core.exchange import Exchange, Want
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.site import Phase, Site
+from peer.core.stages import unfinished
 
 
 def status(site: Site, *, now_s: float) -> dict[str, Any]:
@@ -64,8 +64,7 @@ def waiting_for(site: Site, *, now_s: float) -> list[dict[str, Any]]:
         return [_wait(name, "progress", now_s - site.since_s, None) for name in rules.others if _behind(site, name)]
     if site.phase == Phase.DONE:
         left_s = None if rules.stay else round(rules.pace.linger_s - (now_s - site.since_s), 1)
-        late = [name for name in rules.others if site.neighbours.phase(name) not in pace.FINISHED]
-        return [_wait(name, "its last round", now_s - site.since_s, left_s) for name in late]
+        return [_wait(name, "its last round", now_s - site.since_s, left_s) for name in unfinished(site)]
     return []
 
 
@@ -94,7 +93,9 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
 
 def _want(current: Exchange, want: Want, rules: Rules, now_s: float) -> dict[str, Any]:
     what = f"{want.owner}'s {rules.plan.artifact}" if want.owner != want.origin else str(rules.plan.artifact)
-    return _wait(want.origin, what, now_s - want.since_s, round(current.opened_s + current.slow_s - now_s, 1))
+    ends = (current.opened_s + current.slow_s, current.opened_s + rules.pace.wait_max_s)
+    deadline_s = next((end_s for end_s in ends if end_s > now_s), ends[-1])  # without a quorum the first one may pass
+    return _wait(want.origin, what, now_s - want.since_s, round(deadline_s - now_s, 1))
 
 
 def _wait(site: SiteName, artifact: str, since_s: float, deadline_s: float | None) -> dict[str, Any]:

@@ -8,15 +8,17 @@ it says is checked like anything from outside the daemon.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from peer.core import commands, events
 from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.core.roster import Sha256, SiteName, sha256, site_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ class Setting(commands.Command):
     home: str
     base_folder: str
 
+
+IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
+"""How a text becomes an identity: a digest names a file, so no other text may pass for one."""
 
 TO_WORKER: dict[str, type] = {
     kind.__name__: kind
@@ -72,7 +77,10 @@ def decode(line: bytes, table: Mapping[str, type]) -> Any:
     """The message in a line; ``ValueError`` names the field that is missing, unknown or of a wrong type."""
     if len(line) > WORKER_LINE_BYTES_MAX:
         raise ValueError(f"a line of {len(line)} bytes is over the limit of {WORKER_LINE_BYTES_MAX}")
-    document = json.loads(line)
+    try:
+        document = json.loads(line)
+    except RecursionError:
+        raise ValueError("a line that nests too deeply") from None
     if not isinstance(document, dict) or document.get("type") not in table:
         raise ValueError(f"no message of type {document.get('type') if isinstance(document, dict) else document!r}")
     kind = table[document.pop("type")]
@@ -99,7 +107,11 @@ def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
     if kind is Any:
         return value
     if isinstance(kind, typing.NewType):
-        return from_json(kind.__supertype__, value, path=path)
+        text = from_json(kind.__supertype__, value, path=path)
+        try:
+            return IDENTITIES[kind](text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     if origin is typing.Literal:
         if value not in arguments:
             raise ValueError(f"{path}: {value!r} is none of {', '.join(map(repr, arguments))}")
@@ -126,11 +138,16 @@ def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
     return value
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _dataclass(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{path or kind.__name__}: expected an object")
     value = {key: inner for key, inner in value.items() if key != "type"}
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unknown = value.keys() - hints.keys()
     if unknown:
         raise ValueError(f"{path or kind.__name__}: unknown field {sorted(unknown)[0]!r}")

@@ -84,7 +84,7 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
             "training": {"subjects": sorted(trained), "maps": len(training)},
             "test": {"subjects": [tested], "maps": len(test)},
         }
-    summary = {"task": "atlas-fmri", "seed": seed, "label_is": "synthetic", "channels": CHANNELS, "sites": sites}
+    summary = {"task": "atlas-fmri", "seed": seed, "label_is": "synthetic", "channels": list(CHANNELS), "sites": sites}
     folder.write_json(out / folder.SUMMARY, summary)
     return summary
 

@@ -187,9 +187,8 @@ def draw(mask: Mask, spacing_mm: Floats) -> Drawing:
     margin = 1 + np.ceil(MARGIN * width / spacing_mm).astype(np.int64)
     distance = _signed_distance(np.pad(mask, [(voxels, voxels) for voxels in margin]), spacing_mm)
     middle = (np.array(distance.shape) - 1) / 2
-    for _ in range(
-        2
-    ):  # a cut solid is smaller than its voxels were; after two passes it is within 1 %
+    # A cut solid is smaller than its voxels were; after two passes it has the volume to within 1.5 %.
+    for _ in range(2):
         box = np.ceil(np.array(mask.shape) * spacing_mm / width).astype(np.int64) + 2 * MARGIN
         solid = _cut(distance, middle, spacing_mm, width=width, shape=box)
         width *= float(np.cbrt(solid.sum(dtype=np.float64) / volume))

@@ -22,8 +22,8 @@ DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 class Batch:
     """One minibatch on the device.
 
-    ``images`` are ``(b, c, *space)``, ``targets`` are classes ``(b,)``, ``masks`` are regions: ``(r, *space)``, or where
-    the images were moved ``(b, r, *space)``.
+    ``images`` are ``(b, c, *space)``, ``targets`` are classes ``(b,)``, ``masks`` are regions: ``(r, *space)``, or
+    ``(b, r, *space)`` where the images were moved.
     """
 
     images: Tensor

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import models
-from models import Network, Output
+from models import Network
 from models.spec import remote_spec_problem
 from peer.core.commands import Source
 from peer.core.facts import Artifact, TensorSpec
@@ -68,18 +67,6 @@ def read_artifact(folder: Path, source: Source, task: Task, *, allow: Collection
     network = models.build(source.artifact.spec)
     network.load_state_dict(state)
     return network
-
-
-def probe(network: nn.Module, task: Task, input_size: tuple[int, ...]) -> Output:
-    """The network's output for one image of zeros; ``ValueError`` unless it is a prediction of this task."""
-    network.eval()
-    with torch.no_grad():
-        output: Output = network(torch.zeros(1, task.in_channels, *input_size))
-    if output.prediction.shape != (1, task.classes):
-        raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {(1, task.classes)}")
-    if not torch.isfinite(output.prediction).all():
-        raise ValueError("predicts a NaN or an infinity for an image of zeros")
-    return output
 
 
 def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str]) -> State:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from monai.data import PersistentDataset
 from torch import Tensor
 
 from peer.core.plan import Work
 from peer.datalist import Sample, inspect_datalist, named
 from peer.methods.method import Batch
+from peer.training import disk
 from peer.training.augmentation import affine_maps, warp
 from peer.training.fault import DataError
 from peer.training.images import Preparation, load_regions
@@ -146,9 +148,7 @@ def _split(
 ) -> Split:
     """Read the samples once; those that fail are logged, named in ``unreadable`` and left out."""
     cache = recipe.data.cache
-    load = (
-        _persistent(samples, preparation, recipe.home / "cache") if cache == "disk" else _direct(samples, preparation)
-    )
+    load = _cached(samples, preparation, recipe.home / "cache") if cache == "disk" else _direct(samples, preparation)
     readable: list[int] = []
     images: list[Tensor] = []
     for index, sample in enumerate(samples):
@@ -172,19 +172,27 @@ def _direct(samples: Sequence[Sample], preparation: Preparation) -> Callable[[in
     return lambda index: preparation(samples[index].images)
 
 
-def _persistent(samples: Sequence[Sample], preparation: Preparation, folder: Path) -> Callable[[int], Tensor]:
-    """MONAI's disk cache; its key holds the preparation and each file's size and time, so that a change is noticed."""
+def _cached(samples: Sequence[Sample], preparation: Preparation, folder: Path) -> Callable[[int], Tensor]:
+    """Prepared images on disk. The key holds each file's size and time, so that a change is noticed.
 
-    def prepare(item: dict[str, Any]) -> dict[str, Tensor]:
-        return {"image": preparation([Path(path) for path in item["images"]])}
-
+    Not MONAI's PersistentDataset: that one passes images through the system's temporary folder, and a crash on the way
+    leaves half of one, which then counts as unreadable.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    items = []
-    for sample in samples:
-        stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in sample.images]
-        items.append({"images": [str(path) for path in sample.images], "stamps": stamps, "done": repr(preparation)})
-    dataset = PersistentDataset(items, transform=prepare, cache_dir=folder)
-    return lambda index: dataset[index]["image"]
+    disk.clear_unfinished(folder)
+
+    def load(index: int) -> Tensor:
+        images = samples[index].images
+        stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in images]
+        path = folder / f"{hashlib.sha256(repr((preparation, stamps)).encode()).hexdigest()}.npy"
+        if path.exists():
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        image, content = preparation(images), io.BytesIO()
+        np.save(content, image.numpy(), allow_pickle=False)
+        disk.write_file(path, content.getvalue())
+        return image
+
+    return load
 
 
 class Batches:

@@ -78,7 +78,7 @@ def load_image(path: Path, *, spatial_dims: int) -> Tensor:
 
 
 def resized(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The image ``(c, *space)`` at another size: averaged along axes that shrink, linearly interpolated where they grow.
+    """The image ``(c, *space)`` at another size: averaged along axes that shrink, interpolated along those that grow.
 
     A constant stays what it is up to the edges, where MONAI's anti-aliasing fades to zero.
     """

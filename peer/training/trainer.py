@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import models
 from models import Network, Output
 from peer.core import commands, events
 from peer.core.commands import Source
@@ -24,7 +23,7 @@ from peer.core.work import Setting, from_json, to_json
 from peer.methods import METHODS
 from peer.methods.method import DAM, VISITOR, Scene, Stage
 from peer.methods.supervised import SUPERVISED, supervised_stage
-from peer.training.artifact import artifact_path, probe, read_artifact, write_artifact
+from peer.training.artifact import artifact_path, read_artifact, write_artifact
 from peer.training.checkpoint import Checkpoint, Checkpoints, checkpoint_name
 from peer.training.data import Batches, Seed, SiteData, Split, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
@@ -32,6 +31,7 @@ from peer.training.drive import Diverged, Drive
 from peer.training.fault import ConfigurationError, Interrupted, UnusableArtifact
 from peer.training.loop import Loop
 from peer.training.metrics import measure
+from peer.training.network import build_local, probe
 from peer.training.recipe import Recipe
 from peer.training.tensors import State, non_finite, state_of
 
@@ -94,19 +94,7 @@ class Trainer:
     @cached_property
     def dam(self) -> Network:
         """The local model: initial until a checkpoint is loaded into it."""
-        given, task = self.recipe.model, self.recipe.task
-        spec = {
-            "name": given["name"],
-            "spatial_dims": task.spatial_dims,
-            "in_channels": task.in_channels,
-            "classes": task.classes,
-            "hyper": dict(given.get("parameters", {})),
-        } | {key: given[key] for key in ("features", "head") if given.get(key)}
-        torch.manual_seed(self._seed("init"))
-        try:
-            return models.build(spec)
-        except Exception as error:
-            raise ConfigurationError(f"[model] {given['name']}: {error}") from error
+        return build_local(self.recipe, seed=self._seed("init"))
 
     @cached_property
     def _own_output(self) -> Output:

@@ -74,15 +74,15 @@ class Inbox:
 
 def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
     """Answer commands for ever; whatever goes wrong is sent as a ``WorkFailed`` and raised again."""
-    command: commands.Command = commands.Halt(generation=0, attempt=0)
+    command = commands.Command()
     try:
-        setting = inbox.take()
-        if not isinstance(setting, Setting):
-            raise ValueError(f"the first message must be a Setting, not {type(setting).__name__}")
+        command = inbox.take()
+        if not isinstance(command, Setting):
+            raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
         # Not before the inbox reads: torch and monai take seconds, in which the daemon may end.
         from peer.training.trainer import Trainer
 
-        trainer = Trainer(setting, report=send, halted=inbox.halted)
+        trainer = Trainer(command, report=send, halted=inbox.halted)
         gc.freeze()  # what was imported stays: later collections look at networks only and take no time
         while True:
             command = inbox.take()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from peer.core import limits, roster
+from peer.core.facts import DTYPES, TensorSpec
 from peer.core.roster import Sha256, SiteName
 
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
@@ -74,6 +75,11 @@ def known(field: str, table: Mapping[Key, Fact], value: Key) -> Fact:
         return table[value]
     except KeyError:
         raise WireError(f"{field} = {value} means nothing in this version of the protocol") from None
+
+
+def tensor_bytes(tensor: TensorSpec) -> int:
+    """How many bytes a tensor's elements take in a safetensors file."""
+    return math.prod(tensor.shape) * DTYPES[tensor.dtype]
 
 
 def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:

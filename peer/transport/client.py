@@ -192,7 +192,7 @@ class ExchangeClient:
         Raises:
             Unreachable, Refused: as the peer's answer was.
             Misbehaved: what came is not what the manifest promised; nothing of it is left.
-            StorageFailed: this site's disk did not take it.
+            DiskError: this site's disk did not take it.
         """
         artifact = offer.manifest.artifact
         path = artifact_path(folder, artifact.sha256)
@@ -203,13 +203,14 @@ class ExchangeClient:
                     await asyncio.to_thread(check, path)
                     return path
                 while True:
-                    async with Incoming(folder, sha256=artifact.sha256, size=artifact.bytes) as incoming:
-                        try:
+                    incoming = Incoming(folder, sha256=artifact.sha256, size=artifact.bytes)
+                    try:
+                        async with incoming:
                             await self._receive(offer, incoming, on_bytes or (lambda _: None))
                             return await incoming.finish(check)
-                        except ArtifactWrong:
-                            if not incoming.resumed:  # else the part on this site's disk may have been wrong
-                                raise
+                    except ArtifactWrong:
+                        if not incoming.resumed:  # else the part on this site's disk may have been wrong
+                            raise
             except (ArtifactWrong, WireError) as error:
                 raise Misbehaved(offer.manifest.origin, str(error)) from error
 
@@ -224,6 +225,8 @@ class ExchangeClient:
                 await self._stream(offer, incoming, on_bytes)
                 if incoming.received < artifact.bytes:
                     raise ArtifactWrong(f"the stream ended after {incoming.received} of {artifact.bytes} bytes")
+            except Misbehaved as error:
+                raise ArtifactWrong(error.reason) from error
             except Unreachable:
                 if incoming.received > held:
                     moved_s, fruitless = loop.time(), 0

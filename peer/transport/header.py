@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from peer.core import limits
-from peer.core.facts import DTYPES, Artifact, TensorSpec
-from peer.transport.bounds import WireError, at_most, json_object
+from peer.core.facts import Artifact, TensorSpec
+from peer.transport.bounds import WireError, at_most, json_object, tensor_bytes
 
 LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
 
@@ -62,7 +61,7 @@ def _span(tensor: TensorSpec, entry: Any) -> tuple[int, int]:
             f"{tensor.dtype} {list(tensor.shape)} in the manifest"
         )
     begin, end = offsets
-    expected = math.prod(tensor.shape) * DTYPES[tensor.dtype]
+    expected = tensor_bytes(tensor)
     if end - begin != expected:
         raise WireError(f"tensor {tensor.name!r} occupies {end - begin} bytes, its shape needs {expected}")
     return begin, end

@@ -308,7 +308,7 @@ class Exchange(rpc.ExchangeServicer):
         message = pb.Chunk()
 
         async def write(chunk: bytes) -> None:
-            nonlocal message  # kept until the next one exists: with none alive, glibc returns the pages after each chunk
+            nonlocal message  # lives until the next one does: without that, glibc gives its pages back for each chunk
             message = pb.Chunk(data=chunk)
             try:
                 await context.write(message)

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 from peer.core import limits
 from peer.core.roster import Sha256
+from peer.errors import DiskError
 
 Result = TypeVar("Result")
 
@@ -38,10 +39,6 @@ FLUSH_BYTES = 4 << 20  # written back while the next ones arrive; smaller pieces
 
 class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
     """What came is not what the manifest promised; nothing of it is left on disk."""
-
-
-class StorageFailed(Exception):  # noqa: N818 - the name is the fact
-    """This site's disk did not take the artifact, and keeps nothing of it; the text names the file and the reason."""
 
 
 def artifact_path(folder: Path, sha256: Sha256) -> Path:
@@ -98,7 +95,7 @@ class Incoming:
     """An artifact that is being received; one thread owns its file, and calls queue up behind it.
 
     Use it as an async context manager. Leaving it early, by an exception or a cancellation, keeps the part for the next
-    attempt; ``ArtifactWrong`` and ``StorageFailed`` delete it.
+    attempt; ``ArtifactWrong`` and ``DiskError`` delete it.
     """
 
     def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
@@ -120,7 +117,7 @@ class Incoming:
         try:
             await self._run(self._open)
         except BaseException:
-            await self._end()
+            await self._end(discard=False)
             raise
         self.resumed = self.received > 0
         return self
@@ -128,13 +125,12 @@ class Incoming:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the part, after the thread is done with it."""
-        await self._end()
+        """Close the part, after the thread is done with it, and delete it if it is wrong."""
+        await self._end(discard=isinstance(error, ArtifactWrong))
 
     async def feed(self, chunk: bytes | memoryview) -> None:
         """Take the next bytes; they are hashed and written behind this call, at most ``BEHIND_MAX`` chunks late."""
         if self.received + len(chunk) > self._size:
-            await self._run(self._discard)
             raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
         self._behind.append(self._thread.submit(self._write, chunk))
         self.received += len(chunk)
@@ -150,14 +146,15 @@ class Incoming:
 
     async def _catch_up(self, behind_max: int) -> None:
         while len(self._behind) > behind_max:
-            await asyncio.shield(asyncio.wrap_future(self._behind.popleft()))
+            await asyncio.shield(asyncio.wrap_future(self._behind[0]))
+            self._behind.popleft()
 
     def _run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
         """The step's result; a cancellation does not reach the thread, which must not skip bytes."""
         return asyncio.shield(asyncio.wrap_future(self._thread.submit(step, *arguments)))
 
-    async def _end(self) -> None:
-        closing = self._run(self._close)
+    async def _end(self, *, discard: bool) -> None:
+        closing = self._run(self._close, discard)
         self._thread.shutdown(wait=False)
         await closing
 
@@ -190,12 +187,10 @@ class Incoming:
 
     def _finish(self, check: Callable[[Path], None]) -> Path:
         if self.received != self._size or self._hash.hexdigest() != self._sha256:
-            self._discard()
             raise ArtifactWrong(f"{self.received} bytes came whose digest is not the manifest's")
         try:
             check(self._part)
         except ValueError as error:
-            self._discard()
             raise ArtifactWrong(str(error)) from error
         with self._storage():
             os.fsync(self._file)
@@ -214,12 +209,14 @@ class Incoming:
             yield
         except OSError as error:
             self._discard()
-            raise StorageFailed(f"{self._part} cannot be written: {error.strerror}") from error
+            raise DiskError(f"{self._part} cannot be written: {error.strerror}") from error
 
     def _discard(self) -> None:
         self._part.unlink(missing_ok=True)
 
-    def _close(self) -> None:
+    def _close(self, discard: bool) -> None:
+        if discard:
+            self._discard()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

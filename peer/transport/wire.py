@@ -7,7 +7,6 @@ The checks run on the facts, in both directions, so that a site never sends what
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from google.protobuf.message import DecodeError
 from peer.core import limits
 from peer.core.facts import (
     DTYPES,
+    PURPOSES,
     Artifact,
     Greeting,
     Manifest,
@@ -26,7 +26,7 @@ from peer.core.facts import (
     TensorSpec,
     Unavailable,
 )
-from peer.core.plan import Kind
+from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.pb import peer_pb2 as pb
 from peer.transport.bounds import (
@@ -40,6 +40,7 @@ from peer.transport.bounds import (
     number,
     site,
     specification,
+    tensor_bytes,
     text,
 )
 
@@ -47,25 +48,12 @@ CHUNK_TAG = pb.Chunk.DATA_FIELD_NUMBER << 3 | 2  # protobuf: length-delimited
 CHUNK_HEADER_BYTES = 6  # the tag, and a length of at most five bytes
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 
-KINDS: Mapping[Kind, pb.Kind.ValueType] = {
-    "model": pb.KIND_MODEL,
-    "head": pb.KIND_HEAD,
-    "proxy": pb.KIND_PROXY,
-    "messenger": pb.KIND_MESSENGER,
-}
-PURPOSES: Mapping[Purpose, pb.Purpose.ValueType] = {
-    "train": pb.PURPOSE_TRAIN,
-    "handback": pb.PURPOSE_HANDBACK,
-    "evaluate": pb.PURPOSE_EVALUATE,
-}
-UNAVAILABLE: Mapping[Unavailable, pb.Unavailable.ValueType] = {
-    Unavailable.NOT_YET: pb.UNAVAILABLE_NOT_YET,
-    Unavailable.RETIRED: pb.UNAVAILABLE_RETIRED,
-    Unavailable.SKIPPED: pb.UNAVAILABLE_SKIPPED,
-}
-KIND_OF = {number: kind for kind, number in KINDS.items()}
-PURPOSE_OF = {number: purpose for purpose, number in PURPOSES.items()}
-UNAVAILABLE_OF = {number: answer for answer, number in UNAVAILABLE.items()}
+KIND = {kind: pb.Kind.Value(f"KIND_{kind.upper()}") for kind in KINDS}
+PURPOSE = {purpose: pb.Purpose.Value(f"PURPOSE_{purpose.upper()}") for purpose in PURPOSES}
+UNAVAILABLE = {answer: pb.Unavailable.Value(f"UNAVAILABLE_{answer.name}") for answer in Unavailable}
+KIND_OF = {code: kind for kind, code in KIND.items()}
+PURPOSE_OF = {code: purpose for purpose, code in PURPOSE.items()}
+UNAVAILABLE_OF = {code: answer for answer, code in UNAVAILABLE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,6 @@ class Metrics:
     withheld: bool = False
 
 
-# --- manifests ------------------------------------------------------------------------------------------------------
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes that are signed and that travel; ``WireError`` when other sites would refuse them."""
     _check_manifest(manifest)
@@ -107,7 +94,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         method=manifest.method,
         origin=manifest.origin,
         round=manifest.round,
-        kind=KINDS[artifact.kind],
+        kind=KIND[artifact.kind],
         owner=artifact.owner,
         sha256=bytes.fromhex(artifact.sha256),
         bytes=artifact.bytes,
@@ -194,13 +181,9 @@ def _check_tensors(artifact: Artifact) -> None:
         at_most(f"{where}.shape", len(tensor.shape), limits.TENSOR_DIMS_MAX, "dimensions")
         for size in tensor.shape:
             number(f"{where}.shape", size)
-        total += _tensor_bytes(tensor)
+        total += tensor_bytes(tensor)
     if total > artifact.bytes:
         raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {artifact.bytes}")
-
-
-def _tensor_bytes(tensor: TensorSpec) -> int:
-    return math.prod(tensor.shape) * DTYPES[tensor.dtype]
 
 
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
@@ -230,7 +213,6 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
     return SignedManifest(signed.body, signed.signature, signed.certificate_der)
 
 
-# --- greetings and beats --------------------------------------------------------------------------------------------
 def encode_greeting(greeting: Greeting) -> pb.Greeting:
     """The content of a ``Hello``."""
     _check_greeting(greeting)
@@ -309,14 +291,13 @@ def _check_pulse(pulse: Pulse) -> None:
     finite("pulse.progress", pulse.progress, maximum=1.0)
 
 
-# --- requests and metrics -------------------------------------------------------------------------------------------
 def encode_manifest_request(request: Request, *, wait_s: float) -> pb.ManifestRequest:
     """The question of ``GetManifest``."""
     _check_request(request)
     return pb.ManifestRequest(
-        kind=KINDS[request.kind],
+        kind=KIND[request.kind],
         for_round=request.for_round,
-        purpose=PURPOSES[request.purpose],
+        purpose=PURPOSE[request.purpose],
         owner=request.owner,
         earlier=request.earlier,
         wait_s=finite("request.wait_s", wait_s, maximum=limits.MANIFEST_WAIT_S),
@@ -333,9 +314,9 @@ def encode_fetch_request(request: Request, *, sha256: Sha256, offset: int) -> pb
     """The question of ``FetchArtifact``."""
     _check_request(request)
     return pb.FetchRequest(
-        kind=KINDS[request.kind],
+        kind=KIND[request.kind],
         for_round=request.for_round,
-        purpose=PURPOSES[request.purpose],
+        purpose=PURPOSE[request.purpose],
         owner=request.owner,
         sha256=bytes.fromhex(sha256),
         offset=number("request.offset", offset, maximum=limits.ARTIFACT_BYTES_MAX),

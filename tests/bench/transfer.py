@@ -177,7 +177,7 @@ def main(sizes: list[int]) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             admit(folder)
-            wanted = artifact(folder, megabytes)
+            artifact(folder, megabytes)
             servers = {}
             for way in ("bare", "ours"):
                 command = [sys.executable, __file__, "serve", scratch, way]

@@ -24,6 +24,7 @@ LAYER = {
     "peer.pb": "pb",
     "peer.transport": "transport",
     "peer.daemon": "daemon",
+    "peer.courier": "daemon",
     "peer.desk": "daemon",
     "peer.foreman": "daemon",
     "peer.console": "operation",

@@ -68,17 +68,17 @@ def test_labels_of_segmentation_are_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ("a.png", "training[0]: must be an object with 'image' and 'label'"),
-        ({"label": 0}, "training[0]: 'image' must be a path or a list of paths, not None"),
-        ({"image": [], "label": 0}, "training[0]: 'image' must be a path or a list of paths, not []"),
-        ({"image": "a.png", "label": True}, "training[0]: 'label' of a.png must be a class number (0, 1, ...), not True"),
-        ({"image": "a.png"}, "training[0]: 'label' of a.png must be a class number (0, 1, ...), not None"),
-        ({"image": "a.png", "label": 0, "subject": [1]}, "training[0]: 'subject' of a.png must be a text or a number, not [1]"),
+        ("a.png", "must be an object with 'image' and 'label'"),
+        ({"label": 0}, "'image' must be a path or a list of paths, not None"),
+        ({"image": [], "label": 0}, "'image' must be a path or a list of paths, not []"),
+        ({"image": "a.png", "label": True}, "'label' of a.png must be a class number (0, 1, ...), not True"),
+        ({"image": "a.png"}, "'label' of a.png must be a class number (0, 1, ...), not None"),
+        ({"image": "a.png", "label": 0, "subject": [1]}, "'subject' of a.png must be a text or a number, not [1]"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_entry_is_named(folder: Path, entry: object, problem: str) -> None:
     found = inspected(folder, {"training": [entry, *GOOD["training"]]})
-    assert found.problems == (problem,)
+    assert found.problems == (f"training[0]: {problem}",)
     assert len(found.training) == 2
 
 

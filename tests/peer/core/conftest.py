@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events, turn
-from peer.core.facts import PURPOSES, Artifact, Greeting, Unavailable
+from peer.core.facts import PURPOSES, Artifact, Greeting, Pulse, Seen, Unavailable
 from peer.core.plan import PLANS, Plan, Work
 from peer.core.replay import Memory, Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
@@ -114,8 +114,11 @@ class Audit:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = list(rows)
-        self.memory = recover(self.rows)
+        self.rows: list[Row] = []
+        self.memory = Memory()
+        self.published: dict[tuple[int, int, str], str] = {}
+        for row in rows:
+            self._persisted(row)
 
     def check(self, site: Round, out: Sequence[commands.Command], now_s: float) -> None:
         """The commands stand in a safe order, and the site remembers what a restart would remember."""
@@ -132,7 +135,11 @@ class Audit:
         assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
 
     def _persisted(self, row: Row) -> None:
-        kind, round, _ = row
+        kind, round, body = row
+        if kind == "published":
+            sha256 = body["artifact"]["sha256"]
+            key = (self.memory.generation, round, body["artifact"]["owner"])
+            assert self.published.setdefault(key, sha256) == sha256, "two artifacts of one round would be a forgery"
         if kind == "committed":
             assert round > max((number for known, number, _ in self.rows if known == "committed"), default=0)
             assert round <= max(number for known, number, _ in self.rows if known == "opened")
@@ -169,6 +176,136 @@ class Audit:
             case commands.Fetch(_, round, _, origin, _, _, owner):
                 assert origin != site.rules.site
                 assert {origin, owner} <= set(site.rules.roster)
+
+
+WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
+
+
+class Solo:
+    """One site driven by hand; its peers and its worker are whoever writes the test."""
+
+    def __init__(self, rules: Rules, rows: Sequence[Row] = ()) -> None:
+        self.rules = rules
+        self.now_s = 1000.0
+        self.restart(rows)
+
+    def restart(self, rows: Sequence[Row] | None = None) -> list[commands.Command]:
+        """Kill it and start it again on its journal, or on another one."""
+        rows = self.audit.rows if rows is None else [as_stored(row) for row in rows]
+        self.audit = Audit(rows)
+        self.site = Round(self.rules, recover(rows))
+        self.order: Any = None
+        self.fetches: dict[SiteName, commands.Fetch] = {}
+        self.wake_s: float | None = None
+        return self.feed(events.Began())
+
+    def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:
+        """Hand it an event; returns the commands. ``crash_after`` kills it once so many of them are carried out."""
+        written = len(self.audit.rows)
+        out = self.site.handle(event, now_s=self.now_s)
+        self.audit.check(self.site, out, self.now_s)
+        if crash_after is not None:
+            kept = sum(isinstance(command, commands.Persist) for command in out[:crash_after])
+            return self.restart(self.audit.rows[: written + kept])
+        for command in out:
+            if isinstance(command, WORKER_ORDERS):
+                self.order = command
+            elif isinstance(command, commands.Fetch):
+                self.fetches[command.origin] = command
+            elif isinstance(command, commands.CancelFetch):
+                self.fetches.pop(command.origin, None)
+            elif isinstance(command, commands.WakeAt):
+                self.wake_s = command.at_s
+        return out
+
+    def wait(self, seconds: float) -> list[commands.Command]:
+        """Let time pass; the clock rings as often as it was set to."""
+        end_s, out = self.now_s + seconds, []
+        for _ in range(100):
+            if self.wake_s is None or self.wake_s > end_s:
+                break
+            self.now_s, self.wake_s = self.wake_s, None
+            out += self.feed(events.Ticked())
+        else:
+            raise AssertionError("the clock rings without end")
+        self.now_s = end_s
+        return out
+
+    def greet(self, *names: str, seen: Seen | None = None, generation: int = 1) -> list[commands.Command]:
+        """Peers answer Hello; all of them if none is named."""
+        out = []
+        for name in names or self.rules.others:
+            greeting = Greeting(1, FEDERATION, self.rules.roster.digest, generation, 0.0, seen)
+            out += self.feed(events.PeerGreeted(SiteName(name), greeting))
+        return out
+
+    def beat(self, name: str, round: int = 0, phase: str = "train", published: int = 0) -> list[commands.Command]:
+        """A peer says where it is."""
+        return self.feed(events.PeerHeard(SiteName(name), Pulse(1, round, phase, 0.0, published, round)))
+
+    def deliver(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
+        """What was asked for comes from this origin; ``changes`` are other fields of the event or of the artifact."""
+        order = self.fetches.pop(SiteName(origin))
+        fields: dict[str, Any] = {
+            "generation": order.generation,
+            "round": order.round,
+            "attempt": order.attempt,
+            "origin": order.origin,
+            "origin_generation": 1,
+            "true_round": order.round,
+            "purpose": order.purpose,
+            "artifact": make_artifact(order.owner, f"{order.owner} for {order.round}", kind=order.kind),
+        }
+        event = events.ArtifactArrived(**{**fields, **changes})
+        return self.feed(event, crash_after=crash_after)
+
+    def unavailable(self, origin: str, answer: Unavailable) -> list[commands.Command]:
+        """The origin has not what was asked for."""
+        order = self.fetches.pop(SiteName(origin))
+        fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
+        return self.feed(events.ArtifactUnavailable(*fields, answer))
+
+    def finish(self, *, crash_after: int | None = None) -> list[commands.Command]:
+        """The worker does what it was told last."""
+        return self.feed(self.result(), crash_after=crash_after)
+
+    def result(self) -> events.Event:
+        """What the worker answers to its newest order."""
+        order, me = self.order, self.rules.site
+        planned, kind = self.rules.plan.published, self.rules.plan.artifact or "model"
+        match order:
+            case commands.Initialise(generation, attempt):
+                given = make_artifact(me, "initial", kind=kind) if planned == "commit" else None
+                return events.Initialised(generation, attempt, "initial", given, {"train": 7}, 1, "cpu")
+            case commands.Train(generation, round, attempt, stage, base, sources, circulate):
+                steps = max((source.artifact.steps for source in sources), default=0) + 1
+                artifact = make_artifact(circulate or me, f"{circulate} {round} {stage}", steps=steps, kind=kind)
+                given = artifact if planned in (stage, "commit") else None
+                state = base if circulate else f"{base} {round}{stage}"
+                return events.Trained(generation, round, attempt, stage, state, given, {}, 1, 1.0)
+            case commands.Aggregate(generation, round, attempt, base, sources):
+                digest = make_artifact(me, f"mean {round}").sha256
+                names = tuple(sorted({me, *(source.origin for source in sources)}))
+                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names)
+            case commands.Adopt(generation, round, attempt, _, source):
+                home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
+                return events.Adopted(generation, round, attempt, "home", home)
+            case commands.Evaluate(generation, round, attempt):
+                return events.Evaluated(generation, round, attempt, {"auc": 0.5})
+        raise AssertionError(f"no order to answer: {order}")
+
+    def fail(self, fault: str = "crash", reason: str = "killed") -> list[commands.Command]:
+        """The worker fails at its newest order."""
+        return self.feed(events.WorkFailed(self.order.generation, self.order.attempt, fault, reason))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the rows so far."""
+        return [kind for kind, _, _ in self.audit.rows]
+
+    def body(self, kind: str) -> Any:
+        """The body of the newest row of a kind."""
+        return next(body for known, _, body in reversed(self.audit.rows) if known == kind)
 
 
 @dataclasses.dataclass
@@ -441,6 +578,16 @@ class World:
 def world() -> type[World]:
     """The class: a test builds its own federation."""
     return World
+
+
+@pytest.fixture
+def solo() -> Callable[..., Solo]:
+    """Makes a site to drive by hand: ``solo(site, sites, rows=..., **rules)``."""
+
+    def make(site: str = "europe", sites: Sequence[str] = SITES[:4], *, rows: Sequence[Row] = (), **rules: Any) -> Solo:
+        return Solo(make_rules(site, sites, **rules), rows)
+
+    return make
 
 
 @pytest.fixture

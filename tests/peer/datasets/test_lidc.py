@@ -170,7 +170,7 @@ def test_real_volumes_load_with_monai_and_hold_one_volume(prepared: tuple[Path, 
             assert voxels.shape == (SIDE, SIDE, SIDE)
             assert (voxels.min(), voxels.max()) == (0, pytest.approx(1))
             if not entry["clipped"]:
-                assert voxels.sum() == pytest.approx(4 / 3 * np.pi * lidc.RADIUS**3, rel=0.01)
+                assert voxels.sum() == pytest.approx(4 / 3 * np.pi * lidc.RADIUS**3, rel=0.015)
             assert entry["label"] == (entry["malignancy"] > 3)
         regions = nibabel.load(out / site / document["regions"])
         np.testing.assert_array_equal(np.asarray(regions.dataobj), lidc.shells())

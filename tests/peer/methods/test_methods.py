@@ -36,7 +36,7 @@ def test_methods_are_those_of_the_plans() -> None:
 def test_a_stage_has_finite_terms_that_move_the_local_model(name: str, received: int) -> None:
     for build in METHODS[name].stages.values():
         stage = build(scene(name, received))
-        terms = stage.losses(BATCH, lambda network, images: stage.networks[network](images))
+        terms = stage.losses(BATCH, lambda name, images, networks=stage.networks: networks[name](images))
         assert all(term.value.shape == () and torch.isfinite(term.value) for term in terms.values())
         torch.autograd.backward(sum(term.value * term.weight for term in terms.values()))
         assert all(parameter.grad is not None for parameter in stage.networks[DAM].parameters())

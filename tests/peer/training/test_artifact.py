@@ -14,7 +14,7 @@ import models
 from peer.core.commands import Source
 from peer.core.facts import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.training.artifact import artifact_path, probe, read_artifact, write_artifact
+from peer.training.artifact import artifact_path, read_artifact, write_artifact
 from peer.training.fault import UnusableArtifact
 from peer.training.recipe import Task
 from peer.training.tensors import State, state_of
@@ -112,7 +112,10 @@ def first_tensor(**changes: Any) -> Callable[[Artifact], Artifact]:
         (with_spec(hyper={"width": 8}), "in the manifest, F32"),
         (with_spec(hyper={"stem_stride": 7}), "its spec cannot be built: .*stem_stride"),
         (with_manifest(first_tensor(name="evil")), "tensor 'bn1.bias' is only in the spec"),
-        (with_manifest(first_tensor(shape=(5,))), r"tensor 'bn1.bias' is F32 \[5\] in the manifest, F32 \[4\] in the spec"),
+        (
+            with_manifest(first_tensor(shape=(5,))),
+            r"tensor 'bn1.bias' is F32 \[5\] in the manifest, F32 \[4\] in the spec",
+        ),
         (with_manifest(first_tensor(dtype="F16")), r"'bn1.bias' is F16 \[4\] in the manifest"),
         (
             with_manifest(lambda a: dataclasses.replace(a, tensors=(*a.tensors, TensorSpec("z", "F32", ())))),
@@ -121,16 +124,17 @@ def first_tensor(**changes: Any) -> Callable[[Artifact], Artifact]:
         (with_manifest(lambda a: dataclasses.replace(a, bytes=9)), "bytes, the manifest says 9"),
         (with_manifest(lambda a: dataclasses.replace(a, sha256=Sha256("0" * 64))), "cannot be read: No such file"),
         (with_state(lambda state: state.pop("fc.bias")), "tensor 'fc.bias' is only in the manifest"),
-        (with_state(lambda state: state.update({"fc.bias": torch.zeros(3).half()})), r"'fc.bias' is F16 \[3\] in the file"),
+        (
+            with_state(lambda state: state.update({"fc.bias": torch.zeros(3).half()})),
+            r"'fc.bias' is F16 \[3\] in the file",
+        ),
         (with_state(lambda state: state["fc.bias"].fill_(float("nan"))), "tensor 'fc.bias' holds a NaN or an infinity"),
         (with_state(lambda state: state["bn1.running_var"].fill_(float("inf"))), "'bn1.running_var' holds"),
         (corrupt, "its file does not have its digest"),
         (no_safetensors, "its file is no safetensors"),
     ],
 )
-def test_what_must_not_be_used_is_refused(
-    tmp_path: Path, network: models.Network, change: Change, reason: str
-) -> None:
+def test_what_must_not_be_used_is_refused(tmp_path: Path, network: models.Network, change: Change, reason: str) -> None:
     artifact = change(tmp_path, network)
     with pytest.raises(UnusableArtifact, match=reason) as caught:
         read_artifact(tmp_path, source(artifact), TASK, allow=())
@@ -144,16 +148,3 @@ def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:
         read_artifact(tmp_path, source(artifact), TASK, allow=())
     with pytest.raises(UnusableArtifact, match="cannot be built"):
         read_artifact(tmp_path, source(artifact), TASK, allow=("torch.nn:Sequential",))
-
-
-def test_a_probe_finds_what_does_not_predict_this_task(network: models.Network) -> None:
-    before = state_of(network)
-    output = probe(network, TASK, (32,))
-    assert len(output.taps) == 4
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-    with pytest.raises(ValueError, match=r"predicts \(1, 3\) for one image, not \(1, 2\)"):
-        probe(network, dataclasses.replace(TASK, classes=2), (32,))
-    with torch.no_grad():
-        network.head.bias.fill_(float("inf"))
-    with pytest.raises(ValueError, match="predicts a NaN"):
-        probe(network, TASK, (32,))

@@ -49,8 +49,8 @@ def test_rotations_and_sizes_stay_within_their_bounds() -> None:
     rigid = turned[:, :, :2] / aspect.T
     assert torch.allclose(rigid @ rigid.mT, torch.eye(2), atol=1e-5)
     scaled = affine_maps(changed(scale_share=0.1), seeds, size).diagonal(dim1=1, dim2=2)
-    assert (1 / 1.1 - 1e-6 <= scaled).all()
-    assert (scaled <= 1 / 0.9 + 1e-6).all()
+    assert 1 / 1.1 - 1e-6 <= float(scaled.min()) < 0.92
+    assert 1.09 < float(scaled.max()) <= 1 / 0.9 + 1e-6
     shifted = affine_maps(changed(translate_share=0.05), seeds, size)[:, :, 2]
     assert 0.09 < shifted.abs().max() <= 0.1  # the image is 2 wide
 

@@ -68,7 +68,9 @@ def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, sign
     assert torch.equal(after, torch.ones(2, 24))
 
 
-def test_unreadable_samples_are_named_and_skipped(make_setting, signals: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_samples_are_named_and_skipped(
+    make_setting, signals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (signals / "training0.npz").write_bytes(b"no archive")
     np.savez(signals / "test1.npz", image=np.full((2, 24), np.nan))
     with caplog.at_level(logging.WARNING):
@@ -85,7 +87,9 @@ def test_too_many_unreadable_samples_are_a_fault(make_setting, signals: Path) ->
     for index in range(4):
         (signals / f"training{index}.npz").write_bytes(b"")
     recipe = Recipe.of(make_setting(data={"unreadable_share_max": 0.2}))
-    with pytest.raises(DataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"):
+    with pytest.raises(
+        DataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
+    ):
         loaded(recipe)
 
 

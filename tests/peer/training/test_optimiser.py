@@ -52,7 +52,9 @@ def test_an_optimiser_that_was_put_back_goes_on_alike() -> None:
     stepped(straight, optimiser, 2)
     stepped(resumed, again, 2)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
-    assert all(torch.equal(value, adam_state(again, resumed)[key]) for key, value in adam_state(optimiser, straight).items())
+    assert all(
+        torch.equal(value, adam_state(again, resumed)[key]) for key, value in adam_state(optimiser, straight).items()
+    )
 
 
 def test_the_moments_of_adam_by_hand() -> None:

@@ -34,7 +34,9 @@ def test_defaults_are_those_of_the_plan() -> None:
 
 
 def test_paths_are_relative_to_the_site_file() -> None:
-    bare = recipe({"method": {"name": "local"}}, {"data": {"input_size": [4], "datalist": "lists/a.json"}, "model": {"name": "m"}})
+    bare = recipe(
+        {"method": {"name": "local"}}, {"data": {"input_size": [4], "datalist": "lists/a.json"}, "model": {"name": "m"}}
+    )
     assert bare.data.datalist == Path("/etc/site/lists/a.json")
     assert bare.data.root == Path("/etc/site/lists")
     data = {"input_size": [4], "root": "/mnt/images", "regions": "atlas.nii.gz", "augmentation": {"flip": 0.0}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import hashlib
+import itertools
 import json
 import shutil
 import weakref
@@ -165,7 +166,7 @@ def test_a_configuration_that_cannot_work_is_named(make_setting, parts: dict, re
 
 def test_data_that_cannot_work_is_named(make_setting, signals: Path) -> None:
     (signals / "training4.npz").unlink()
-    with pytest.raises(DataError, match="training4.npz"):
+    with pytest.raises(DataError, match=r"training4\.npz"):
         initialised(Trainer(make_setting()))
 
 
@@ -357,11 +358,11 @@ def test_progress_is_reported_five_times_a_second_and_at_the_end(make_setting) -
     steps = [report.step for report in reports]
     assert steps[0] == 1
     assert steps[-1] == 30
-    assert {later - earlier for earlier, later in zip(steps[:-1], steps[1:-1], strict=False)} == {4}
+    assert {later - earlier for earlier, later in itertools.pairwise(steps[:-1])} == {4}
 
 
 def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting) -> None:
-    class Crash(Exception):
+    class CrashError(Exception):
         pass
 
     setting = make_setting(steps=8, training={"checkpoint_s": 2.0})
@@ -369,9 +370,9 @@ def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting)
 
     def crash_at_seven(event: Any) -> None:
         if event.step == 7:
-            raise Crash
+            raise CrashError
 
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         trained(Trainer(setting, report=crash_at_seven, clock=Clock(tick_s=1.0)), state)
     kept = sorted(path.name for path in (Path(setting.home) / "checkpoints" / "partial").iterdir())
     assert len(kept) == 1
@@ -448,7 +449,9 @@ def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: Setting, came: S
     assert (passed.artifact.owner, passed.artifact.steps) == ("beta", STEPS)
     assert passed.artifact.spec == came.artifact.spec
     assert passed.artifact.sha256 != came.artifact.sha256
-    assert set(passed.metrics) == {f"train_{n}" for n in ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")}
+    assert set(passed.metrics) == {
+        f"train_{n}" for n in ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")
+    }
     assert files(alpha, passed.state) == files(alpha, first.state)
     after = trained(trainer, passed.state, round=3)
     assert after.artifact is not None
@@ -462,7 +465,8 @@ def test_every_parameter_of_a_visitor_is_trained(alpha: Setting, came: Source) -
     assert passed is not None
     folder = Path(alpha.home) / "artifacts"
     before, after = (
-        safetensors.torch.load_file(folder / f"{digest}.safetensors") for digest in (came.artifact.sha256, passed.sha256)
+        safetensors.torch.load_file(folder / f"{digest}.safetensors")
+        for digest in (came.artifact.sha256, passed.sha256)
     )
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
     assert not torch.equal(before["conv1.weight"], after["conv1.weight"])

@@ -1,0 +1,149 @@
+"""Fetches artifacts for the state machine: asks, waits, resumes, and ends each errand with exactly one event."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from peer import errors
+from peer.core import commands, events, limits
+from peer.core.facts import SignedManifest, Unavailable
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+from peer.journal import Journal
+from peer.transport import wire
+from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+
+log = logging.getLogger(__name__)
+
+HEARD_EVERY_S = 1.0
+"""A moving transfer counts as a sign of life this often."""
+
+
+class Courier:
+    """Runs the fetches of one site.
+
+    Args:
+        rules: the federation as the site sees it.
+        client: asks peers.
+        journal: takes what was received, with its signed manifest.
+        artifacts: the folder that received artifacts go to.
+        report: hands an event to the state machine.
+        fail: told when the site's own disk cannot go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        client: ExchangeClient,
+        journal: Journal,
+        artifacts: Path,
+        report: Callable[[events.Event], None],
+        fail: Callable[[errors.PeerError], None],
+    ) -> None:
+        self._rules = rules
+        self._client = client
+        self._journal = journal
+        self._artifacts = artifacts
+        self._report = report
+        self._fail = fail
+        self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
+        self.receiving: dict[SiteName, dict[str, Any]] = {}
+
+    def fetch(self, command: commands.Fetch) -> None:
+        """Begin an errand; a former one to the same site for the same purpose ends."""
+        self.cancel(command.origin, command.purpose)
+        errand = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
+        self._errands[(command.origin, command.purpose)] = errand
+
+    def cancel(self, origin: SiteName, purpose: str) -> None:
+        """End an errand without an event; what came so far stays for the next one."""
+        errand = self._errands.pop((origin, purpose), None)
+        if errand is not None:
+            errand.cancel()
+
+    async def close(self) -> None:
+        """End every errand."""
+        errands = list(self._errands.values())
+        for errand in errands:
+            errand.cancel()
+        await asyncio.gather(*errands, return_exceptions=True)
+
+    async def _run(self, command: commands.Fetch) -> None:
+        answer = (command.generation, command.round, command.attempt, command.origin)
+        try:
+            offer = await self._ask(command)
+            if isinstance(offer, Unavailable):
+                self._report(events.ArtifactUnavailable(*answer, command.purpose, offer))
+                return
+            await self._receive(command, offer)
+            manifest = offer.manifest
+            facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
+            self._report(events.ArtifactArrived(*answer, *facts))
+        except (Refused, Misbehaved) as error:
+            self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
+        except errors.PeerError as error:
+            self._fail(error)
+
+    async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
+        """The manifest, as soon as it exists; whether that is still worth waiting for is the state machine's matter."""
+        earlier = self._rules.pattern(command.round) == "circulate" and command.purpose == "train"
+        request = wire.Request(command.kind, command.round, command.purpose, command.owner, earlier)
+        failures = 0
+        while True:
+            try:
+                offer = await self._client.get_manifest(command.origin, request)
+                self._report(events.PeerHeard(command.origin))
+                if offer != Unavailable.NOT_YET:
+                    return offer
+                failures = 0
+            except Unreachable:
+                failures += 1
+            await asyncio.sleep(backoff_s(failures))
+
+    async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
+        artifact, origin = offer.manifest.artifact, command.origin
+        loop = asyncio.get_running_loop()
+        started_s = heard_s = loop.time()
+        moving: dict[str, Any] = {"kind": artifact.kind, "bytes": artifact.bytes, "received": 0}
+        self.receiving[origin] = moving
+
+        def on_bytes(received: int) -> None:
+            nonlocal heard_s
+            moving["received"] = received
+            if loop.time() - heard_s >= HEARD_EVERY_S:
+                heard_s = loop.time()
+                self._report(events.PeerHeard(origin))
+
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._client.fetch(offer, self._artifacts, on_bytes)
+                    break
+                except Unreachable:
+                    failures += 1
+                    await asyncio.sleep(backoff_s(failures))
+        finally:
+            self.receiving.pop(origin, None)
+        what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
+        outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": round(loop.time() - started_s, 3)}
+        witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
+        self._journal.append("received", command.round, {**what, **outcome, **witness, **encoded(offer.signed)})
+        log.info("artifact received", extra={"round": command.round, **what, **outcome})
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait before asking again."""
+    return limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)]
+
+
+def encoded(signed: SignedManifest) -> dict[str, str]:
+    """The manifest as a journal row keeps it, so that its signature can be checked for ever."""
+    parts = {"body": signed.body, "signature": signed.signature, "certificate_der": signed.certificate_der}
+    return {name: base64.b64encode(part).decode("ascii") for name, part in parts.items()}

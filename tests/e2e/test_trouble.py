@@ -1,0 +1,299 @@
+"""What users of such systems suffer from: dead peers, wrong clocks, pauses, and input that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import limits
+from peer.egress import Ledger
+from peer.loopback import Loopback
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+LATE_CLOCK = Path(__file__).parent / "late_clock"
+
+
+def cli(loopback: Loopback, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command as an operator does."""
+    command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def enrolled(found: Callable[..., Loopback]) -> Loopback:
+    """Three sites, enrolled, never started."""
+    return found(rounds=6, steps=4, top='[schedule]\nkind = "derangement"\n')
+
+
+@pytest.fixture
+def three(enrolled: Loopback, copied: Callable[[Loopback], Loopback]) -> Loopback:
+    """A copy of them."""
+    return copied(enrolled)
+
+
+def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(three: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        three.start(name)
+    tools.wait_until(lambda: three.show("asia", "status")["round"] >= 2)
+    three.kill("asia")
+    others = [name for name in tools.sites if name != "asia"]
+    waits = []
+
+    def all_left() -> bool:
+        for name in others:
+            if three.daemons[name].poll() is None:
+                status = three.show(name, "status")
+                waits.extend(wait["since_s"] for wait in status["waiting_for"] if wait["artifact"] == "model")
+        return all(len(tools.records(three, name)) == 6 for name in others)
+
+    tools.wait_until(all_left)
+    assert max(waits, default=0) <= limits.SILENCE_S + 5
+    missing = [record["missing"] for name in others for record in tools.records(three, name)]
+    assert {"asia": "silent"} in missing
+    assert all(set(reasons) <= {"asia"} for reasons in missing)
+
+
+def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        three.start(name)
+    tools.wait_until(lambda: three.show("europe", "status")["round"] >= 1)
+    assert cli(three, "pause", "--site", "europe").returncode == 0
+    tools.wait_until(lambda: three.show("asia", "peers")["europe"]["phase"] == "paused", limit_s=20)
+    before = three.show("europe", "status")["committed"]
+    tools.wait_until(lambda: three.show("asia", "status")["committed"] >= before + 2)
+    assert three.show("europe", "status")["committed"] == before
+    assert cli(three, "resume", "--site", "europe").returncode == 0
+    codes = tools.finish(three)
+    assert codes == dict.fromkeys(codes, 0)
+    assert tools.records(three, "europe")[-1]["round"] == 6
+
+
+def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback, tools: Any) -> None:
+    for name in tools.sites:
+        late = {"PYTHONPATH": f"{LATE_CLOCK}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
+        three.start(name, environment=late)
+
+    def greeted() -> Any:
+        peers = three.show("asia", "peers")
+        return peers if all("clock_skew_s" in peer for peer in peers.values()) else None
+
+    peers = tools.wait_until(greeted)
+    assert -8 < peers["africa"]["clock_skew_s"] < -4
+    assert abs(peers["europe"]["clock_skew_s"]) < 2
+    codes = tools.finish(three)
+    assert codes == dict.fromkeys(codes, 0)
+    for name in tools.sites:
+        assert all(record["missing"] == {} for record in tools.records(three, name))
+
+
+def test_a_restart_closes_the_transfers_that_a_kill_left_open(three: Loopback, tools: Any) -> None:
+    ledger = Ledger(three.folder("asia").egress_db)
+    ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=7)
+    ledger.close()
+    three.start("asia")
+    tools.wait_until(lambda: three.show("asia", "egress"))
+    assert [record["outcome"] for record in three.show("asia", "egress")][:1] == ["unknown"]
+
+
+@pytest.fixture(scope="module")
+def site_text(enrolled: Loopback) -> str:
+    """The site.toml of asia."""
+    return enrolled.folder("asia").site_toml.read_text()
+
+
+def refused(loopback: Loopback, code: int, *words: str, command: tuple[str, ...] = ("start",)) -> str:
+    """`start` at asia ends with this code and one line that holds these words; nothing was begun."""
+    done = cli(loopback, *command, "--site", "asia")
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code, done.stderr
+    last = lines[-1]
+    assert last.startswith("mhfl-peer: ")
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in last
+    return last
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "words"),
+    [
+        ("width = 8", "widht = 8", 11, ("widht", "width")),
+        ('name = "resnet10"', 'name = "resnet11"', 11, ("resnet11",)),
+        ("[model]", "[modle]", 3, ("modle", "model")),
+        ("input_size = [12, 12, 12]", 'input_size = "big"', 3, ("input_size",)),
+        ('device = "cpu"', 'device = "cuda:7"', 11, ("cuda",)),
+        ("datalist.json", "nowhere.json", 10, ("nowhere.json",)),
+    ],
+)
+def test_a_wrong_site_toml_is_named(
+    three: Loopback, site_text: str, old: str, new: str, code: int, words: tuple[str, ...]
+) -> None:
+    assert old in site_text
+    three.folder("asia").site_toml.write_text(site_text.replace(old, new))
+    refused(three, code, *words)
+
+
+def edit_datalist(loopback: Loopback, tmp_path: Path, site_text: str, change: Callable[[dict[str, Any]], None]) -> None:
+    line = next(line for line in site_text.splitlines() if line.startswith("datalist"))
+    source = Path(json.loads(line.partition("=")[2]))
+    copy = tmp_path / "data"
+    shutil.copytree(source.parent, copy)
+    document = json.loads(source.read_text())
+    change(document)
+    (copy / "datalist.json").write_text(json.dumps(document))
+    loopback.folder("asia").site_toml.write_text(site_text.replace(str(source), str(copy / "datalist.json")))
+
+
+def test_a_datalist_of_one_class_is_refused(three: Loopback, site_text: str, tmp_path: Path) -> None:
+    edit_datalist(three, tmp_path, site_text, lambda d: d.update(training=[x for x in d["training"] if x["label"]]))
+    refused(three, 10, "class")
+
+
+def test_a_missing_image_is_named(three: Loopback, site_text: str, tmp_path: Path) -> None:
+    edit_datalist(three, tmp_path, site_text, lambda d: d["training"][3].update(image="lost.nii"))
+    refused(three, 10, "lost.nii")
+
+
+def test_unreadable_samples_are_skipped_up_to_the_share(
+    three: Loopback, site_text: str, tmp_path: Path, tools: Any
+) -> None:
+    edit_datalist(three, tmp_path, site_text, lambda d: None)
+    (tmp_path / "data" / "5.nii").write_bytes(b"no volume")
+    refused(three, 10, "5.nii")
+    site = three.folder("asia").site_toml
+    site.write_text(site.read_text().replace("[data]", "[data]\nunreadable_share_max = 0.2"))
+    done = cli(three, "check", "--site", "asia", "--json")
+    assert done.returncode == 0, done.stdout
+    worker = next(found for found in json.loads(done.stdout)["findings"] if found["subject"] == "worker")
+    assert worker["verdict"] == "warning"
+    assert "1 unreadable" in worker["message"]
+
+
+@pytest.mark.parametrize("file", ["cert.pem", "ca.pem", "site.key", "round.key"])
+def test_missing_files_for_tls_refuse_the_start(three: Loopback, file: str) -> None:
+    (three.folder("asia").pki / file).unlink()
+    refused(three, 4, file)
+
+
+def test_a_key_that_others_can_read_refuses_the_start(three: Loopback) -> None:
+    (three.folder("asia").pki / "site.key").chmod(0o644)
+    refused(three, 4, "site.key")
+
+
+def test_an_expired_certificate_is_named(three: Loopback, enrolled: Loopback) -> None:
+    from datetime import timedelta
+
+    from peer import enrolment, identity
+    from peer.daemon import now
+
+    authority = enrolment.Authority.load(enrolled.home.parent / "ca", now=now())
+    key = identity.read_key(three.folder("asia").pki / "site.key")
+    old = identity.issue(
+        authority.key,
+        authority.certificate,
+        name=three.folder("asia").site,
+        public_key=key.public_key(),
+        now=now() - timedelta(days=3),
+        days=1,
+    )
+    (three.folder("asia").pki / "cert.pem").write_bytes(identity.certificate_pem(old))
+    refused(three, 4, "expired")
+
+
+def test_another_federation_of_the_same_name_is_refused_by_name(
+    three: Loopback, found: Callable[..., Loopback], copied: Callable[[Loopback], Loopback]
+) -> None:
+    other = copied(found(rounds=6))
+    shutil.copy(other.folder("asia").federation_toml, three.folder("asia").federation_toml)
+    refused(three, 4, "ca.pem")
+
+
+def test_a_port_in_use_is_named(three: Loopback, site_text: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        lines = site_text.splitlines()
+        lines[0] = f'listen = "127.0.0.1:{port}"'
+        three.folder("asia").site_toml.write_text("\n".join(lines))
+        refused(three, 8, str(port))
+
+
+def test_a_second_daemon_in_the_same_folder_is_refused(three: Loopback, tools: Any) -> None:
+    first = three.start("asia")
+    tools.wait_until(lambda: three.show("asia", "status"))
+    refused(three, 7, str(first.pid))
+
+
+def test_resume_require_and_changed_models_are_refused(three: Loopback, site_text: str, tools: Any) -> None:
+    done = cli(three, "start", "--site", "asia", "--resume", "require")
+    assert done.returncode == 6
+    assert not (three.folder("asia").path / "gen-0001").exists()
+    three.start("asia")
+    tools.wait_until(lambda: three.show("asia", "status")["phase"] == "gathering")
+    assert cli(three, "stop", "--site", "asia").returncode == 0
+    tools.finish(three)
+    three.folder("asia").site_toml.write_text(site_text.replace("width = 8", "width = 9"))
+    refused(three, 6, "model.parameters.width", "--accept-change")
+
+
+def test_commands_without_a_daemon_say_so_and_read_the_journal(three: Loopback) -> None:
+    done = cli(three, "pause", "--site", "asia")
+    assert done.returncode == 14
+    status = cli(three, "status", "--site", "asia", "--json")
+    assert status.returncode == 0
+    assert json.loads(status.stdout)["daemon"] == "down"
+    assert cli(three, "status", "--site", "atlantis").returncode != 0
+    plan = json.loads(cli(three, "plan", "--site", "asia", "--rounds", "3", "--json").stdout)
+    assert [round["round"] for round in plan["rounds"]] == [1, 2, 3]
+    assert all(set(round["receives_from"]) == {"africa", "asia", "europe"} for round in plan["rounds"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with 3 MB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m,mode=0700", "tmpfs", str(mount)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("this user may not mount a small file system")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def test_a_full_disk_ends_the_daemon_by_name_and_leaves_a_whole_journal(
+    enrolled: Loopback, small_disk: Path, tools: Any
+) -> None:
+    home = small_disk / "sites"
+    shutil.copytree(enrolled.home / "trial" / "asia", home / "trial" / "asia")
+    three = Loopback(home, enrolled.federation)
+    filler = small_disk / "filler"
+    with three:
+        three.start("asia")
+        tools.wait_until(lambda: three.show("asia", "status")["phase"] == "gathering")
+        filler.write_bytes(b"\0" * (shutil.disk_usage(small_disk).free - 4096))
+        with three.control("asia") as client:
+            client.act("pause")
+        for _ in range(200):
+            with three.control("asia") as client:
+                try:
+                    client.act("resume")
+                    client.act("pause")
+                except Exception:
+                    break
+        codes = tools.finish(three, limit_s=60)
+    assert codes == {"asia": 9}, three.console("asia")[-2000:]
+    filler.unlink()
+    assert tools.rows(three, "asia")[0][0] == "configured"

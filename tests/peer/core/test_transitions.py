@@ -1,0 +1,230 @@
+"""The table of transitions: complete, and safe for whatever comes in whatever order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from peer.core import commands, events, limits
+from peer.core.facts import Greeting, Pulse, Purpose, Seen, Unavailable
+from peer.core.plan import Kind
+from peer.core.rules import Pace
+from peer.core.site import IllegalTransitionError, Phase
+from peer.core.transitions import TRANSITIONS
+
+FOUR = ("africa", "america", "asia", "europe")
+METHODS = ("local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid")
+FIXTURES = [HealthCheck.function_scoped_fixture]
+EVENTS = [
+    kind
+    for kind in vars(events).values()
+    if isinstance(kind, type) and issubclass(kind, events.Event) and kind is not events.Event
+]
+
+
+def reach(phase: Phase, solo: Callable[..., Any]) -> Any:
+    """A site in this phase, by the shortest way."""
+    alone = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
+    if phase == Phase.INITIALISING:
+        return solo()
+    if phase in (Phase.ISOLATED, Phase.PACING):
+        site = solo(**alone)
+        site.finish()
+        site = solo(**alone, rows=[*site.audit.rows, ("skipped", 2, {"from": 1})])
+        if phase == Phase.ISOLATED:
+            site.wait(20)
+        return site
+    parameters = {"activation": 0.5 if phase in (Phase.HANDBACK, Phase.ADOPT) else 0.0}
+    method = "feddal" if phase == Phase.AGGREGATE else "fedskd"
+    site = solo(**alone, rounds=2, method=method, parameters=parameters, evaluation_every=1)
+    site.finish()
+    if phase != Phase.GATHERING:
+        site.greet()
+    if phase in (Phase.TRAIN, Phase.EVALUATE, Phase.LEAVING, Phase.FAILED, Phase.HANDBACK, Phase.ADOPT, Phase.DONE):
+        site.deliver("asia")
+    if phase == Phase.AGGREGATE:
+        site.finish()
+        site.deliver("asia")
+    if phase in (Phase.EVALUATE, Phase.HANDBACK, Phase.ADOPT, Phase.DONE):
+        site.finish()
+    if phase == Phase.ADOPT:
+        site.deliver("asia")
+    if phase == Phase.DONE:
+        site.finish()
+        site.deliver("asia")
+        site.finish()
+        site.finish()
+    if phase == Phase.PAUSED:
+        site.feed(events.PauseRequested())
+    if phase in (Phase.LEAVING, Phase.GONE):
+        site.feed(events.StopRequested())
+    if phase == Phase.FAILED:
+        site.fail("memory", "out of memory")
+    return site
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase != Phase.NEW])
+def test_every_event_has_a_row_in_every_phase(phase: Phase) -> None:
+    assert {kind for known, kind in TRANSITIONS if known == phase} == set(EVENTS) - {events.Began}
+
+
+def test_a_new_site_only_begins() -> None:
+    assert [kind for phase, kind in TRANSITIONS if phase == Phase.NEW] == [events.Began]
+
+
+def test_a_pair_without_a_row_raises_and_changes_nothing(solo: Any) -> None:
+    site = solo()
+    with pytest.raises(IllegalTransitionError, match="Began in phase initialising"):
+        site.site.handle(events.Began(), now_s=site.now_s)
+    assert site.site.phase == Phase.INITIALISING
+    assert site.site.handle(events.Ticked(), now_s=site.now_s) == []
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase != Phase.NEW])
+def test_late_answers_change_nothing_in_any_phase(phase: Phase, solo: Any, artifact: Any) -> None:
+    site = reach(phase, solo)
+    assert site.site.phase == phase
+    model = artifact("asia", "late")
+    late = [
+        events.ArtifactArrived(1, 1, 0, "asia", 1, 1, "train", model),
+        events.ArtifactUnavailable(1, 1, 0, "asia", "train", Unavailable.RETIRED),
+        events.Initialised(1, 0, "late", model, {}, 1, "cpu"),
+        events.Progressed(1, 1, 0, "train", 1, 2, {}),
+        events.Trained(1, 1, 0, "train", "late", model, {}, 1, 1.0),
+        events.Aggregated(1, 1, 0, "late", model.sha256, ("asia",)),
+        events.Adopted(1, 1, 0, "late", model),
+        events.Evaluated(1, 1, 0, {"auc": 1.0}),
+        events.Halted(1, 0),
+        events.ArtifactRejected(1, 1, 0, "asia", model.sha256, "late"),
+        events.WorkFailed(1, 0, "crash", "late"),
+    ]
+    before = site.site.memory.names()
+    for event in late:
+        out = site.feed(event)
+        kinds = [command.kind for command in out if isinstance(command, commands.Persist)]
+        assert kinds in ([], ["ignored"])
+        assert site.site.phase == phase
+    assert site.site.memory.names() == before
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase != Phase.NEW])
+def test_beats_and_ticks_write_no_rows_for_ever(phase: Phase, solo: Any) -> None:
+    site = reach(phase, solo)
+    site.wait(1)
+    site.beat("asia", 1)
+    written = len(site.audit.rows)
+    if site.site.phase == phase:
+        for _ in range(50):
+            site.beat("asia", 1)
+            site.feed(events.Ticked())
+        assert len(site.audit.rows) == written
+
+
+def names(site: Any) -> st.SearchStrategy[Any]:
+    """Peers, the site itself, and somebody unknown."""
+    return st.sampled_from([*site.rules.roster.names, "stranger"])
+
+
+@st.composite
+def any_artifact(draw: st.DrawFn, site: Any, make: Any) -> Any:
+    """One of a few artifacts, so that the same digest comes again under other names."""
+    text = draw(st.sampled_from(["a", "b", "c", "initial"]))
+    kinds = st.just(site.rules.plan.artifact or "model") | st.sampled_from(get_args(Kind))
+    return make(draw(names(site)), text, steps=draw(st.integers(0, 9)), kind=draw(kinds))
+
+
+@st.composite
+def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
+    """An event of any type whose fields now and then are the ones that the site waits for."""
+    machine = site.site
+    attempts = [machine.attempt, machine.attempt - 1, *(order.attempt for order in site.fetches.values())]
+    rounds = st.sampled_from([machine.number, machine.number + 1, machine.number - 1, -1, 10**9])
+    pools: dict[str, st.SearchStrategy[Any]] = {
+        "generation": st.sampled_from([machine.memory.generation] * 3 + [0, 2, 999_999]),
+        "origin_generation": st.integers(1, 2),
+        "round": rounds,
+        "true_round": rounds,
+        "attempt": st.sampled_from(attempts),
+        "site": names(site),
+        "origin": names(site),
+        "purpose": st.sampled_from(get_args(Purpose)),
+        "answer": st.sampled_from(list(Unavailable)),
+        "artifact": st.none() | any_artifact(site, make),
+        "stage": st.sampled_from([*site.rules.plan.stages, "elsewhere"]),
+        "state": st.sampled_from(["", "s1", "s2"]),
+        "samples": st.just({"train": 3}),
+        "losses": st.just({"ce": 0.5}),
+        "metrics": st.dictionaries(st.sampled_from(["auc"]), st.floats(allow_nan=False)),
+        "threads": st.integers(0, 2),
+        "duration_s": st.floats(0, 10),
+        "device": st.just("cpu"),
+        "step": st.integers(-1, 3),
+        "steps": st.integers(0, 2),
+        "sha256": st.sampled_from([make("x", text).sha256 for text in ("a", "b", "initial")]),
+        "contributors": st.lists(names(site), max_size=2).map(tuple),
+        "fault": st.sampled_from(["crash", "memory", "data", "configuration"]),
+        "reason": st.sampled_from(["because", "for another reason"]),
+        "pulse": st.none()
+        | st.builds(
+            Pulse,
+            generation=st.integers(0, 3),
+            round=st.integers(-1, 9) | st.just(10**9),
+            phase=st.sampled_from([*Phase, "unheard of"]).map(str),
+            published_round=st.integers(0, 9),
+        ),
+        "greeting": st.builds(
+            Greeting,
+            protocol=st.just(1),
+            federation=st.just("fe" * 32),
+            roster=st.just("00" * 32),
+            generation=st.integers(0, 3),
+            clock_s=st.just(0.0),
+            seen=st.none() | st.builds(Seen, st.integers(1, 3) | st.just(10**6), st.integers(1, 9), st.just("00" * 32)),
+        ),
+    }
+    kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
+    fields = {name: draw(pools[name]) for name in kind.__dataclass_fields__}
+    if kind is events.ArtifactArrived and fields["artifact"] is None:
+        fields["artifact"] = draw(any_artifact(site, make))
+    return kind(**fields)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[*FIXTURES, HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: st.DataObject) -> None:
+    draw = data.draw
+    size = draw(st.integers(1, 4), label="sites")
+    site = solo(
+        FOUR[0],
+        FOUR[:size],
+        method=draw(st.sampled_from(METHODS)),
+        rounds=draw(st.integers(1, 3)),
+        parameters={"activation": draw(st.sampled_from([0.0, 0.5, 1.0]))},
+        fallback=draw(st.sampled_from(["self", "stale"])),
+        evaluation_every=draw(st.integers(0, 1)),
+        pace=Pace(linger_s=60, artifact_rounds_max=draw(st.integers(1, 5)), wait_max_s=100, isolated_s=100),
+        without=draw(st.sampled_from([frozenset(), frozenset(FOUR[1:2])])),
+    )
+    for _ in range(draw(st.integers(1, 40))):
+        step = draw(st.sampled_from(["work", "work", "deliver", "deliver", "greet", "beat", "wait", "any", "any", "crash"]))
+        if site.site.phase == Phase.GONE and step != "any":
+            site.restart()
+        elif step == "work" and site.order is not None:
+            site.finish()
+        elif step == "deliver" and site.fetches:
+            site.deliver(draw(st.sampled_from(sorted(site.fetches))))
+        elif step == "greet":
+            site.greet()
+        elif step == "beat" and site.rules.others:
+            site.beat(draw(st.sampled_from(site.rules.others)), draw(st.integers(0, 4)), published=4)
+        elif step == "wait":
+            site.wait(draw(st.sampled_from([0.1, 3.0, 16.0, 200.0])))
+        elif step == "crash":
+            event = site.result() if site.order is not None else draw(any_event(site, artifact))
+            site.feed(event, crash_after=draw(st.integers(0, 8)))
+        elif step == "any":
+            site.feed(draw(any_event(site, artifact)))

@@ -1,0 +1,38 @@
+"""Devices: chosen by name, refused by name, fixed so that bits agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from peer.training.device import choose_device, describe_device, make_reproducible, precision
+from peer.training.fault import ConfigurationError
+
+CPU = torch.device("cpu")
+
+
+def test_auto_takes_what_there_is() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == CPU
+    assert describe_device(CPU) == "cpu"
+
+
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r'device = "cuda:64": this machine has \d+ usable GPUs'):
+        choose_device("cuda:64")
+
+
+def test_threads_and_algorithms_are_fixed() -> None:
+    make_reproducible(CPU, threads=1)
+    assert torch.get_num_threads() == 1
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_precision_is_that_of_the_forward_pass() -> None:
+    layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with precision("bf16", CPU):
+        assert layer(x).dtype == torch.bfloat16
+    with precision("fp32", CPU):
+        assert layer(x).dtype == torch.float32
+    with pytest.raises(ConfigurationError, match=r'precision = "fp8" is none of fp32, bf16'):
+        precision("fp8", CPU)

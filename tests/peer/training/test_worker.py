@@ -1,0 +1,203 @@
+"""The worker: commands in, events out, a halt in the middle of the work, never alive without its daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.work import FROM_WORKER, Setting, decode, encode
+from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, work
+
+FOREVER = 10**6
+
+
+class Daemon:
+    """The other end of a worker's socket."""
+
+    def __init__(self) -> None:
+        self.socket, self.theirs = socket.socketpair()
+        self.lines: IO[bytes] = self.socket.makefile("rb")
+
+    def send(self, *messages: object) -> None:
+        self.socket.sendall(
+            b"".join(message if isinstance(message, bytes) else encode(message) for message in messages)
+        )
+
+    def next(self, kind: type) -> Any:
+        """The next event of this kind; progress on the way is passed over."""
+        for line in self.lines:
+            event = decode(line, FROM_WORKER)
+            if isinstance(event, kind):
+                return event
+            assert isinstance(event, events.Progressed), event
+        raise AssertionError(f"the worker ended without a {kind.__name__}")
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+
+@contextmanager
+def worker_thread() -> Iterator[tuple[Daemon, threading.Event]]:
+    """A worker in a thread; the event is set when it noticed that its daemon is gone."""
+    daemon, gone = Daemon(), threading.Event()
+    inbox = Inbox(daemon.theirs, ended=gone.set)
+
+    def run() -> None:
+        try:
+            work(inbox, lambda event: daemon.theirs.sendall(encode(event)))
+        except Exception:  # the daemon was told; in a process it is the exit code
+            daemon.theirs.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield daemon, gone
+        daemon.send(b"the test is over\n")
+        thread.join()
+    finally:
+        daemon.close()
+        daemon.theirs.close()
+
+
+def test_commands_are_answered_in_order(make_setting) -> None:
+    with worker_thread() as (daemon, _):
+        daemon.send(make_setting(steps=2), commands.Initialise(1, 1))
+        state = daemon.next(events.Initialised).state
+        daemon.send(commands.Train(1, 1, 2, "train", state, ()), commands.Evaluate(1, 1, 3, state))
+        assert daemon.next(events.Trained).attempt == 2
+        assert daemon.next(events.Evaluated).attempt == 3
+        daemon.send(commands.Halt(1, 4))
+        assert daemon.next(events.Halted) == events.Halted(1, 4)
+
+
+def test_a_halt_ends_the_work_in_hand_and_what_waits_behind_it(make_setting) -> None:
+    setting = make_setting(steps=FOREVER)
+    with worker_thread() as (daemon, _):
+        daemon.send(setting, commands.Initialise(1, 1))
+        state = daemon.next(events.Initialised).state
+        daemon.send(commands.Train(1, 1, 2, "train", state, ()))
+        first = daemon.next(events.Progressed)
+        daemon.send(commands.Evaluate(1, 1, 3, state), commands.Halt(1, 4))
+        assert daemon.next(events.Halted).attempt == 4
+        daemon.send(commands.Train(1, 1, 5, "train", state, ()))
+        later = daemon.next(events.Progressed)
+        assert (later.attempt, later.step > first.step) == (5, True)
+        daemon.send(commands.Halt(1, 6), commands.Halt(1, 7))
+        assert daemon.next(events.Halted).attempt == 6
+        assert daemon.next(events.Halted).attempt == 7
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault", "reason"),
+    [
+        ({"model": {"name": "resnet11"}}, "configuration", "[model] resnet11: unknown model"),
+        ({"data": {"datalist": "none.json"}}, "data", "none.json cannot be read: No such file"),
+    ],
+)
+def test_a_fault_has_its_name_and_its_reason(make_setting, parts: dict, fault: str, reason: str) -> None:
+    with worker_thread() as (daemon, _):
+        daemon.send(make_setting(**parts), commands.Initialise(1, 3))
+        failed = daemon.next(events.WorkFailed)
+        assert (failed.generation, failed.attempt, failed.fault) == (1, 3, fault)
+        assert reason in failed.reason
+        assert "\n" not in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (b"{}\n", "ValueError: no message of type None (work.py:"),
+        (b'{"type":"Halt","generation":1}\n', "Halt.attempt is missing"),
+        (encode(commands.Halt(1, 1)), "the first message must be a Setting, not Halt"),
+    ],
+)
+def test_what_cannot_be_understood_is_a_crash(first: bytes, reason: str) -> None:
+    with worker_thread() as (daemon, _):
+        daemon.send(first)
+        failed = daemon.next(events.WorkFailed)
+        assert failed.fault == "crash"
+        assert reason in failed.reason
+
+
+def test_the_end_of_the_socket_is_noticed_at_once() -> None:
+    gone = threading.Event()
+    daemon = Daemon()
+    Inbox(daemon.theirs, ended=gone.set)
+    daemon.close()
+    assert gone.wait(30)
+    daemon.theirs.close()
+
+
+# --- as a process ---------------------------------------------------------------------------------------------------
+@contextmanager
+def worker_process() -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
+    daemon = Daemon()
+    descriptor = daemon.theirs.fileno()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "peer.training.worker", "--fd", str(descriptor)],
+        pass_fds=[descriptor],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    daemon.theirs.close()
+    try:
+        yield daemon, process
+    finally:
+        daemon.close()
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_ends_with_its_daemon_in_the_middle_of_its_work(make_setting) -> None:
+    setting: Setting = make_setting(steps=FOREVER)
+    with worker_process() as (daemon, process):
+        daemon.send(setting, commands.Initialise(1, 1))
+        state = daemon.next(events.Initialised).state
+        daemon.send(commands.Train(1, 1, 2, "train", state, ()))
+        step = daemon.next(events.Progressed).step
+        process.send_signal(signal.SIGINT)  # Ctrl-C in the daemon's terminal
+        assert daemon.next(events.Progressed).step > step
+        daemon.close()
+        out, _ = process.communicate()
+        assert process.returncode == EXIT_ORPHAN
+        assert out == b""
+
+
+def test_a_failed_worker_exits_with_one_and_logs_why() -> None:
+    with worker_process() as (daemon, process):
+        daemon.send(commands.Initialise(1, 1))
+        assert daemon.next(events.WorkFailed).fault == "crash"
+        out, log = process.communicate()
+        assert process.returncode == EXIT_FAILED
+        assert out == b""
+        assert b"work failed: command=Initialise" in log
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+def test_a_worker_dies_with_its_parent() -> None:
+    child = "import signal; from peer.training.worker import die_with_parent; die_with_parent(); "
+    child += "print(1, flush=True); signal.pause()"
+    parent = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        process.kill()
+        assert process.stdout.read() == b""  # ends only when the child, too, let go of it
+
+
+def test_the_process_starts_without_torch() -> None:
+    code = "import sys, peer.training.worker; print({'torch', 'monai', 'grpc', 'asyncio'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

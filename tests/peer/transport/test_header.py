@@ -1,0 +1,115 @@
+"""A safetensors file is taken only when its header is the manifest's, byte for byte of its data."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from peer.core import limits
+from peer.core.facts import Artifact, TensorSpec
+from peer.transport.bounds import WireError
+from peer.transport.header import check_safetensors_header
+
+TENSORS = (TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "U8", (4,)), TensorSpec("none", "F16", (0, 5)))
+ENTRIES = {
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "U8", "shape": [4], "data_offsets": [24, 28]},
+    "none": {"dtype": "F16", "shape": [0, 5], "data_offsets": [28, 28]},
+}
+
+
+@pytest.fixture
+def artifact():
+    """What the manifest says; its size is set from the file."""
+    return Artifact("model", "europe", "ab" * 32, 1, 0, {}, TENSORS)
+
+
+def written(folder, header, *, data=bytes(28), length=None):
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = folder / "file"
+    path.write_bytes(struct.pack("<Q", len(encoded) if length is None else length) + encoded + data)
+    return path
+
+
+def test_what_the_format_s_own_library_writes_is_accepted(tmp_path, artifact):
+    path = tmp_path / "file"
+    arrays = {"b": np.ones(4, np.uint8), "a": np.zeros((2, 3), np.float32), "none": np.zeros((0, 5), np.float16)}
+    save_file(arrays, path, metadata={"format": "pt"})
+    check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+
+
+def test_a_header_written_by_hand_is_accepted(tmp_path, artifact):
+    path = written(tmp_path, ENTRIES)
+    check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+
+
+FAULTS = {
+    "not there": ({"a": ENTRIES["a"], "none": ENTRIES["none"]}, "tensor 'b' is missing in the file"),
+    "one more": ({**ENTRIES, "c": ENTRIES["b"]}, "tensor 'c' is missing in the manifest"),
+    "dtype": ({**ENTRIES, "b": {**ENTRIES["b"], "dtype": "I8"}}, r"tensor 'b' is I8 \[4\] in the file, U8 \[4\]"),
+    "shape": ({**ENTRIES, "a": {**ENTRIES["a"], "shape": [3, 2]}}, r"tensor 'a' is F32 \[3, 2\] in the file"),
+    "shape of booleans": ({**ENTRIES, "b": {**ENTRIES["b"], "shape": [True]}}, "lists of whole numbers"),
+    "shape negative": ({**ENTRIES, "b": {**ENTRIES["b"], "shape": [-4]}}, "lists of whole numbers"),
+    "offsets": ({**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24]}}, "lists of whole numbers"),
+    "offset type": ({**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24, 28.0]}}, "lists of whole numbers"),
+    "too short": (
+        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [24, 27]}},
+        "'b' occupies 3 bytes, its shape needs 4",
+    ),
+    "overlap": (
+        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [20, 24]}},
+        "begins at byte 20, the one before ends at 24",
+    ),
+    "gap": (
+        {**ENTRIES, "b": {**ENTRIES["b"], "data_offsets": [25, 29]}},
+        "begins at byte 25, the one before ends at 24",
+    ),
+    "extra key": ({**ENTRIES, "b": {**ENTRIES["b"], "code": "x"}}, "entry is not dtype, shape and data_offsets"),
+    "entry": ({**ENTRIES, "b": [1]}, "entry is not dtype, shape and data_offsets"),
+    "metadata": ({**ENTRIES, "__metadata__": {"a": 1}}, "__metadata__ is not an object of texts"),
+    "list": ([1], "safetensors header is not a JSON object"),
+    "not JSON": (b"{", "safetensors header is not JSON"),
+    "not UTF-8": (b'{"\xff":1}', "safetensors header is not UTF-8"),
+    "twice": (b'{"a":1,"a":2}', "the same key twice"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_header_that_differs_is_refused(tmp_path, artifact, fault):
+    header, reason = FAULTS[fault]
+    path = written(tmp_path, header)
+    with pytest.raises(WireError, match=reason):
+        check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+
+
+def test_bytes_behind_the_last_tensor_are_refused(tmp_path, artifact):
+    path = written(tmp_path, ENTRIES, data=bytes(29))
+    size = path.stat().st_size
+    with pytest.raises(WireError, match=f"the tensors end at byte {size - 1} of {size}"):
+        check_safetensors_header(path, replace(artifact, bytes=size))
+
+
+def test_a_file_of_another_size_is_refused(tmp_path, artifact):
+    path = written(tmp_path, ENTRIES)
+    size = path.stat().st_size
+    with pytest.raises(WireError, match=f"the file has {size} bytes, the manifest says {size + 1}"):
+        check_safetensors_header(path, replace(artifact, bytes=size + 1))
+
+
+@pytest.mark.parametrize("length", [10_000, limits.SAFETENSORS_HEADER_BYTES_MAX + 1, (1 << 64) - 1])
+def test_a_header_longer_than_the_file_is_not_read(tmp_path, artifact, length):
+    path = written(tmp_path, ENTRIES, length=length)
+    with pytest.raises(WireError, match=f"safetensors header has {length} bytes, over the limit of"):
+        check_safetensors_header(path, replace(artifact, bytes=path.stat().st_size))
+
+
+def test_a_file_shorter_than_the_length_field_is_refused(tmp_path, artifact):
+    path = tmp_path / "file"
+    path.write_bytes(b"\x01")
+    with pytest.raises(WireError, match="safetensors header"):
+        check_safetensors_header(path, replace(artifact, bytes=1))

@@ -1,0 +1,107 @@
+"""Credentials refuse what does not fit, and the caller of each call is checked anew."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from peer import identity
+from peer.core.roster import Roster
+from peer.errors import CertificateError
+from peer.transport import tls
+
+ROSTER = Roster.of(["africa", "asia", "europe"])
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+def shown(pki, *names):
+    """What gRPC's auth context says of a caller."""
+    return {
+        "x509_pem_cert": [(pki.folder / identity.CERTIFICATE_FILE).read_bytes()],
+        "x509_subject_alternative_name": [name.encode() for name in names or (pki.name,)],
+        "transport_security_type": [b"ssl"],
+    }
+
+
+def caller(authority, context, *, now=NOW, roster=ROSTER, refused=frozenset()):
+    return tls.caller(context, roster=roster, ca=authority.certificate, refused=refused, now=now)
+
+
+def test_a_peer_of_the_roster_is_named(authority):
+    assert caller(authority, shown(authority.admit("africa"))) == "africa"
+
+
+def test_a_caller_without_a_certificate_is_refused(authority):
+    with pytest.raises(tls.CallerRefused, match="0 names instead of one"):
+        caller(authority, {"transport_security_type": [b"ssl"]})
+
+
+def test_a_caller_with_two_names_is_refused(authority):
+    with pytest.raises(tls.CallerRefused, match="2 names instead of one"):
+        caller(authority, shown(authority.admit("africa"), "africa", "europe"))
+
+
+def test_a_stranger_is_refused(authority):
+    with pytest.raises(tls.CallerRefused, match="'mars' is not in the roster"):
+        caller(authority, shown(authority.admit("mars")))
+
+
+def test_a_name_that_the_certificate_does_not_have_is_refused(authority):
+    with pytest.raises(tls.CallerRefused, match="europe: the certificate names africa, not europe"):
+        caller(authority, shown(authority.admit("africa"), "europe"))
+
+
+def test_a_certificate_that_expires_on_an_open_connection_is_refused(authority):
+    context = shown(authority.admit("africa", days=30))
+    assert caller(authority, context, now=NOW + datetime.timedelta(days=29)) == "africa"
+    with pytest.raises(tls.CallerRefused, match="africa: the certificate expired on"):
+        caller(authority, context, now=NOW + datetime.timedelta(days=31))
+
+
+def test_a_certificate_of_the_future_is_refused(authority):
+    with pytest.raises(tls.CallerRefused, match="africa: the certificate is not valid before"):
+        caller(authority, shown(authority.admit("africa")), now=NOW - datetime.timedelta(days=1))
+
+
+def test_a_certificate_of_another_ca_is_refused(authority, foreign_authority):
+    with pytest.raises(tls.CallerRefused, match="africa: the certificate is not from this federation's CA"):
+        caller(authority, shown(foreign_authority.admit("africa")))
+
+
+def test_a_certificate_on_the_refused_list_is_refused(authority):
+    pki = authority.admit("africa")
+    digest = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    with pytest.raises(tls.CallerRefused, match=f"africa: its certificate {digest} is refused here"):
+        caller(authority, shown(pki), refused={digest})
+    assert caller(authority, shown(authority.admit("africa")), refused={digest}) == "africa"
+
+
+@pytest.mark.parametrize("name", [identity.CERTIFICATE_FILE, identity.KEY_FILE, identity.CA_FILE])
+def test_credentials_refuse_to_exist_without_a_file(authority, name):
+    pki = authority.admit("africa")
+    (pki.folder / name).unlink()
+    with pytest.raises(CertificateError, match=name):
+        tls.server_credentials(pki)
+
+
+def test_credentials_refuse_a_key_of_another_certificate(authority):
+    pki, other = authority.admit("africa"), authority.admit("asia")
+    (pki.folder / identity.KEY_FILE).write_bytes((other.folder / identity.KEY_FILE).read_bytes())
+    with pytest.raises(CertificateError, match="does not belong to"):
+        tls.server_credentials(pki)
+
+
+def test_a_stamp_changes_with_the_certificate_only(authority):
+    pki = authority.admit("africa")
+    before = pki.stamp()
+    assert pki.stamp() == before
+    authority.admit("africa")
+    assert pki.stamp() != before
+
+
+def test_pings_are_slower_than_what_a_server_bears():
+    assert tls.KEEPALIVE_S > tls.PING_INTERVAL_MIN_S
+    assert dict(tls.CLIENT_OPTIONS)["grpc.keepalive_time_ms"] == 5000
+    assert dict(tls.SERVER_OPTIONS)["grpc.http2.min_recv_ping_interval_without_data_ms"] == 2000
+    assert dict(tls.SERVER_OPTIONS)["grpc.so_reuseport"] == 0
