@@ -275,6 +275,7 @@ class Data(Table):
     unreadable_share_max: Share = 0.05
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    normalise: Literal["none", "zscore", "unit"] = "none"
     augmentation: Augmentation = Augmentation()
 
 
@@ -295,7 +296,6 @@ class Training(Table):
     threads: Count = 1
     batch_size: Count = 8
     checkpoint_s: Seconds = limits.CHECKPOINT_S
-    restarts_max: Annotated[int, Field(ge=0)] = limits.WORKER_RESTARTS_MAX
 
 
 class Egress(Table):

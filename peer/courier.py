@@ -102,7 +102,7 @@ class Courier:
                 if offer != Unavailable.NOT_YET:
                     return offer
                 failures = 0
-            except Unreachable:
+            except (Unreachable, errors.CertificateError):  # an own certificate that expired may be renewed
                 failures += 1
             await asyncio.sleep(backoff_s(failures))
 
@@ -126,7 +126,7 @@ class Courier:
                 try:
                     await self._client.fetch(offer, self._artifacts, on_bytes)
                     break
-                except Unreachable:
+                except (Unreachable, errors.CertificateError):
                     failures += 1
                     await asyncio.sleep(backoff_s(failures))
         finally:

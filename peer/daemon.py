@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import logging
 import os
@@ -15,6 +16,8 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from cryptography import x509
 
 from peer import errors, identity
 from peer.config import Federation
@@ -234,6 +237,8 @@ class Daemon:
                 self._set_alarm(at_s)
             case commands.Exit():
                 await self._say_farewell()
+                spoken = {str(name): dataclasses.asdict(count) for name, count in self.desk.spoken.items()}
+                self.journal.append("spoken", self.round.number, spoken)
                 self._exit = command
             case _:
                 await self.foreman.send(command)
@@ -309,7 +314,9 @@ class Daemon:
                         self.desk.welcome(peer, greeting)
                         greeted, generation = True, greeting.generation
                 if greeted:
-                    pulse = await self.client.beat(peer, self.round.pulse())
+                    own = self.round.pulse()
+                    self.desk.spoken[peer].add(wire.encode_pulse(own).ByteSize())
+                    pulse = await self.client.beat(peer, own)
                     self.report(events.PeerHeard(peer, pulse))
                     greeted = pulse.generation == generation
                 failures = 0
@@ -318,6 +325,9 @@ class Daemon:
             except (Refused, Misbehaved) as error:
                 greeted, failures = False, failures + 1
                 self.report(events.PeerRefused(peer, error.reason))
+            except errors.CertificateError as error:
+                greeted, failures = False, failures + 1
+                log.error("own certificate not usable", extra={"reason": str(error)})
             wait_s = beat_s
             if failures:
                 wait_s = min(beat_s, backoff_s(failures - 1))
@@ -334,14 +344,15 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """The document of `status`."""
         shown = view.status(self.round, now_s=asyncio.get_running_loop().time())
-        for name, skew_s in self.desk.skew_s.items():
-            if name in shown["peers"]:
-                shown["peers"][name]["clock_skew_s"] = round(skew_s, 1)
+        for name, peer in shown["peers"].items():
+            spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
+            peer["spoken"] = {"messages": spoken.messages, "bytes": spoken.bytes}
+            peer["clock_skew_s"] = round(skew_s, 1) if skew_s is not None else None
         return {
             "daemon": "running",
             "federation": self.federation.name,
             **shown,
-            "certificate_days": identity.certificate_days(self.own.certificate, now()),
+            "certificate_days": identity.certificate_days(self._certificate(), now()),
             "transfers": [
                 *({"direction": "in", "peer": name, **what} for name, what in self.courier.receiving.items()),
                 *({"direction": "out", **what} for what in self.desk.sending.values()),
@@ -350,6 +361,13 @@ class Daemon:
             "worker_pid": self.foreman.pid,
             "started": self.started_s,
         }
+
+    def _certificate(self) -> x509.Certificate:
+        """The certificate on disk now, which may have been renewed; the one of the start if it is not usable."""
+        try:
+            return self._pki.load().certificate
+        except errors.CertificateError:
+            return self.own.certificate
 
     def stop_on_signals(self) -> None:
         """Leave cleanly on SIGTERM and Ctrl-C."""

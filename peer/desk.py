@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer import __version__
@@ -27,6 +28,22 @@ from peer.transport.server import Grant, Outcome, Refusal, Status
 from peer.transport.transfer import artifact_path
 
 log = logging.getLogger(__name__)
+
+DENIED_AGAIN_S = 60.0
+"""A caller that asks again and again for what it may not have gets one row a minute."""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What left for a peer beside artifacts: greetings and beats, answers included."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Count one message."""
+        self.messages += 1
+        self.bytes += size
 
 
 class Desk:
@@ -66,10 +83,14 @@ class Desk:
         self._changed = asyncio.Event()
         self._signed: dict[tuple[int, Sha256], SignedManifest] = {}
         self.sending: dict[int, dict[str, object]] = {}
+        self._denied_s: dict[tuple[SiteName, str, str], float] = {}
         self.skew_s: dict[SiteName, float] = {}
+        self.spoken: dict[SiteName, Spoken] = {name: Spoken() for name in federation.roster}
 
     def publish(self, round: int, artifact: Artifact) -> None:
         """From now on the artifact may be asked for."""
+        served = {(key[0], kept.sha256) for key, kept in self._round.memory.published.items()}
+        self._signed = {key: signed for key, signed in self._signed.items() if key in served}
         self._signed[(round, artifact.sha256)] = self._sign(round, artifact)
 
     def look_again(self) -> None:
@@ -79,7 +100,7 @@ class Desk:
 
     def greeting(self, peer: SiteName) -> Greeting:
         """What this site says of itself to a peer."""
-        return Greeting(
+        greeting = Greeting(
             protocol=limits.PROTOCOL_VERSION,
             federation=self._federation.digest,
             roster=self._federation.roster.digest,
@@ -88,6 +109,8 @@ class Desk:
             seen=self._round.seen(peer),
             software=f"mhfl-peer {__version__}",
         )
+        self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
+        return greeting
 
     def difference(self, greeting: Greeting) -> str | None:
         """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
@@ -118,7 +141,9 @@ class Desk:
     async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
         """Note where the caller is, and say where this site is."""
         self._report(events.PeerHeard(caller, pulse))
-        return self._round.pulse()
+        own = self._round.pulse()
+        self.spoken[caller].add(wire.encode_pulse(own).ByteSize())
+        return own
 
     async def manifest(self, caller: SiteName, request: wire.Request, *, wait_s: float) -> SignedManifest | Unavailable:
         """The manifest that the caller may have; wait for it as long as the caller does."""
@@ -129,7 +154,9 @@ class Desk:
                 while (found := self._answer(request)) == Unavailable.NOT_YET:
                     await self._changed.wait()
         found = self._answer(request)
-        return found if isinstance(found, Unavailable) else self._signed[(found[0], found[1].sha256)]
+        if isinstance(found, Unavailable):
+            return found
+        return self._signed.get((found[0], found[1].sha256), Unavailable.NOT_YET)
 
     def open_artifact(self, caller: SiteName, request: wire.Request, *, sha256: Sha256, offset: int) -> Grant:
         """Allow a transfer; its intent is on disk when this returns."""
@@ -187,7 +214,10 @@ class Desk:
             raise self._deny(caller, request, reason)
 
     def _deny(self, caller: SiteName, request: wire.Request, reason: str) -> Refusal:
-        body = {"caller": caller, "call": f"{request.kind} for round {request.for_round}", "reason": reason}
-        self._journal.append("denied", self._round.number, body)
-        log.warning("artifact denied", extra={"peer": caller, "round": request.for_round, "reason": reason})
+        call = f"{request.kind} for round {request.for_round}"
+        now_s = time.monotonic()
+        if now_s - self._denied_s.get((caller, call, reason), -DENIED_AGAIN_S) >= DENIED_AGAIN_S:
+            self._denied_s[(caller, call, reason)] = now_s
+            self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
+            log.warning("artifact denied", extra={"peer": caller, "round": request.for_round, "reason": reason})
         return Refusal(Status.DENIED, reason)

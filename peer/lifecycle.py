@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 SAME_ON_RESUME = ("data", "model", "training")
 """Tables of site.toml that a generation keeps: other values would make other bits out of the same rounds."""
-MAY_CHANGE = frozenset({"training.checkpoint_s", "training.restarts_max", "data.cache", "data.unreadable_share_max"})
+MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
 """Keys in them that change no bit of any weight."""
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 RESUME = ("auto", "fresh", "require")

@@ -35,6 +35,8 @@ input_size = [32, 32, 32]
 #cache = "memory"
 # The share of the training samples set aside for validation.
 #validation_share = 0.0
+# What becomes of an image's values: "none", "zscore" (mean 0, deviation 1) or "unit" (from 0 to 1).
+#normalise = "none"
 
 # Random changes of training samples; all zero: none.
 [data.augmentation]
@@ -72,8 +74,6 @@ name = "resnet10"
 #batch_size = 8
 # Seconds between checkpoints within a round.
 #checkpoint_s = 300.0
-# Crashes of the worker in a row before the site gives up.
-#restarts_max = 3
 
 # What may leave this site. Every byte that does is a row of `mhfl-peer egress`.
 [egress]

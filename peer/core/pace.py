@@ -38,6 +38,11 @@ class Neighbours:
         pulse = self.pulse(site)
         return pulse.phase if pulse is not None else ""
 
+    def done(self, site: SiteName, rounds: int) -> bool:
+        """The site said that its last round is over; one that left before it was over may come back for it."""
+        pulse = self.pulse(site)
+        return pulse is not None and pulse.phase in FINISHED and pulse.committed_round >= rounds
+
     def silent_at_s(self, site: SiteName) -> float:
         """When the site counts as silent unless it is heard before; nobody is silent before he could be heard."""
         last_s = self.heard[site].last_s if site in self.heard else self.began_s

@@ -221,11 +221,11 @@ def check_done(site: Site) -> None:
 
 
 def unfinished(site: Site) -> list[SiteName]:
-    """Who may still need this site: whoever has not said that it is done, silent or not."""
+    """Who may still need this site: whoever has not said that it is done, silent, stopped or not."""
     rules = site.rules
     if rules.plan.pattern == "none":
         return []
-    return [name for name in rules.others if site.neighbours.phase(name) not in pace.FINISHED]
+    return [name for name in rules.others if not site.neighbours.done(name, rules.rounds)]
 
 
 def regenerate(site: Site, *, reported_by: SiteName, seen: Seen) -> None:

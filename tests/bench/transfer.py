@@ -1,15 +1,17 @@
 """How fast an artifact moves, verified and on disk, against a bare grpc.aio stream over mutual TLS that only hashes.
 
-``python tests/bench/transfer.py [MB ...]`` prints both medians, their ratio (the target is at least 0.6) and the peak
-memory of a process that only sends and of one that only receives. Both ways run in turn, in one run, so that they see
+``python tests/bench/transfer.py [MB ...] [--rounds N]`` prints both medians, their ratio (the target is at least 0.6)
+and the peak memory of a process that only sends and of one that only receives. Both ways run in turn, so that they see
 the same machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import datetime
 import hashlib
+import json
 import os
 import statistics
 import struct
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -34,7 +37,6 @@ from peer.transport.tls import Pki
 from peer.transport.wire import Request
 
 MIB = 1 << 20
-ROUNDS = 11
 EUROPE, AFRICA = SiteName("europe"), SiteName("africa")
 FEDERATION = Sha256("00" * 32)
 LARGE = (("grpc.max_receive_message_length", 2 * MIB), ("grpc.max_send_message_length", 2 * MIB))
@@ -66,17 +68,23 @@ def pki(folder: Path, name: SiteName) -> Pki:
 
 
 def artifact(folder: Path, megabytes: int) -> Artifact:
-    """A safetensors file of that size, written and described piece by piece."""
-    header = f'{{"w":{{"dtype":"U8","shape":[{megabytes * MIB}],"data_offsets":[0,{megabytes * MIB}]}}}}'.encode()
+    """A safetensors file of that size, written piece by piece."""
+    size = megabytes * MIB
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     digest, path = hashlib.sha256(), folder / "new"
     with path.open("wb") as file:
         for piece in (struct.pack("<Q", len(header)) + header, *([os.urandom(MIB)] * megabytes)):
             file.write(piece)
             digest.update(piece)
-    sha256 = Sha256(digest.hexdigest())
-    size = path.stat().st_size
-    path.rename(folder / f"{sha256}.safetensors")
-    return Artifact("model", EUROPE, sha256, size, 0, {}, (TensorSpec("w", "U8", (megabytes * MIB,)),))
+    path.rename(folder / f"{digest.hexdigest()}.safetensors")
+    return described(folder, Sha256(digest.hexdigest()))
+
+
+def described(folder: Path, sha256: Sha256) -> Artifact:
+    """What a manifest says of such a file."""
+    size = (folder / f"{sha256}.safetensors").stat().st_size
+    tensors = (TensorSpec("w", "U8", (size // MIB * MIB,)),)
+    return Artifact("model", EUROPE, sha256, size, 0, {}, tensors)
 
 
 class Desk:
@@ -127,8 +135,9 @@ async def serve(folder: Path, way: str) -> None:
     print(peak_mib())
 
 
-async def receive(folder: Path, ports: dict[str, int], wanted: Artifact, rounds: int) -> None:
-    """Time both ways in turn and print the seconds of each, then the peak memory after ours alone."""
+async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: int) -> None:
+    """Print the seconds of both ways, timed in turn, and the peak memory after ours alone."""
+    wanted = described(folder, sha256)
     keys = pki(folder, AFRICA)
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
@@ -155,13 +164,14 @@ async def receive(folder: Path, ports: dict[str, int], wanted: Artifact, rounds:
         assert digest.hexdigest() == wanted.sha256
 
     await ours()
-    print(peak_mib())
+    measured: dict[str, Any] = {"peak": peak_mib(), "bare": [], "ours": []}
     await bare()
     for _ in range(rounds):
         for way in (bare, ours):
             began = time.perf_counter()
             await way()
-            print(way.__name__, time.perf_counter() - began)
+            measured[way.__name__].append(time.perf_counter() - began)
+    print(json.dumps(measured))
     await client.close()
     await channel.close()
 
@@ -171,29 +181,25 @@ def peak_mib() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
-def main(sizes: list[int]) -> None:
+def main(sizes: list[int], rounds: int) -> None:
     """One line a size."""
     for megabytes in sizes:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             admit(folder)
-            artifact(folder, megabytes)
+            wanted = artifact(folder, megabytes)
             servers = {}
             for way in ("bare", "ours"):
                 command = [sys.executable, __file__, "serve", scratch, way]
                 servers[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            ports = {way: int(server.stdout.readline()) for way, server in servers.items()}
-            command = [sys.executable, __file__, "receive", scratch, str(megabytes), *map(str, ports.values())]
-            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-            seconds = {
-                way: statistics.median(float(line.split()[1]) for line in lines if line.startswith(way))
-                for way in ports
-            }
+            ports = {way: server.stdout.readline().strip() for way, server in servers.items()}
+            command = [sys.executable, __file__, "receive", scratch, wanted.sha256, str(rounds), *ports.values()]
+            received = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
             sender = {way: server.communicate()[0].strip() for way, server in servers.items()}
+            bare, ours = (statistics.median(received[way]) for way in ("bare", "ours"))
             print(
-                f"{megabytes} MB: bare {seconds['bare']:.3f} s, ours {seconds['ours']:.3f} s, "
-                f"ratio {seconds['bare'] / seconds['ours']:.2f}; "
-                f"peak memory {lines[0]} MiB receiving, {sender['ours']} MiB sending",
+                f"{megabytes} MB: bare {bare:.3f} s, ours {ours:.3f} s, ratio {bare / ours:.2f}; "
+                f"peak memory {received['peak']} MiB receiving, {sender['ours']} MiB sending",
                 flush=True,
             )
 
@@ -202,12 +208,11 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", folder, way]:
             asyncio.run(serve(Path(folder), way))
-        case ["receive", folder, megabytes, bare, ours]:
-            scratch = Path(folder)
-            (path,) = scratch.glob("*.safetensors")
-            size = int(megabytes) * MIB
-            spec = TensorSpec("w", "U8", (size,))
-            found = Artifact("model", EUROPE, Sha256(path.stem), path.stat().st_size, 0, {}, (spec,))
-            asyncio.run(receive(scratch, {"bare": int(bare), "ours": int(ours)}, found, ROUNDS))
-        case arguments:
-            main([int(argument) for argument in arguments] or [20, 60, 250])
+        case ["receive", folder, sha256, rounds, bare, ours]:
+            asyncio.run(receive(Path(folder), {"bare": bare, "ours": ours}, Sha256(sha256), int(rounds)))
+        case _:
+            parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+            parser.add_argument("megabytes", nargs="*", type=int, default=[20, 60, 250])
+            parser.add_argument("--rounds", type=int, default=11)
+            chosen = parser.parse_args()
+            main(chosen.megabytes, chosen.rounds)

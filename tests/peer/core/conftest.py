@@ -321,7 +321,7 @@ class Machine:
     audit: Audit = dataclasses.field(default_factory=lambda: Audit(()))
     fetches: dict[tuple[SiteName, str], int] = dataclasses.field(default_factory=dict)
     sent: list[tuple[SiteName, int, str]] = dataclasses.field(default_factory=list)
-    fuse: int = -1
+    fuses: list[int] = dataclasses.field(default_factory=list)
     carried_out: int = 0
 
 
@@ -361,8 +361,8 @@ class World:
         machine.round = Round(machine.rules, memory)
         machine.life += 1
         machine.fetches = {}
-        self.feed(machine, events.Began())
         self._beat_loop(machine, machine.life)
+        self.feed(machine, events.Began())
 
     def kill(self, name: str) -> None:
         """``kill -9``: everything that is not on disk is gone."""
@@ -370,11 +370,40 @@ class World:
         machine.round = None
         machine.life += 1
 
-    def revive(self, name: str) -> None:
-        """Start a site that is dead or has left."""
+    def kill_for(self, name: str, gone_s: float) -> None:
+        """Kill a site that runs, and start it again later."""
         machine = self.machines[SiteName(name)]
-        machine.exit = None
-        self.start(name)
+        if machine.round is not None and machine.exit is None:
+            self.kill(name)
+            self.at(gone_s, lambda: self.start(name))
+
+    def pause_for(self, name: str, seconds: float) -> None:
+        """Pause a site, and let it go on later."""
+        machine = self.machines[SiteName(name)]
+        self.feed(machine, events.PauseRequested())
+        self.at(seconds, lambda: self.feed(machine, events.ResumeRequested()))
+
+    def stop_for(self, name: str, seconds: float) -> None:
+        """Have a site leave in order, and start it again later, once it has left."""
+        machine = self.machines[SiteName(name)]
+        if machine.round is None or machine.exit is not None:
+            return
+        self.feed(machine, events.StopRequested())
+
+        def again() -> None:
+            if machine.exit is not None:
+                machine.exit = None
+                self.start(name)
+            elif machine.round is not None:
+                self.at(1.0, again)
+
+        self.at(seconds, again)
+
+    def cut_for(self, sender: str, receiver: str, seconds: float) -> None:
+        """Lose everything that one site sends to another for a while."""
+        if sender != receiver:
+            self.cut.add((sender, receiver))
+            self.at(seconds, lambda: self.cut.discard((sender, receiver)))
 
     def cut_off(self, name: str) -> None:
         """Cut every link to and from a site."""
@@ -388,8 +417,9 @@ class World:
         out = machine.round.handle(event, now_s=self.now_s)
         machine.audit.check(machine.round, out, self.now_s)
         for command in out:
-            if machine.carried_out == machine.fuse:
-                self.kill(machine.rules.site)
+            if machine.carried_out in machine.fuses:
+                machine.fuses.remove(machine.carried_out)
+                self.kill_for(machine.rules.site, 4.0)
                 return
             machine.carried_out += 1
             getattr(self, "_" + type(command).__name__.lower())(machine, command)
@@ -405,6 +435,10 @@ class World:
             }
             self.now_s = max(self.now_s, at_s)
             action()
+
+    def finished(self) -> bool:
+        """Every site has finished its last round and left."""
+        return all(m.exit is not None and "finished" in self.kinds(name) for name, m in self.machines.items())
 
     def run_to_end(self, limit_s: float = 20_000.0) -> None:
         """Until every site that lives has left."""

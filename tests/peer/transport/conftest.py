@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import json
@@ -151,6 +152,51 @@ class Site:
 
 
 @dataclass
+class Cutter:
+    """A TCP line to a port that is cut, by turns politely and abruptly, after so many bytes."""
+
+    port: int
+    after: Callable[[], int]
+    cuts: int = 0
+    lines: list[tuple[asyncio.StreamWriter, ...]] = field(default_factory=list)
+
+    async def start(self) -> int:
+        self.server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        return self.server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        self.server.close()
+        for line in self.lines:
+            for writer in line:
+                writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        line = (writer, beyond_writer)
+        self.lines.append(line)
+        left = self.after()
+
+        async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            nonlocal left
+            with contextlib.suppress(OSError):
+                while (data := await source.read(1 << 16)) and left > 0:
+                    left -= len(data)
+                    target.write(data)
+                    await target.drain()
+
+        carrying = [
+            asyncio.ensure_future(carry(reader, beyond_writer)),
+            asyncio.ensure_future(carry(beyond_reader, writer)),
+        ]
+        await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
+        self.cuts += left <= 0
+        for end in line:
+            end.transport.abort() if self.cuts % 2 else end.close()
+        await asyncio.wait(carrying)
+        self.lines.remove(line)
+
+
+@dataclass
 class World:
     """Starts servers and clients, and stops them at the end of the test."""
 
@@ -159,6 +205,7 @@ class World:
     addresses: dict[str, str] = field(default_factory=dict)
     servers: list[ExchangeServer] = field(default_factory=list)
     clients: list[ExchangeClient] = field(default_factory=list)
+    cutters: list[Cutter] = field(default_factory=list)
 
     async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
         pki = pki or self.authority.admit(name)
@@ -168,6 +215,13 @@ class World:
         self.servers.append(server)
         self.addresses[name] = f"127.0.0.1:{port}"
         return Site(SiteName(name), desk, server, port)
+
+    async def cut(self, site: Site, after: Callable[[], int]) -> Cutter:
+        """From now on the site is reached over a line that breaks."""
+        cutter = Cutter(site.port, after)
+        self.addresses[site.name] = f"127.0.0.1:{await cutter.start()}"
+        self.cutters.append(cutter)
+        return cutter
 
     def dial(self, name: str, *, pki: Pki | None = None, **options: Any) -> ExchangeClient:
         pki = pki or self.authority.admit(name)
@@ -205,6 +259,8 @@ async def world(authority: Authority, tmp_path: Path) -> AsyncIterator[World]:
     yield world
     for client in world.clients:
         await client.close()
+    for cutter in world.cutters:
+        await cutter.stop()
     for server in world.servers:
         await server.stop()
 

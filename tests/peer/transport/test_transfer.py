@@ -1,0 +1,226 @@
+"""What is sent is what is on disk; what is received is on disk only when it is what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import resource
+
+import pytest
+
+from peer.core import limits
+from peer.errors import DiskError
+from peer.transport.transfer import CHUNK_BYTES_MIN, ArtifactWrong, Incoming, Outgoing, holds
+
+CONTENT = os.urandom(3 * limits.CHUNK_BYTES + 17)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PART, FINAL = f"{SHA256}.part", f"{SHA256}.safetensors"
+
+
+def incoming(folder, *, size=None):
+    return Incoming(folder, sha256=SHA256, size=len(CONTENT) if size is None else size)
+
+
+async def receive(folder, *chunks, check=lambda part: None, size=None):
+    """Take these chunks and finish."""
+    async with incoming(folder, size=size) as receiving:
+        for chunk in chunks:
+            await receiving.feed(chunk)
+        return await receiving.finish(check)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def published(tmp_path):
+    path = tmp_path / "published"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "received"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("offset", [0, 1, limits.CHUNK_BYTES, len(CONTENT) - 1, len(CONTENT)])
+async def test_the_file_is_sent_from_its_offset_on(published, offset):
+    chunks = []
+
+    async def write(chunk):
+        chunks.append(chunk)
+
+    outgoing = Outgoing(published, offset=offset)
+    await outgoing.send(write)
+    assert b"".join(chunks) == CONTENT[offset:]
+    assert outgoing.sent == len(CONTENT) - offset
+    assert all(0 < len(chunk) <= limits.CHUNK_BYTES for chunk in chunks)
+
+
+async def test_chunks_grow_on_a_fast_line_and_shrink_on_a_slow_one(published):
+    sizes, now_s = [], 0.0
+    seconds = iter([0.1] * 4 + [1.5] * 2 + [0.5] * 99)
+
+    async def write(chunk):
+        nonlocal now_s
+        sizes.append(len(chunk) // CHUNK_BYTES_MIN)
+        now_s += next(seconds)
+
+    await Outgoing(published, offset=0).send(write, clock=lambda: now_s)
+    assert sizes == [1, 2, 4, 8, 16, 8, 4, 4, 1]
+
+
+def test_a_file_that_is_gone_or_too_short_cannot_be_sent(published):
+    before = descriptors()
+    with pytest.raises(ValueError, match=f"offset {len(CONTENT) + 1} is beyond the {len(CONTENT)} bytes"):
+        Outgoing(published, offset=len(CONTENT) + 1)
+    published.unlink()
+    with pytest.raises(FileNotFoundError):
+        Outgoing(published, offset=0)
+    assert descriptors() == before
+
+
+async def test_a_receiver_that_takes_nothing_is_given_up(published):
+    before = descriptors()
+    outgoing = Outgoing(published, offset=0)
+
+    async def never(chunk):
+        await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await outgoing.send(never, stall_s=0.01)
+    assert outgoing.sent == CHUNK_BYTES_MIN
+    assert descriptors() == before
+
+
+async def test_an_artifact_appears_when_it_is_complete_and_checked(folder):
+    seen = []
+    async with incoming(folder) as receiving:
+        for start in range(0, len(CONTENT), 1_000_000):
+            await receiving.feed(CONTENT[start : start + 1_000_000])
+            assert names(folder) == [PART]
+        path = await receiving.finish(lambda part: seen.append((part.name, part.read_bytes() == CONTENT)))
+    assert seen == [(PART, True)]
+    assert path == folder / FINAL
+    assert path.read_bytes() == CONTENT
+    assert names(folder) == [FINAL]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_part_is_resumed_by_the_next_attempt(folder):
+    async with incoming(folder) as first:
+        assert (first.received, first.resumed) == (0, False)
+        await first.feed(CONTENT[:2_000_000])
+    async with incoming(folder) as second:
+        assert (second.received, second.resumed) == (2_000_000, True)
+        await second.feed(memoryview(CONTENT)[2_000_000:])
+        path = await second.finish(lambda part: None)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_part_that_was_damaged_on_disk_is_found_and_deleted(folder):
+    (folder / PART).write_bytes(bytes(1000))
+    with pytest.raises(ArtifactWrong, match="whose digest is not the manifest's"):
+        await receive(folder, CONTENT[1000:])
+    assert names(folder) == []
+
+
+async def test_a_part_longer_than_the_artifact_starts_again(folder):
+    (folder / PART).write_bytes(CONTENT + b"x")
+    assert (await receive(folder, CONTENT)).read_bytes() == CONTENT
+
+
+async def test_a_wrong_digest_leaves_nothing(folder):
+    with pytest.raises(ArtifactWrong, match=f"{len(CONTENT)} bytes came whose digest"):
+        await receive(folder, CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
+    assert names(folder) == []
+
+
+async def test_too_many_bytes_are_not_written(folder):
+    with pytest.raises(ArtifactWrong, match=f"more than the {len(CONTENT)} bytes of the manifest"):
+        await receive(folder, CONTENT, b"x")
+    assert names(folder) == []
+
+
+async def test_too_few_bytes_are_no_artifact(folder):
+    with pytest.raises(ArtifactWrong, match="1000 bytes came"):
+        await receive(folder, CONTENT[:1000])
+    assert names(folder) == []
+
+
+async def test_a_check_that_objects_leaves_nothing(folder):
+    def object_to(part):
+        raise ValueError("tensor 'w' is missing in the file")
+
+    with pytest.raises(ArtifactWrong, match="tensor 'w' is missing in the file"):
+        await receive(folder, CONTENT, check=object_to)
+    assert names(folder) == []
+
+
+async def test_a_cancelled_receiver_keeps_its_part_and_no_descriptor(folder):
+    before = descriptors()
+    started = asyncio.Event()
+
+    async def receive():
+        async with incoming(folder) as receiving:
+            await receiving.feed(CONTENT[:1_500_000])
+            started.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(receive())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (folder / PART).read_bytes() == CONTENT[:1_500_000]
+    assert descriptors() == before
+
+
+async def test_a_full_disk_is_named_and_gets_its_space_back(folder):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(DiskError, match=f"{PART} cannot be written: File too large"):
+            await receive(folder, CONTENT[:2_000_000], CONTENT[2_000_000:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(folder) == []
+
+
+async def test_an_artifact_that_cannot_fit_is_not_begun(folder):
+    with pytest.raises(DiskError, match=f"{1 << 60} bytes are needed, [0-9]+ are free"):
+        await receive(folder, size=1 << 60)
+    assert names(folder) == []
+
+
+async def test_a_link_in_place_of_the_part_is_not_followed(folder, tmp_path):
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (folder / PART).symlink_to(target)
+    with pytest.raises(DiskError, match="symbolic links"):
+        await receive(folder)
+    assert target.read_bytes() == b"precious"
+
+
+async def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(DiskError, match="No such file or directory"):
+        await receive(tmp_path / "nowhere")
+
+
+def test_a_file_is_held_only_with_the_right_content(folder):
+    path = folder / FINAL
+    assert not holds(path, sha256=SHA256, size=len(CONTENT))
+    path.write_bytes(CONTENT)
+    assert holds(path, sha256=SHA256, size=len(CONTENT))
+    assert not holds(path, sha256=SHA256, size=len(CONTENT) + 1)
+    path.write_bytes(CONTENT[::-1])
+    assert not holds(path, sha256=SHA256, size=len(CONTENT))
