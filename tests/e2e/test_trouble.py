@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peer import enrolment
+from peer.bundle import Bundle
 from peer.core import limits
+from peer.daemon import now
 from peer.egress import Ledger
 from peer.loopback import Loopback
 
@@ -191,24 +195,18 @@ def test_a_key_that_others_can_read_refuses_the_start(three: Loopback) -> None:
     refused(three, 4, "site.key")
 
 
-def test_an_expired_certificate_is_named(three: Loopback, enrolled: Loopback) -> None:
-    from datetime import timedelta
-
-    from peer import enrolment, identity
-    from peer.daemon import now
-
-    authority = enrolment.Authority.load(enrolled.home.parent / "ca", now=now())
-    key = identity.read_key(three.folder("asia").pki / "site.key")
-    old = identity.issue(
-        authority.key,
-        authority.certificate,
-        name=three.folder("asia").site,
-        public_key=key.public_key(),
-        now=now() - timedelta(days=3),
-        days=1,
-    )
-    (three.folder("asia").pki / "cert.pem").write_bytes(identity.certificate_pem(old))
-    refused(three, 4, "expired")
+def test_an_expired_certificate_is_named(three: Loopback, tmp_path: Path, site_text: str) -> None:
+    past = now() - timedelta(days=10)
+    text = three.folder("asia").federation_toml.read_text()
+    draft = text[text.index('name = "trial"') :]
+    authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=past)
+    old = Loopback(tmp_path / "old", authority.federation)
+    folder = old.folder("asia")
+    request = enrolment.request(folder, authority.federation, authority.federation_toml, now=past)
+    admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=past, days=1)
+    enrolment.join(folder, Bundle.decode(admitted.bundle), now=past)
+    folder.site_toml.write_text(site_text)
+    refused(old, 4, "expired", "cert.pem")
 
 
 def test_another_federation_of_the_same_name_is_refused_by_name(

@@ -1,0 +1,62 @@
+"""The yardstick's peer: ``python tests/bench/bare.py HOME FEDERATION SITE MEGABYTES``, with the site's own certificate.
+
+It serves one artifact as a bare grpc.aio stream over mutual TLS and prints ``PORT SHA256``. Its first line of input is
+the JSON object of all peers, ``{site: [port, sha256]}``; each later one names a site, whose artifact it fetches and only
+hashes, and is answered by a line. The end of the input ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc
+from transfer import LARGE, Bare, artifact
+
+from peer import identity, lifecycle
+from peer.core.roster import SiteName
+from peer.home import SiteFolder
+from peer.pb import peer_pb2 as pb
+from peer.pb import peer_pb2_grpc as rpc
+from peer.transport import tls
+
+
+async def serve(own: identity.Identity, scratch: Path, megabytes: int) -> None:
+    """Serve, and fetch what the input names."""
+    pair = (identity.key_pem(own.key), identity.certificate_pem(own.certificate))
+    server = grpc.aio.server(options=LARGE)
+    rpc.add_ExchangeServicer_to_server(Bare(scratch), server)
+    credentials = grpc.ssl_server_credentials([pair], identity.certificate_pem(own.ca), require_client_auth=True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    print(port, artifact(scratch, megabytes).sha256, flush=True)
+    peers = json.loads(sys.stdin.readline())
+    stubs = {}
+    for name, (there, _) in peers.items():
+        options = (*LARGE, ("grpc.ssl_target_name_override", name))
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{there}", tls.channel_credentials(own), options=options)
+        stubs[name] = rpc.ExchangeStub(channel)
+    while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        digest, sha256 = hashlib.sha256(), bytes.fromhex(peers[name][1])
+        async for chunk in stubs[name].FetchArtifact(pb.FetchRequest(sha256=sha256)):
+            digest.update(chunk.data)
+        if digest.digest() != sha256:
+            raise ValueError(f"the digest of {name}'s artifact is {digest.hexdigest()}, not {sha256.hex()}")
+        print("fetched", flush=True)
+    await server.stop(None)
+
+
+def main() -> None:
+    """Take the site's certificate and serve."""
+    home, federation, name, megabytes = sys.argv[1:]
+    _, _, own = lifecycle.load(SiteFolder(Path(home), federation, SiteName(name)))
+    with tempfile.TemporaryDirectory() as scratch:
+        asyncio.run(serve(own, Path(scratch), int(megabytes)))
+
+
+if __name__ == "__main__":
+    main()
