@@ -1,5 +1,8 @@
 """Losses: pure functions of tensors, each with its source, its shapes, its gradient flow and a running example."""
 
+from losses.distill import distillation_kl, distillation_l1
+from losses.mutual import consensus, feeding_loss, forward_kl, transfer_loss
+from losses.segmentation import dice_ce_loss, dice_loss
 from losses.similarity import (
     batch_similarity_loss,
     position_similarity_loss,
@@ -10,8 +13,16 @@ from losses.similarity import (
 
 __all__ = [
     "batch_similarity_loss",
+    "consensus",
+    "dice_ce_loss",
+    "dice_loss",
+    "distillation_kl",
+    "distillation_l1",
+    "feeding_loss",
+    "forward_kl",
     "position_similarity_loss",
     "region_similarity_loss",
     "similarity_distillation_loss",
     "similarity_terms",
+    "transfer_loss",
 ]

@@ -6,6 +6,7 @@ Two federations of the same name, seed and steps run one after the other: ``loca
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -74,12 +75,16 @@ batch_size = 8
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much the demonstration trains."""
+    """How much the demonstration trains.
+
+    ``gamma`` and ``learning_rate`` were chosen from {1, 10, 100} and {1e-3, 1e-4} by the mean AUC on a quarter of the
+    training patients, with one seed; the learning rate is that of both methods.
+    """
 
     rounds: int = 15
     steps: int = 20
     seed: int = 0
-    gamma: float = 1.0
+    gamma: float = 100.0
     learning_rate: float = 1e-3
 
 
@@ -113,7 +118,7 @@ def run(folder: Path, size: Size, watch: Watch) -> dict[str, Any]:
     results = {method: _federation(folder, method, size, watch) for method in METHODS}
     document = {
         "folder": str(folder),
-        "size": {"rounds": size.rounds, "steps": size.steps, "seed": size.seed},
+        "size": dataclasses.asdict(size),
         "data": summary,
         "methods": results,
         "seconds": round(time.monotonic() - started_s, 1),

@@ -34,9 +34,15 @@ AUC_COLUMNS = (
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Rounds of each federation.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Optimiser steps a round.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of data split and training.")
+@click.option(
+    "--gamma", default=100.0, show_default=True, type=click.FloatRange(0), help="Weight of FedSKD's distillation."
+)
+@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Of both methods.")
 @output.json_option
 @shared_options
-def demo(out: Path | None, rounds: int, steps: int, seed: int, as_json: bool) -> None:
+def demo(
+    out: Path | None, rounds: int, steps: int, seed: int, gamma: float, learning_rate: float, as_json: bool
+) -> None:
     """Four real daemons on loopback with real data, one table at the end.
 
     Two federations run one after the other on the same data, seeds and steps: `local`, where nobody sends anything, and
@@ -45,7 +51,7 @@ def demo(out: Path | None, rounds: int, steps: int, seed: int, as_json: bool) ->
     from peer import demo as demonstration
 
     folder = out or Path(f"mhfl-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    size = demonstration.Size(rounds=rounds, steps=steps, seed=seed)
+    size = demonstration.Size(rounds, steps, seed, gamma, learning_rate)
     if as_json:
         document = demonstration.run(folder, size, lambda progress: None)
     else:

@@ -98,7 +98,8 @@ def fallback(rules: Rules, *, round: int, owner: SiteName, held: Sequence[Source
         newest = max(copies, key=lambda source: (source.artifact.steps, source.round), default=None)
         return () if newest is None else (stale(newest),)
     if rules.fallback == "stale":
-        fresh = [source for source in copies if round - source.round <= rules.staleness_rounds_max]
+        sent = [source for source in copies if source.origin == owner]
+        fresh = [source for source in sent if round - source.round <= rules.staleness_rounds_max]
         newest = max(fresh, key=lambda source: source.round, default=None)
         return () if newest is None else (stale(newest),)
     return ()

@@ -33,11 +33,6 @@ class Neighbours:
         """The site's newest state, however old."""
         return self.heard[site].pulse if site in self.heard else None
 
-    def phase(self, site: SiteName) -> str:
-        """The site's newest phase, empty before its first beat."""
-        pulse = self.pulse(site)
-        return pulse.phase if pulse is not None else ""
-
     def done(self, site: SiteName, rounds: int) -> bool:
         """The site said that its last round is over; one that left before it was over may come back for it."""
         pulse = self.pulse(site)

@@ -157,7 +157,9 @@ def _arrived(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     source = from_json(Source, body["source"])
     key = (source.origin, body["origin_generation"], source.round, source.artifact.owner)
     memory.first_digests.setdefault(key, source.artifact.sha256)
-    memory.held[source.artifact.sha256] = source
+    known = memory.held.setdefault(source.artifact.sha256, source)
+    if known.origin == source.origin:  # who sends another's bytes as its own must not take their place
+        memory.held[source.artifact.sha256] = source
 
 
 def _chosen(memory: Memory, round: int, body: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import grpc
 from cryptography import x509
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 COMPLAINTS_PER_SECOND = 1.0  # journal lines about callers that were turned away; a broken peer must not fill the disk
 COMPLAINTS_BURST = 20
 
+Message = TypeVar("Message")
+Fact = TypeVar("Fact")
 Outcome = Literal["complete", "broken"]
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -190,21 +192,23 @@ class Door:
         self._streams: Counter[SiteName] = Counter()
 
     @contextlib.asynccontextmanager
-    async def visit(self, context: Context, call: str) -> AsyncIterator[SiteName]:
-        """Answer a call in this block: refusals become statuses, and nothing else about this site leaks."""
-        caller: str = "unknown"
+    async def visit(
+        self, context: Context, call: str, request: Message, decode: Callable[[Message], Fact]
+    ) -> AsyncIterator[tuple[SiteName, Fact]]:
+        """Answer a call in this block: who calls, and what it says. Refusals become statuses, faults a bland one."""
         try:
             caller = self._caller(context, call)
             if not self._calls[caller].take():
                 raise self._turned_away(caller, call, Status.BUSY, f"over {limits.CALLS_PER_SECOND_MAX} calls a second")
-            yield caller
+            try:
+                fact = decode(request)
+            except WireError as error:
+                raise self._turned_away(caller, call, Status.MALFORMED, str(error)) from error
+            yield caller, fact
         except Refusal as refusal:
-            await context.abort(refusal.status.value, refusal.reason)
-        except WireError as error:
-            malformed = self._turned_away(caller, call, Status.MALFORMED, str(error))
-            await context.abort(malformed.status.value, malformed.reason)
+            await context.abort(refusal.status.value, refusal.reason[: limits.TEXT_BYTES_MAX])
         except Exception:
-            log.exception("call failed", extra={"peer": caller, "call": call})
+            log.exception("call failed", extra={"peer": context.peer(), "call": call})
             await context.abort(grpc.StatusCode.INTERNAL, "this call failed here; the log at this site says why")
 
     @contextlib.contextmanager
@@ -270,41 +274,40 @@ class Exchange(rpc.ExchangeServicer):
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
         """See ``proto/peer.proto``, as for the others."""
-        async with self._door.visit(context, "Hello") as caller:
-            return wire.encode_greeting(await self._desk.hello(caller, wire.decode_greeting(request)))
+        async with self._door.visit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
+            return wire.encode_greeting(await self._desk.hello(caller, greeting))
 
     async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
         """I am alive, and this is where I am."""
-        async with self._door.visit(context, "Beat") as caller:
-            return wire.encode_pulse(await self._desk.beat(caller, wire.decode_pulse(request)))
+        async with self._door.visit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
+            return wire.encode_pulse(await self._desk.beat(caller, pulse))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
         """What do you have for me?"""
-        async with self._door.visit(context, "GetManifest") as caller:
-            asked, wait_s = wire.decode_manifest_request(request)
+        decode = wire.decode_manifest_request
+        async with self._door.visit(context, "GetManifest", request, decode) as (caller, (asked, wait_s)):
             return wire.encode_reply(await self._desk.manifest(caller, asked, wait_s=wait_s))
 
     async def FetchArtifact(self, request: pb.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """The bytes, from an offset on; a coroutine that writes, because it alone sees its cancellation at once."""
-        async with self._door.visit(context, "FetchArtifact") as caller:
+        decode = wire.decode_fetch_request
+        async with self._door.visit(context, "FetchArtifact", request, decode) as (caller, (asked, sha256, offset)):
             with self._door.stream(caller):
-                asked, sha256, offset = wire.decode_fetch_request(request)
                 grant = self._desk.open_artifact(caller, asked, sha256=sha256, offset=offset)
                 await self._send(grant, offset, context)
 
     async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
         """How your model did on my test data."""
-        async with self._door.visit(context, "PutMetrics") as caller:
+        async with self._door.visit(context, "PutMetrics", request, wire.decode_metrics) as (caller, metrics):
             if self._metrics is None:
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
-            await self._metrics(caller, wire.decode_metrics(request))
+            await self._metrics(caller, metrics)
             return pb.MetricsReceipt()
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and tell the desk how it ended even when the caller or the server goes away."""
         outgoing: Outgoing | None = None
         outcome: Outcome = "broken"
-
         message = pb.Chunk()
 
         async def write(chunk: bytes) -> None:

@@ -58,6 +58,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
     ("grpc.so_reuseport", 0),  # with it two daemons would share a port and each would get half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", int(PING_INTERVAL_MIN_S * 1000)),
+    ("grpc.http2.max_ping_strikes", 0),  # a site that was suspended reads many pings at once; only peers can send them
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
 )

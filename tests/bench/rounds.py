@@ -22,7 +22,7 @@ from typing import NamedTuple
 from row import Row, below
 
 from peer.core.roster import SiteName
-from peer.loopback import Loopback
+from peer.loopback import LEAVE_S, Loopback
 
 HERE = Path(__file__).resolve().parent
 SITES = tuple(SiteName(name) for name in ("africa", "america", "asia", "europe"))
@@ -94,12 +94,16 @@ class Crew:
         return said
 
     def leave(self) -> None:
-        """The end of their input ends them."""
+        """The end of their input ends them; ``TimeoutExpired`` when it does not, after they are killed."""
         for process in self.processes.values():
             assert process.stdin is not None
             process.stdin.close()
-        for process in self.processes.values():
-            process.wait()
+        try:
+            for process in self.processes.values():
+                process.wait(LEAVE_S)
+        finally:
+            for process in self.processes.values():
+                process.kill()
 
 
 def measure(*, quick: bool) -> list[Row]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,6 @@ def enrolled(found: Callable[..., Loopback]) -> Loopback:
 @pytest.fixture(scope="module")
 def calm(enrolled: Loopback, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> Loopback:
     """The same federation after an undisturbed run."""
-    import shutil
-
     home = tmp_path_factory.mktemp("calm") / "sites"
     shutil.copytree(enrolled.home, home)
     with Loopback(home, enrolled.federation) as loopback:
@@ -188,3 +188,35 @@ def test_fresh_begins_a_new_generation_beside_the_old(
     shown = again.show("asia", "rounds")
     assert {record["generation"] for record in shown} == {1, 2}
     assert Path(again.folder("asia").generation(2) / "journal.db").exists()
+
+
+def test_a_restored_backup_goes_on_under_a_new_generation_and_ctrl_c_leaves_cleanly(
+    found: Callable[..., Loopback], copied: Callable[[Loopback], Loopback], tools: Any, tmp_path: Path
+) -> None:
+    rounds = 12
+    wild = copied(found(rounds=rounds, steps=2, top='[schedule]\nkind = "derangement"\n'))
+    for name in tools.sites:
+        wild.start(name)
+    tools.wait_until(lambda: wild.show("asia", "status")["committed"] >= 1)
+    wild.daemons["asia"].send_signal(signal.SIGINT)
+    assert wild.daemons["asia"].wait(60) == 0
+    folder, backup = wild.folder("asia").path, tmp_path / "backup"
+    shutil.copytree(folder, backup)
+    last = max(round for kind, round, _ in tools.rows(wild, "asia") if kind == "published")
+    wild.start("asia")
+
+    def remembered() -> bool:
+        arrived = [row for name in ("africa", "europe") for row in tools.rows(wild, name) if row[0] == "arrived"]
+        return any(body["source"]["origin"] == "asia" and round > last for _, round, body in arrived)
+
+    tools.wait_until(remembered)
+    wild.kill("asia")
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    wild.start("asia")
+    codes = tools.finish(wild)
+    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    regenerated = [body["generation"] for kind, _, body in tools.rows(wild, "asia") if kind == "regenerated"]
+    assert regenerated == [2]
+    assert tools.records(wild, "asia")[-1]["round"] == rounds
+    assert tools.records(wild, "asia")[-1]["generation"] == 2

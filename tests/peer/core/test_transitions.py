@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peer.core import commands, events, limits
+from peer.core import commands, events
 from peer.core.facts import Greeting, Pulse, Purpose, Seen, Unavailable
 from peer.core.plan import Kind
 from peer.core.rules import Pace
@@ -17,6 +17,7 @@ from peer.core.site import IllegalTransitionError, Phase
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")
+STEPS = ("work", "work", "deliver", "deliver", "greet", "beat", "wait", "any", "any", "crash")
 METHODS = ("local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid")
 FIXTURES = [HealthCheck.function_scoped_fixture]
 EVENTS = [
@@ -210,7 +211,7 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
         without=draw(st.sampled_from([frozenset(), frozenset(FOUR[1:2])])),
     )
     for _ in range(draw(st.integers(1, 40))):
-        step = draw(st.sampled_from(["work", "work", "deliver", "deliver", "greet", "beat", "wait", "any", "any", "crash"]))
+        step = draw(st.sampled_from(STEPS))
         if site.site.phase == Phase.GONE and step != "any":
             site.restart()
         elif step == "work" and site.order is not None:

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import socket
 import ssl
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -188,6 +189,19 @@ async def test_a_fault_of_this_site_leaks_nothing(world, caplog):
         await africa.beat(europe.name, PULSE)
     assert "secret" not in str(caught.value)
     assert "call failed" in caplog.text
+
+
+async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
+    europe, africa = await world.serve("europe"), world.dial("africa")
+
+    async def wrong(caller, pulse):
+        return replace(PULSE, phase="")
+
+    europe.desk.beat = wrong
+    with pytest.raises(Unreachable, match="this call failed here"):
+        await africa.beat(europe.name, PULSE)
+    assert europe.desk.complaints == []
+    assert "pulse.phase is empty" in caplog.text
 
 
 async def test_evaluations_are_refused_until_somebody_takes_them(world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from peer.core.plan import KINDS
 from peer.pb import peer_pb2 as pb
 from peer.transport import wire
 from peer.transport.bounds import COUNT_MAX, WireError
+from peer.transport.header import check_safetensors_header
 
 VECTOR = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "manifest.json").read_text())
 
@@ -442,6 +444,14 @@ def test_the_known_manifest_is_accepted_and_encodes_to_the_same_bytes():
     found = {name: getattr(manifest, name, getattr(artifact, name, None)) for name in expected}
     assert {**found, "tensors": tensors} == expected
     assert bytes.fromhex(VECTOR["label"]) == b"mhfl/manifest/v1\x00"
+
+
+def test_the_known_manifest_describes_the_known_file(tmp_path):
+    path = tmp_path / "artifact"
+    path.write_bytes(bytes.fromhex(VECTOR["artifact"]))
+    artifact = accept(VECTOR["accepted"]).artifact
+    check_safetensors_header(path, artifact)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == artifact.sha256
 
 
 @pytest.mark.parametrize("entry", VECTOR["refused"], ids=lambda entry: entry["why"])

@@ -1,0 +1,97 @@
+"""How soon a daemon answers its operator while every core of the machine trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import nibabel
+import numpy as np
+from row import Row, below
+
+from peer.errors import DaemonDown
+from peer.loopback import Loopback
+
+ANSWER_MS_MAX = 50.0
+SITES = tuple(f"site-{index}" for index in range(max(2, os.cpu_count() or 2)))
+DRAFT = """
+name = "status"
+rounds = 1
+[task]
+kind = "classification"
+spatial_dims = 3
+in_channels = 1
+classes = 2
+[method]
+name = "local"
+[stages.train]
+count = 100000
+"""
+SITE = """
+[data]
+datalist = "{datalist}"
+input_size = [32, 32, 32]
+[model.parameters]
+width = 16
+stem_stride = 2
+[training]
+device = "cpu"
+"""
+START_S = 300.0
+
+
+def measure(*, quick: bool) -> list[Row]:
+    """One training site a core, then many calls of ``status`` at one of them."""
+    calls = 100 if quick else 1000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        datalist = _synthetic(folder / "data")
+        with Loopback.found(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
+            for site in SITES:
+                loopback.start(site)
+            _wait_for_training(loopback)
+            with loopback.control(SITES[0]) as client:
+                took_ms = []
+                for _ in range(calls):
+                    start = time.perf_counter()
+                    client.show("status")
+                    took_ms.append(1000 * (time.perf_counter() - start))
+            for site in SITES:
+                loopback.kill(site)
+    took_ms.sort()
+    return [
+        Row("status call while training, median", statistics.median(took_ms), "ms"),
+        below("status call while training, p99", took_ms[int(0.99 * len(took_ms))], "ms", ANSWER_MS_MAX),
+    ]
+
+
+def _synthetic(folder: Path) -> Path:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    items = []
+    for index in range(16):
+        volume = random.random((32, 32, 32), dtype=np.float32)
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{index}.nii")
+        items.append({"image": f"{index}.nii", "label": index % 2})
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": items, "test": []}))
+    return path
+
+
+def _wait_for_training(loopback: Loopback) -> None:
+    end_s = time.monotonic() + START_S
+    waiting = set(SITES)
+    while waiting:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{sorted(waiting)} did not begin to train within {START_S:.0f} s")
+        for site in sorted(waiting):
+            try:
+                if loopback.show(site, "status")["training"].get("step", 0) > 1:
+                    waiting.discard(site)
+            except DaemonDown:
+                pass
+        time.sleep(0.2)

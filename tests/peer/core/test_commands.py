@@ -1,0 +1,32 @@
+"""Commands are orders: nobody changes them on their way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from peer.core import commands
+
+COMMANDS = [
+    kind for kind in vars(commands).values() if isinstance(kind, type) and issubclass(kind, commands.Command)
+]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_command_is_frozen(kind: type) -> None:
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert "__slots__" in vars(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate, commands.Halt]
+)
+def test_what_the_worker_answers_can_be_matched_to_its_order(kind: type) -> None:
+    assert {"generation", "attempt"} <= {field.name for field in dataclasses.fields(kind)}
+
+
+def test_a_command_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        commands.WakeAt(1.0).at_s = 2.0  # type: ignore[misc]

@@ -1,0 +1,197 @@
+"""The operator's socket: documents both ways, closed to others, and clear words when the daemon is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from peer.errors import ConfigError, DaemonDown, StateError
+from peer.transport.control import ControlClient, ControlServer
+
+
+class FakeConsole:
+    """Answers with what it was asked; ``fault`` is raised instead."""
+
+    def __init__(self):
+        self.fault = None
+        self.changed = asyncio.Event()
+        self.followers = 0
+
+    async def show(self, what, arguments):
+        if self.fault is not None:
+            raise self.fault
+        return {"what": what, "arguments": arguments, "name": "größe"}
+
+    async def act(self, action):
+        if self.fault is not None:
+            raise self.fault
+        return {"will": action}
+
+    async def follow(self, what, arguments):
+        self.followers += 1
+        try:
+            yield {"what": what, "count": 0}
+            await self.changed.wait()
+            yield {"what": what, "count": 1}
+        finally:
+            self.followers -= 1
+            self.changed.set()
+
+
+@pytest.fixture
+async def daemon(tmp_path):
+    """A console behind a socket."""
+    folder = tmp_path / "control"
+    folder.mkdir(mode=0o700)
+    console = FakeConsole()
+    server = ControlServer(console)
+    await server.start(folder / "control.sock")
+    yield console, server, folder / "control.sock"
+    await server.stop()
+
+
+async def asked(path, question):
+    """The answer of a client in a thread, as the command line is one."""
+
+    def ask():
+        with ControlClient(path) as client:
+            return question(client)
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_a_document_is_shown_with_its_arguments(daemon):
+    _, _, path = daemon
+    shown = await asked(path, lambda client: client.show("plan", rounds=10))
+    assert shown == {"what": "plan", "arguments": {"rounds": 10}, "name": "größe"}
+
+
+async def test_an_action_is_begun(daemon):
+    _, _, path = daemon
+    assert await asked(path, lambda client: client.act("pause")) == {"will": "pause"}
+
+
+async def test_changes_are_followed_until_the_document_ends(daemon):
+    console, _, path = daemon
+    counts = []
+
+    def follow(client):
+        for document in client.follow("status"):
+            counts.append(document["count"])
+            loop.call_soon_threadsafe(console.changed.set)
+
+    loop = asyncio.get_running_loop()
+    await asked(path, follow)
+    assert counts == [0, 1]
+
+
+async def test_a_follower_that_leaves_is_let_go(daemon):
+    console, _, path = daemon
+    first = await asked(path, lambda client: next(client.follow("status")))
+    assert first == {"what": "status", "count": 0}
+    await asyncio.wait_for(console.changed.wait(), 5)
+    assert console.followers == 0
+
+
+async def test_a_follower_is_told_that_the_daemon_ended(daemon):
+    _, server, path = daemon
+
+    def follow(client):
+        for _ in client.follow("status"):
+            asyncio.run_coroutine_threadsafe(server.stop(), loop)
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(DaemonDown, match="no daemon answers on"):
+        await asked(path, follow)
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        (lambda client: client.show("secrets"), "nothing to show called 'secrets'; there are status, rounds"),
+        (lambda client: list(client.follow("secrets")), "nothing to show called 'secrets'"),
+        (lambda client: client.act("explode"), "no action 'explode'; there are pause, resume, stop"),
+    ],
+)
+async def test_an_unknown_question_is_refused_with_the_known_ones(daemon, question, reason):
+    with pytest.raises(StateError, match=reason):
+        await asked(daemon[2], question)
+
+
+@pytest.mark.parametrize("fault", [ConfigError("site.toml: threads", "set it"), ValueError("round 7 is not planned")])
+async def test_the_daemon_s_reason_reaches_the_operator(daemon, fault):
+    console, _, path = daemon
+    console.fault = fault
+    with pytest.raises(StateError, match=str(fault)):
+        await asked(path, lambda client: client.act("stop"))
+
+
+async def test_a_fault_of_the_daemon_is_said_and_logged(daemon, caplog):
+    console, _, path = daemon
+    console.fault = KeyError("lost")
+    with pytest.raises(StateError, match="the daemon failed: 'lost'"):
+        await asked(path, lambda client: client.show("status"))
+    assert "control call failed" in caplog.text
+
+
+async def test_nobody_but_the_operator_can_open_the_socket(daemon):
+    path = daemon[2]
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_folder_that_others_can_enter_gets_no_socket(tmp_path):
+    tmp_path.chmod(0o750)
+    with pytest.raises(StateError, match=r"is open to others \(mode 0750\); run `chmod 700"):
+        await ControlServer(FakeConsole()).start(tmp_path / "control.sock")
+    assert not (tmp_path / "control.sock").exists()
+
+
+async def test_a_socket_that_was_left_behind_is_replaced(tmp_path):
+    tmp_path.chmod(0o700)
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    server = ControlServer(FakeConsole())
+    await server.start(path)
+    assert await asked(path, lambda client: client.act("stop")) == {"will": "stop"}
+    await server.stop()
+
+
+async def test_a_path_that_cannot_be_bound_is_named(tmp_path):
+    tmp_path.chmod(0o700)
+    path = tmp_path / ("x" * 120)
+    with pytest.raises(StateError, match="cannot be bound"):
+        await ControlServer(FakeConsole()).start(path)
+
+
+@pytest.mark.parametrize("left_behind", [False, True])
+async def test_without_a_daemon_the_operator_is_told_so(tmp_path, left_behind):
+    path = tmp_path / "control.sock"
+    if left_behind:
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+    with pytest.raises(DaemonDown, match=f"no daemon answers on {path}"):
+        await asked(path, lambda client: client.show("status"))
+
+
+async def test_a_large_document_passes(daemon):
+    console, _, path = daemon
+    console.fault = None
+    shown = await asked(path, lambda client: client.show("events", filler="x" * 6_000_000))
+    assert len(shown["arguments"]["filler"]) == 6_000_000
+
+
+def test_the_command_line_s_side_imports_no_more_than_it_needs():
+    code = (
+        "import sys, peer.transport.control as c; "
+        "print(sorted(sys.modules.keys() & {'torch', 'monai', 'cryptography', 'numpy', 'pydantic'}))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.getcwd())
+    assert finished.stdout == "[]\n"
