@@ -28,7 +28,7 @@ def distillation_kl(local_logits: Tensor, messenger_logits: Tensor) -> Tensor:
         Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0 when the
         distributions agree.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats, have fewer than 2 classes, or differ in shape.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape.
     Example:
         >>> distillation_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
         tensor(0.)
@@ -68,13 +68,13 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 def matched_logits(**logits: Tensor) -> tuple[Tensor, ...]:
     """The logits of two networks, named by their owners, in a common dtype that is float32 or wider."""
-    for owner, scores in logits.items():
-        if scores.ndim > 1 and scores.shape[1] < 2:
-            raise ValueError(
-                f"the {owner} logits {tuple(scores.shape)} have {scores.shape[1]} class on dim 1, and a softmax over it "
-                "says nothing; give each class a channel, the background too"
-            )
-    return _matched("logits", **logits)
+    matched = _matched("logits", **logits)
+    if matched[0].shape[1] < 2:
+        raise ValueError(
+            f"the logits {tuple(matched[0].shape)} have one class on dim 1, whose softmax is always 1; give each class "
+            "a channel, the background too"
+        )
+    return matched
 
 
 def _matched(what: str, **predictions: Tensor) -> tuple[Tensor, ...]:

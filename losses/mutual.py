@@ -10,6 +10,7 @@ Classes are ranked by their logits, which softmax keeps in order; of equal ones 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from losses.distill import divergence, matched_logits
@@ -32,8 +33,8 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
         λ, ``(b, *space)``, float32 (float64 for float64 logits), dimensionless, one of k / (2 top - k) for the k
         classes in common: 0 or 1 for ``top`` 1; 0, 1/3 or 1 for ``top`` 2.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats, have fewer than 2 classes, or differ in
-            shape; ``top`` is out of range.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape;
+            ``top`` is out of range.
     Example:
         >>> private, proxy = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[3.0, 1.0, 2.0]])
         >>> consensus(private, proxy, top=1), consensus(private, proxy, top=2)
@@ -129,7 +130,7 @@ def forward_kl(private_logits: Tensor, proxy_logits: Tensor, *, updates_private:
         Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0 when the
         distributions agree.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats, have fewer than 2 classes, or differ in shape.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape.
     Example:
         >>> forward_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
         tensor(0.1201)
@@ -144,7 +145,7 @@ def top_classes(logits: Tensor, top: int) -> Tensor:
     if not 1 <= top < classes:
         raise ValueError(f"top is {top}, but must be at least 1 and less than the {classes} classes; lower top")
     # Not topk: it promises no order among equals.
-    return logits.detach().sort(dim=1, descending=True, stable=True).indices[:, :top]
+    return torch.sort(logits.detach(), dim=1, descending=True, stable=True).indices[:, :top]
 
 
 def _weights(weights: Tensor | float | None, private: Tensor, proxy: Tensor, top: int) -> Tensor | float:
@@ -158,4 +159,4 @@ def _weights(weights: Tensor | float | None, private: Tensor, proxy: Tensor, top
             f"weights must be (b, *space), here {tuple(samples)}, or one number, not {tuple(weights.shape)}; give one "
             "for each sample and pixel, as consensus does"
         )
-    return weights.detach()
+    return weights.detach().to(private.dtype)

@@ -19,7 +19,7 @@ from peer.config import Federation
 from peer.config import Site as SiteConfig
 from peer.core import events, limits, turn
 from peer.core.facts import Artifact, Greeting, Pulse, SignedManifest, Unavailable
-from peer.core.roster import Sha256, SiteName
+from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.round import Round
 from peer.egress import Ledger
 from peer.journal import Journal
@@ -82,6 +82,8 @@ class Desk:
         self._report = report
         self._changed = asyncio.Event()
         self._signed: dict[tuple[int, Sha256], SignedManifest] = {}
+        self._tag = round_key_tag(round.rules.round_key, federation.digest)
+        self._strangers: dict[SiteName, str] = {}
         self.sending: dict[int, dict[str, object]] = {}
         self._denied_s: dict[tuple[SiteName, str, str], float] = {}
         self.skew_s: dict[SiteName, float] = {}
@@ -108,23 +110,24 @@ class Desk:
             clock_s=time.time(),
             seen=self._round.seen(peer),
             software=f"mhfl-peer {__version__}",
+            round_key_tag=self._tag,
         )
         self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
         return greeting
 
     def difference(self, greeting: Greeting) -> str | None:
         """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
-        own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest)
-        theirs = (greeting.protocol, greeting.federation, greeting.roster)
-        for what, mine, other in zip(
-            ("protocol version", "federation digest", "roster digest"), own, theirs, strict=True
-        ):
+        own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest, self._tag)
+        theirs = (greeting.protocol, greeting.federation, greeting.roster, greeting.round_key_tag)
+        names = ("protocol version", "federation digest", "roster digest", "round key's tag")
+        for what, mine, other in zip(names, own, theirs, strict=True):
             if mine != other:
                 return f"the {what} differs: {self._round.rules.site} has {mine}, the other site has {other}"
         return None
 
     def welcome(self, peer: SiteName, greeting: Greeting) -> None:
         """A greeting was compared and is one of ours."""
+        self._strangers.pop(peer, None)
         self.skew_s[peer] = greeting.clock_s - time.time()
         self._report(events.PeerGreeted(peer, greeting))
 
@@ -132,6 +135,7 @@ class Desk:
         """Compare greetings, and answer with this site's own."""
         problem = self.difference(greeting)
         if problem is not None:
+            self._strangers[caller] = problem
             self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
         if greeting.generation:  # 0 only asks: `check` at a site that does not run yet
@@ -140,6 +144,7 @@ class Desk:
 
     async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
         """Note where the caller is, and say where this site is."""
+        self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller, pulse))
         own = self._round.pulse()
         self.spoken[caller].add(wire.encode_pulse(own).ByteSize())
@@ -199,6 +204,7 @@ class Desk:
 
     def _admit(self, caller: SiteName, request: wire.Request) -> None:
         """Policy, then schedule; ``Refusal`` names which of them says no."""
+        self._refuse_stranger(caller)
         egress, rules = self._site.egress, self._round.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
             raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
@@ -212,6 +218,11 @@ class Desk:
         )
         if reason is not None:
             raise self._deny(caller, request, reason)
+
+    def _refuse_stranger(self, caller: SiteName) -> None:
+        """Who greeted as a member of another federation takes no part until it greets as one of this."""
+        if caller in self._strangers:
+            raise Refusal(Status.MISMATCH, self._strangers[caller])
 
     def _deny(self, caller: SiteName, request: wire.Request, reason: str) -> Refusal:
         call = f"{request.kind} for round {request.for_round}"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer import errors
-from peer.journal import open_database
+from peer.journal import open_database, storage
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -49,7 +47,8 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._connection = open_database(path, SCHEMA, version=SCHEMA_VERSION, read_only=read_only)
-        last = self._connection.execute("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1").fetchone()
+        with storage(path):
+            last = self._connection.execute("SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1").fetchone()
         self.head = Head(*last) if last is not None else Head(0, GENESIS)
 
     def intend(self, **what: Any) -> int:
@@ -88,9 +87,15 @@ class Ledger:
         return list(records.values())
 
     def bytes_in_round(self, generation: int, round: int) -> int:
-        """Bytes that were meant to leave for one round."""
-        rows = (body for _, body in self._bodies() if body["type"] == "intent")
-        return sum(body["bytes"] for body in rows if (body["generation"], body["round"]) == (generation, round))
+        """Bytes that left, or may have left, for one round: those that were sent, or are meant to be while nobody knows."""
+        intents: dict[int, int] = {}
+        for seq, body in self._bodies():
+            if body["type"] == "intent":
+                if (body["generation"], body["round"]) == (generation, round):
+                    intents[seq] = body["bytes"]
+            elif body["intent"] in intents and body["outcome"] != UNKNOWN:
+                intents[body["intent"]] = body["bytes"]
+        return sum(intents.values())
 
     def verify(self, witnesses: Iterable[Head] = ()) -> list[str]:
         """What is wrong with the chain, in words; nothing if it is whole.
@@ -117,15 +122,14 @@ class Ledger:
     def _append(self, body: Mapping[str, Any]) -> int:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         head = Head(self.head.count + 1, chain_hash(self.head.hash, text))
-        try:
+        with storage(self.path):
             self._connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (head.count, text, head.hash))
-        except sqlite3.OperationalError as error:
-            raise errors.DiskError(f"{self.path}: {error}", "free space on this disk, then start again") from error
         self.head = head
         return head.count
 
     def _bodies(self) -> list[tuple[int, dict[str, Any]]]:
-        found = self._connection.execute("SELECT seq, body FROM ledger ORDER BY seq").fetchall()
+        with storage(self.path):
+            found = self._connection.execute("SELECT seq, body FROM ledger ORDER BY seq").fetchall()
         return [(seq, json.loads(body)) for seq, body in found]
 
     def close(self) -> None:

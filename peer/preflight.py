@@ -19,7 +19,7 @@ from peer.config import Federation, Site
 from peer.core import commands, events, limits, work
 from peer.core.facts import Greeting
 from peer.core.replay import round_records
-from peer.core.roster import SiteName
+from peer.core.roster import SiteName, round_key_tag
 from peer.daemon import now
 from peer.datalist import inspect_datalist
 from peer.foreman import Foreman
@@ -216,7 +216,14 @@ async def _greet(
 ) -> Finding:
     """Compare digests and clocks. Generation 0 says that this is only a question, not a site that takes part."""
     client = ExchangeClient(pki=pki, federation=federation.digest, address=address)
-    mine = Greeting(limits.PROTOCOL_VERSION, federation.digest, federation.roster.digest, 0, time.time())
+    mine = Greeting(
+        protocol=limits.PROTOCOL_VERSION,
+        federation=federation.digest,
+        roster=federation.roster.digest,
+        generation=0,
+        clock_s=time.time(),
+        round_key_tag=round_key_tag(pki.load().round_key, federation.digest),
+    )
     try:
         theirs = await client.hello(peer, mine)
     except ExchangeError as error:

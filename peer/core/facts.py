@@ -87,9 +87,16 @@ class Seen:
     sha256: str
 
 
+NO_TAG = Sha256("0" * 64)
+"""The tag of no key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported."""
+    """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported.
+
+    ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would disagree on every turn.
+    """
 
     protocol: int
     federation: Sha256
@@ -98,6 +105,7 @@ class Greeting:
     clock_s: float
     seen: Seen | None = None
     software: str = ""
+    round_key_tag: Sha256 = NO_TAG
 
 
 @dataclass(frozen=True, slots=True)

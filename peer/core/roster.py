@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import re
@@ -58,6 +59,11 @@ def federation_digest(document: Mapping[str, Any]) -> Sha256:
 def roster_digest(names: Sequence[str]) -> Sha256:
     """SHA-256 of a roster's names, in its order, joined by line feeds: do two sites count the same peers?"""
     return Sha256(hashlib.sha256("\n".join(names).encode("ascii")).hexdigest())
+
+
+def round_key_tag(key: RoundKey, federation: Sha256) -> Sha256:
+    """What a site says to prove that it has the round key: HMAC-SHA256(key, "mhfl/hello/v1" || federation digest)."""
+    return Sha256(hmac.digest(key, b"mhfl/hello/v1" + bytes.fromhex(federation), "sha256").hex())
 
 
 def _canonical(value: Any, *, path: str) -> Any:

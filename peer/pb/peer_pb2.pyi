@@ -124,6 +124,7 @@ class Greeting(_message.Message):
     CLOCK_S_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
+    ROUND_KEY_TAG_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     federation: _builtins.bytes
     roster: _builtins.bytes
@@ -131,6 +132,8 @@ class Greeting(_message.Message):
     clock_s: _builtins.float
     """Unix time, only ever reported"""
     software: _builtins.str
+    round_key_tag: _builtins.bytes
+    """proves the same round key without telling it"""
     @_builtins.property
     def seen(self) -> Global___Seen:
         """the newest artifact that I have from you"""
@@ -145,10 +148,11 @@ class Greeting(_message.Message):
         clock_s: _builtins.float = ...,
         seen: Global___Seen | None = ...,
         software: _builtins.str = ...,
+        round_key_tag: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "roster", b"roster", "seen", b"seen", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

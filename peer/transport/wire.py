@@ -225,6 +225,7 @@ def encode_greeting(greeting: Greeting) -> pb.Greeting:
         clock_s=greeting.clock_s,
         seen=pb.Seen(generation=seen.generation, round=seen.round, sha256=bytes.fromhex(seen.sha256)) if seen else None,
         software=greeting.software,
+        round_key_tag=bytes.fromhex(greeting.round_key_tag),
     )
 
 
@@ -239,6 +240,7 @@ def decode_greeting(message: pb.Greeting) -> Greeting:
         clock_s=message.clock_s,
         seen=Seen(seen.generation, seen.round, seen.sha256.hex()) if message.HasField("seen") else None,
         software=message.software,
+        round_key_tag=Sha256(message.round_key_tag.hex()),
     )
     _check_greeting(greeting)
     return greeting
@@ -248,6 +250,7 @@ def _check_greeting(greeting: Greeting) -> None:
     number("greeting.protocol", greeting.protocol, minimum=1, maximum=(1 << 32) - 1)
     digest("greeting.federation", greeting.federation)
     digest("greeting.roster", greeting.roster)
+    digest("greeting.round_key_tag", greeting.round_key_tag)
     number("greeting.generation", greeting.generation, maximum=limits.ROUNDS_MAX)
     finite("greeting.clock_s", greeting.clock_s, maximum=float(COUNT_MAX))
     text("greeting.software", greeting.software, empty=True)

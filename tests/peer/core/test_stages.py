@@ -1,0 +1,309 @@
+"""What comes next: when a round may begin, who jumps, what is let go, and what one liar can do about it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.facts import Unavailable
+from peer.core.rules import Pace
+from peer.core.site import Phase
+
+FIVE = ("africa", "america", "asia", "europe", "oceania")
+LIE = 1_000_000
+
+
+def committed(round: int, *, state: str = "s") -> list[Any]:
+    """The journal of a site that knows no more than that it has committed a round."""
+    artifact = {"kind": "model", "owner": "europe", "sha256": "ab" * 32, "bytes": 1, "steps": 0, "spec": {}}
+    body = {"state": state, "artifact": {**artifact, "tensors": []}, "samples": {}, "threads": 1, "device": "cpu"}
+    return [("initialised", 0, body), ("skipped", round + 1, {"from": 1})]
+
+
+def number(site: Any) -> int:
+    """The round that a site is in, or 0 between rounds."""
+    return site.site.memory.open.number if site.site.memory.open is not None else 0
+
+
+# Gathering.
+
+
+def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    site.greet("africa", "america")
+    site.wait(100_000)
+    assert site.site.phase == Phase.GATHERING
+    site.greet("asia")
+    assert number(site) == 1
+
+
+def test_round_one_begins_after_gather_s(solo: Any) -> None:
+    site = solo(pace=Pace(gather_s=60))
+    site.finish()
+    site.greet("asia")
+    site.wait(59.9)
+    assert site.site.phase == Phase.GATHERING
+    site.beat("asia")
+    site.wait(0.2)
+    assert number(site) == 1
+
+
+def test_who_comes_late_does_not_wait_for_a_site_that_the_others_do_without(solo: Any) -> None:
+    site = solo(sites=FIVE[:4], rounds=50)
+    site.finish()
+    site.greet("africa", "america")
+    site.beat("africa", 20)
+    assert site.site.phase == Phase.GATHERING, "one site may lie"
+    site.beat("america", 20)
+    assert number(site) == 20
+
+
+def test_of_three_one_is_enough_to_say_that_it_began(solo: Any) -> None:
+    site = solo(sites=("africa", "asia", "europe"), rounds=50)
+    site.finish()
+    site.greet("africa")
+    site.beat("africa", 0)
+    assert site.site.phase == Phase.GATHERING
+    site.beat("africa", 1)
+    assert number(site) == 1
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_one_liar_cannot_start_a_federation_early(solo: Any, size: int) -> None:
+    site = solo(sites=FIVE[:size])
+    site.finish()
+    site.greet("asia")
+    for _ in range(10):
+        site.beat("asia", LIE)
+    site.wait(3600)
+    assert site.site.phase == Phase.GATHERING
+
+
+def test_whoever_is_named_absent_is_not_gathered(solo: Any) -> None:
+    site = solo(without=frozenset({"africa", "america"}))
+    site.finish()
+    site.greet("africa")
+    assert site.site.phase == Phase.GATHERING
+    site.greet("asia")
+    assert number(site) == 1
+
+
+# Pace.
+
+
+@pytest.mark.parametrize(("others", "opens"), [((0, 0, 0), 0), ((0, 1, 9), 3), ((1, 1, 0), 3), ((0, 0, 9), 0)])
+def test_a_site_runs_ahead_of_the_lower_median_by_two_at_most(
+    solo: Any, others: tuple[int, ...], opens: int
+) -> None:
+    site = solo(rows=committed(2), rounds=50)
+    for name, round in zip(("africa", "america", "asia"), others, strict=True):
+        site.beat(name, round)
+    # The first beat alone may already allow the round; what counts is the answer once all three are heard.
+    site = solo(rows=committed(2), rounds=50)
+    for name, round in sorted(zip(("africa", "america", "asia"), others, strict=True), key=lambda pair: pair[1]):
+        site.beat(name, round)
+    assert number(site) == opens
+
+
+def test_a_site_that_lags_jumps_to_two_others_at_the_median(solo: Any) -> None:
+    site = solo(rows=committed(2), rounds=50)
+    site.greet()
+    assert number(site) == 3, "nobody has said where he is"
+    site = solo(rows=committed(2), rounds=50)
+    for name in ("africa", "america"):
+        site.beat(name, 9, "paused")
+    assert number(site) == 3, "who is paused sets no pace"
+
+
+def test_the_jump_is_to_the_median_and_says_what_it_left_out(solo: Any) -> None:
+    site = jumping(solo, {"africa": 9, "america": 12, "asia": 40})
+    assert number(site) == 12
+    assert site.body("skipped")["from"] == 3
+    assert ("published", 12) in [(kind, round) for kind, round, _ in site.audit.rows]
+    while "committed" not in site.kinds:
+        if site.fetches:
+            site.unavailable(next(iter(site.fetches)), Unavailable.RETIRED)
+        site.finish()
+    assert site.body("committed")["skipped"] == list(range(3, 12))
+
+
+def jumping(solo: Any, rounds: dict[str, int], **rules: Any) -> Any:
+    """A site that committed round 2 and has heard all of these before it may choose."""
+    sites = tuple(sorted({"europe", *rounds}))
+    site = solo(sites=sites, rows=committed(2), **{"rounds": 50, **rules})
+    machine = site.site
+    for name, round in rounds.items():
+        machine.neighbours.hear(name, pulse(round), site.now_s)
+    site.feed(events.Ticked())
+    return site
+
+
+def pulse(round: int) -> Any:
+    from peer.core.facts import Pulse
+
+    return Pulse(1, round, "train")
+
+
+@pytest.mark.parametrize(("middle", "opens"), [(5, 3), (6, 6)])
+def test_a_lag_of_two_is_no_reason_to_jump(solo: Any, middle: int, opens: int) -> None:
+    assert number(jumping(solo, {"africa": middle, "asia": middle})) == opens
+
+
+def test_nobody_jumps_past_the_last_round(solo: Any) -> None:
+    assert number(jumping(solo, {"africa": LIE, "asia": LIE}, rounds=7)) == 7
+
+
+@pytest.mark.parametrize(
+    "honest", [{"africa": 2}, {"africa": 2, "america": 3}, {"africa": 2, "america": 2, "oceania": 3}]
+)
+def test_one_liar_makes_nobody_skip_a_round(solo: Any, honest: dict[str, int]) -> None:
+    site = jumping(solo, {**honest, "asia": LIE})
+    assert number(site) == 3
+    assert "skipped" not in site.kinds[2:]
+
+
+def test_one_liar_alone_makes_nobody_skip_a_round_though_the_others_are_silent(solo: Any) -> None:
+    site = solo(sites=FIVE[:3], site="africa", rows=committed(2), rounds=50)
+    for _ in range(20):
+        site.beat("asia", LIE)
+    assert number(site) == 3
+
+
+def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
+    site = jumping(solo, {"africa": 2, "america": 2, "asia": 0})
+    assert number(site) == 3
+
+
+def test_circulating_rounds_are_never_jumped(solo: Any) -> None:
+    site = jumping(solo, {"africa": 40, "asia": 40}, parameters={"activation": 0.5})
+    assert number(site) == 3
+
+
+# Isolation.
+
+
+def test_an_isolated_site_waits_a_day_and_then_goes_on_alone_to_the_end(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), rows=committed(1), rounds=3)
+    site.wait(15)
+    assert site.site.phase == Phase.ISOLATED
+    site.wait(86_399)
+    assert site.site.phase == Phase.ISOLATED
+    site.wait(2)
+    assert number(site) == 2
+    site.finish()
+    assert number(site) == 3, "it was isolated once, not before every round"
+    assert site.kinds.count("isolated") == 1
+
+
+def test_a_byte_ends_the_isolation_and_starts_its_clock_anew(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), rows=committed(3), rounds=9, pace=Pace(isolated_s=100))
+    site.wait(15 + 99)
+    site.beat("asia", 1)
+    assert site.site.phase == Phase.PACING, "heard, but too far behind to go on"
+    site.wait(15 + 99)
+    assert site.site.phase == Phase.ISOLATED
+    site.wait(2)
+    assert number(site) == 4
+
+
+# The end.
+
+
+def last_round(solo: Any, **rules: Any) -> Any:
+    site = solo(sites=FIVE[:3], site="africa", rows=committed(1), rounds=1, **rules)
+    assert site.site.phase == Phase.DONE
+    return site
+
+
+def test_a_site_leaves_when_everybody_is_done(solo: Any) -> None:
+    site = last_round(solo)
+    site.beat("america", 1, "done")
+    assert site.site.phase == Phase.DONE
+    out = site.beat("asia", 1, "gone")
+    assert out[-1] == commands.Exit()
+
+
+def test_a_site_lingers_for_one_that_was_stopped_before_its_last_round(solo: Any) -> None:
+    site = last_round(solo)
+    site.beat("america", 1, "done")
+    site.beat("asia", 0, "gone")
+    site.wait(59)
+    assert site.site.phase == Phase.DONE
+    site.wait(2)
+    assert site.site.phase == Phase.GONE
+
+
+def test_a_site_that_is_told_to_stay_stays(solo: Any) -> None:
+    site = last_round(solo, stay=True)
+    site.beat("america", 1, "done")
+    site.beat("asia", 1, "done")
+    site.wait(100_000)
+    assert site.site.phase == Phase.DONE
+
+
+@pytest.mark.parametrize("method", ["local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid"])
+def test_a_federation_of_one_site_and_one_round(solo: Any, method: str) -> None:
+    site = solo("europe", ("europe",), method=method, rounds=1)
+    for _ in range(9):
+        if site.site.phase != Phase.GONE:
+            site.finish()
+    assert site.site.phase == Phase.GONE
+    assert site.body("committed")["contributors"] == ["europe"]
+    assert site.body("committed")["missing"] == {}
+    assert site.kinds.count("evaluated") == 1
+
+
+def test_a_thousand_rounds_without_a_copy_of_the_slot_are_no_recursion(solo: Any) -> None:
+    sites = tuple(f"site-{number:02d}" for number in range(60))
+    rounds = sys.getrecursionlimit()
+    site = solo(sites[0], sites, method="fedcross", rounds=rounds, without=frozenset(sites[1:]))
+    site.finish()
+    for _ in range(rounds):
+        if site.site.phase != Phase.TRAIN:
+            break
+        site.finish()
+    idle = [body for kind, _, body in site.audit.rows if kind == "chosen" and not body["sources"]]
+    assert len(idle) > rounds / 2
+    assert site.kinds.count("committed") == rounds
+
+
+# What is kept.
+
+
+def test_published_artifacts_stay_for_the_rounds_that_the_rules_name(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), rounds=9, schedule_kind="derangement", pace=Pace(artifact_rounds_max=2))
+    site.finish()
+    site.greet()
+    gone = []
+    for round in range(1, 6):
+        site.beat("asia", round, published=round)
+        site.deliver("asia")
+        gone += [command.sha256 for command in site.finish() if isinstance(command, commands.Discard)]
+    assert sorted(site.site.memory.published) == [(4, "europe"), (5, "europe"), (6, "europe")]
+    assert len(gone) == 5 + 3, "five received ones and those of rounds 1 to 3"
+
+
+def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(world: Any) -> None:
+    run = world(FIVE[:3], method="dflmoe", rounds=9)
+    run.run_to_end()
+    for machine in run.machines.values():
+        assert machine.files >= machine.round.memory.names()
+        kinds = {source.origin for source in machine.round.memory.held.values()}
+        assert kinds == set(machine.rules.others), "the cache has one head of every peer"
+        assert len(machine.files - machine.round.memory.names()) <= 1 + 2 * 9, "checkpoints, and no artifact"
+
+
+def test_an_owner_keeps_its_newest_published_copy_while_its_model_travels(solo: Any) -> None:
+    pace = Pace(artifact_rounds_max=1, lead_rounds_max=99)
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=9, schedule_kind="derangement", pace=pace)
+    site.finish()
+    site.greet()
+    for _ in range(4):
+        site.deliver("asia")
+        site.finish()
+    assert [slot for slot in sorted(site.site.memory.published) if slot[1] == "europe"]
+    assert site.site.memory.artifact is not None
