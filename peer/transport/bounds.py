@@ -11,8 +11,6 @@ from peer.core import limits, roster
 from peer.core.facts import DTYPES, TensorSpec
 from peer.core.roster import Sha256, SiteName
 
-COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
-SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4
 SHOWN_CHARACTERS = 40  # of a bad value in an error; the rest is the sender's noise
 
 Key = TypeVar("Key")
@@ -29,7 +27,7 @@ def at_most(field: str, value: int, maximum: int, unit: str) -> None:
         raise WireError(f"{field} has {value} {unit}, over the limit of {maximum}")
 
 
-def number(field: str, value: int, *, minimum: int = 0, maximum: int = COUNT_MAX) -> int:
+def number(field: str, value: int, *, minimum: int = 0, maximum: int = limits.COUNT_MAX) -> int:
     """A whole number within its bounds."""
     if not minimum <= value <= maximum:
         raise WireError(f"{field} = {value} is outside {minimum} to {maximum}")
@@ -83,7 +81,7 @@ def tensor_bytes(tensor: TensorSpec) -> int:
 
 
 def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
-    """The JSON object in a text; no key twice, only finite numbers, whole numbers up to ``COUNT_MAX``."""
+    """The JSON object in a text; no key twice, only finite numbers, whole numbers up to ``limits.COUNT_MAX``."""
     at_most(field, len(encoded.encode("utf-8", "surrogatepass")), bytes_max, "bytes")
 
     def refuse(constant: str) -> NoReturn:
@@ -110,8 +108,8 @@ def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
 
 def specification(field: str, value: object, depth: int = 0) -> None:
     """Refuse what a model specification may not hold: anything but JSON values, deep nesting, odd texts and numbers."""
-    if depth > SPEC_DEPTH_MAX:
-        raise WireError(f"{field} is nested deeper than {SPEC_DEPTH_MAX} levels")
+    if depth > limits.SPEC_DEPTH_MAX:
+        raise WireError(f"{field} is nested deeper than {limits.SPEC_DEPTH_MAX} levels")
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -127,6 +125,6 @@ def specification(field: str, value: object, depth: int = 0) -> None:
         if not math.isfinite(value):
             raise WireError(f"{field} = {value} is not finite")
     elif isinstance(value, int):
-        number(field, value, minimum=-COUNT_MAX)
+        number(field, value, minimum=-limits.COUNT_MAX)
     elif value is not None:
         raise WireError(f"{field} is a {type(value).__name__}, which JSON cannot hold")

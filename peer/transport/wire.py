@@ -30,7 +30,6 @@ from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.pb import peer_pb2 as pb
 from peer.transport.bounds import (
-    COUNT_MAX,
     WireError,
     at_most,
     digest,
@@ -46,7 +45,6 @@ from peer.transport.bounds import (
 
 CHUNK_TAG = pb.Chunk.DATA_FIELD_NUMBER << 3 | 2  # protobuf: length-delimited
 CHUNK_HEADER_BYTES = 6  # the tag, and a length of at most five bytes
-METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 
 KIND = {kind: pb.Kind.Value(f"KIND_{kind.upper()}") for kind in KINDS}
 PURPOSE = {purpose: pb.Purpose.Value(f"PURPOSE_{purpose.upper()}") for purpose in PURPOSES}
@@ -252,7 +250,7 @@ def _check_greeting(greeting: Greeting) -> None:
     digest("greeting.roster", greeting.roster)
     digest("greeting.round_key_tag", greeting.round_key_tag)
     number("greeting.generation", greeting.generation, maximum=limits.ROUNDS_MAX)
-    finite("greeting.clock_s", greeting.clock_s, maximum=float(COUNT_MAX))
+    finite("greeting.clock_s", greeting.clock_s, maximum=float(limits.COUNT_MAX))
     text("greeting.software", greeting.software, empty=True)
     if greeting.seen is not None:
         number("greeting.seen.generation", greeting.seen.generation, minimum=1, maximum=limits.ROUNDS_MAX)
@@ -394,9 +392,9 @@ def _check_metrics(metrics: Metrics) -> None:
     number("metrics.round", metrics.round, minimum=1, maximum=limits.ROUNDS_MAX)
     digest("metrics.sha256", metrics.sha256)
     number("metrics.samples", metrics.samples)
-    at_most("metrics.values", len(metrics.values), METRICS_MAX, "entries")
+    at_most("metrics.values", len(metrics.values), limits.METRICS_MAX, "entries")
     if metrics.withheld and (metrics.values or metrics.samples):
         raise WireError("metrics.values and metrics.samples must be empty where metrics.withheld is set")
     for name, value in metrics.values.items():
         text("metrics.values", name)
-        finite(f"metrics.values[{name}]", value, minimum=-float(COUNT_MAX), maximum=float(COUNT_MAX))
+        finite(f"metrics.values[{name}]", value, minimum=-float(limits.COUNT_MAX), maximum=float(limits.COUNT_MAX))

@@ -168,7 +168,7 @@ def test_a_step_raises_the_proxys_classes_in_each_sample(top):
 @pytest.mark.parametrize("top", [1, 2, 3])
 def test_the_minimum_gives_each_of_the_proxys_classes_an_equal_share(top):
     private, proxy = models(4, 5)
-    reached = descended(private, proxy, top, rate=20.0, steps=3000).softmax(1)
+    reached = descended(private, proxy, top, rate=4.0, steps=3000).softmax(1)
     share = torch.zeros_like(reached).scatter(1, proxy.topk(top, dim=1).indices, 1 / top)
     torch.testing.assert_close(reached, share, rtol=0, atol=1e-3)
     least = feeding_loss(reached.log(), proxy, top=top, weights=1.0)
@@ -195,7 +195,7 @@ def test_the_private_model_alone_learns_backward(loss):
         assert proxy.grad is None
         assert weights.grad is None
         assert torch.autograd.gradcheck(
-            lambda w, given=given: loss(w, proxy.detach(), top=2, weights=given), (private,), eps=1e-7
+            lambda w, given=given: loss(w, proxy.detach(), top=2, weights=given), (private,)
         )
 
 

@@ -27,10 +27,11 @@ from peer.core.facts import (
     TensorSpec,
     Unavailable,
 )
+from peer.core.limits import COUNT_MAX
 from peer.core.plan import KINDS
 from peer.pb import peer_pb2 as pb
 from peer.transport import wire
-from peer.transport.bounds import COUNT_MAX, WireError
+from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
 
 VECTOR = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "manifest.json").read_text())
