@@ -8,9 +8,7 @@ import pytest
 
 from peer.core import commands
 
-COMMANDS = [
-    kind for kind in vars(commands).values() if isinstance(kind, type) and issubclass(kind, commands.Command)
-]
+COMMANDS = [kind for kind in vars(commands).values() if isinstance(kind, type) and issubclass(kind, commands.Command)]
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

@@ -9,9 +9,7 @@ import pytest
 
 from peer.core import events
 
-EVENTS = [
-    kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)
-]
+EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
 
 
 @pytest.mark.parametrize("kind", EVENTS)

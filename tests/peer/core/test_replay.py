@@ -202,6 +202,6 @@ def test_the_record_of_a_round_has_every_key(solo: Any) -> None:
 
 
 def test_metrics_measured_after_the_commit_belong_to_the_round() -> None:
-    body = {key: None for key in ROUND_KEYS} | {"metrics": {"loss": 0.1}}
+    body = dict.fromkeys(ROUND_KEYS) | {"metrics": {"loss": 0.1}}
     records = round_records([("committed", 2, body), ("evaluated", 2, {"metrics": {"auc": 0.9}})])
     assert records[0]["metrics"] == {"loss": 0.1, "auc": 0.9}

@@ -139,7 +139,12 @@ def test_why_there_is_nothing_of_a_permutation(
 
 @pytest.mark.parametrize(
     ("for_round", "committed", "said"),
-    [(4, 3, Unavailable.NOT_YET), (4, 4, Unavailable.SKIPPED), (4, 8, Unavailable.SKIPPED), (4, 9, Unavailable.RETIRED)],
+    [
+        (4, 3, Unavailable.NOT_YET),
+        (4, 4, Unavailable.SKIPPED),
+        (4, 8, Unavailable.SKIPPED),
+        (4, 9, Unavailable.RETIRED),
+    ],
 )
 def test_why_there_is_nothing_of_an_all_to_all_round(
     rules: Any, artifact: Any, for_round: int, committed: int, said: str

@@ -104,7 +104,11 @@ def test_a_line_has_a_limit() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
-        (("artifact", "sha256"), "../../pki/site.key", r"Trained.artifact.sha256: '../../pki/site.key' is not a SHA-256"),
+        (
+            ("artifact", "sha256"),
+            "../../pki/site.key",
+            r"Trained.artifact.sha256: '../../pki/site.key' is not a SHA-256",
+        ),
         (("artifact", "sha256"), "AB" * 32, "is not a SHA-256 digest"),
         (("artifact", "owner"), "Asia", r"Trained.artifact.owner: site name 'Asia' must be"),
         (("artifact", "kind"), "weights", r"Trained.artifact.kind: 'weights' is none of 'model', 'head'"),

@@ -1,0 +1,328 @@
+"""How a transcript of one site is read, played and written: events in, commands out, in the words of the domain."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.facts import Artifact, Greeting, Pulse, Seen, Unavailable
+from peer.core.plan import PLANS, Plan, Work
+from peer.core.replay import Row, recover
+from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+from peer.core.round import Round
+from peer.core.rules import Pace, Rules
+
+WORK = Work("epoch", 1, 1e-4)
+CHOREOGRAPHIES = {
+    "feddal": Plan(
+        pattern="all_to_all",
+        artifact="proxy",
+        state="the proxy",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": WORK},
+        never_leaves=("model", "head", "messenger"),
+    ),
+    "dflmoe": Plan(
+        pattern="all_to_all",
+        artifact="head",
+        state="the prediction head",
+        published="local",
+        phases=("train:local", "exchange", "train:decide"),
+        stages={"local": WORK, "decide": WORK},
+        never_leaves=("model", "proxy", "messenger"),
+        cached=True,
+    ),
+}
+"""Methods of the all-to-all pattern, whether this version trains them or not: the core only reads the plan."""
+
+PACE = {field.name for field in dataclasses.fields(Pace)}
+FEDERATION = Sha256("fe" * 32)
+UNTOLD = (None, "", 0, 0.0, False, [], {}, ())
+"""Values that a transcript leaves out."""
+QUIET = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
+"""Keys of rows that it leaves out, because they hardly matter or stand there twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRules(Rules):
+    """Rules whose method may be one of the choreographies above."""
+
+    @property
+    def plan(self) -> Plan:
+        """The method's choreography."""
+        return PLANS[self.method] if self.method in PLANS else CHOREOGRAPHIES[self.method]
+
+
+class Scenario:
+    """One transcript. Lines that begin with ``#`` are prose, ``rules`` sets the scene, ``>`` is an event at a time.
+
+    ``turns`` and the ``<`` lines, the commands, are what this class writes; all other lines stay as they are. Artifacts
+    are called ``owner/round``, the round being the one that consumes them; fields that an event does not name are those
+    that answer the newest order. ``dies_after=KIND`` kills the site once the row of that kind is written; ``lost=LABEL``
+    starts it again without the file of that artifact.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.labels: dict[str, str] = {}
+        self.rows: list[Row] = []
+        self.order: Any = None
+        self.fetches: dict[str, commands.Fetch] = {}
+        self.now_s = 0.0
+        self.told: set[str] = set()
+        self.phases: set[str] = set()
+        self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", 1)
+        self.site = Round(self.rules)
+        self.memory = recover(())
+
+    def play(self) -> str:
+        """The transcript with the commands that the site gives today."""
+        written: list[str] = []
+        for line in self.text.splitlines():
+            if line.startswith(("<", "turns", "*")):
+                continue
+            written.append(line)
+            if line.startswith("rules "):
+                self._set_scene(dict(word.split("=", 1) for word in line.split()[1:]))
+                written.append(self._turns())
+            elif line.startswith("> "):
+                written += self._event(shlex.split(line)[1:])
+        return "\n".join(written) + "\n"
+
+    def _set_scene(self, words: Mapping[str, str]) -> None:
+        pace, parameters, fields = {}, {}, {}
+        for key, word in words.items():
+            value = self._literal(word)
+            if key in PACE:
+                pace[key] = value
+            elif key in ("site", "sites"):
+                fields[key] = word
+            elif key == "without":
+                fields[key] = frozenset(word.split(","))
+            elif key == "activation":
+                parameters[key] = value
+            else:
+                fields[key] = value
+        self.rules = PlannedRules(
+            roster=Roster.of(fields.pop("sites").split(",")),
+            federation=FEDERATION,
+            round_key=RoundKey(bytes(range(32))),
+            pace=Pace(**pace),
+            parameters=parameters,
+            **fields,
+        )
+
+    def _turns(self) -> str:
+        if self.rules.plan.pattern == "all_to_all":
+            return "turns every site receives from every other one"
+        told = []
+        for round in range(1, self.rules.rounds + 1):
+            slot = self.rules.turn(round)
+            where = self.rules.holder(round, slot) if self.rules.pattern(round) == "circulate" else slot
+            at = f" at {where}" if where != slot else ""
+            told.append(f"{round}: {'itself' if slot == self.rules.site and not at else slot + at}")
+        return f"turns {', '.join(told)}"
+
+    def _event(self, words: list[str]) -> list[str]:
+        self.now_s, name = float(words[0]), words[1]
+        named = [word for word in words[2:] if "=" not in word]
+        fields = {key: self._literal(word) for key, word in (word.split("=", 1) for word in words[2:] if "=" in word)}
+        dies_after = fields.pop("dies_after", None)
+        if name in ("Began", "Restarted"):
+            lost = self._artifact(fields["lost"], 0).sha256 if "lost" in fields else None
+            files = recover(self.rows).names() - {lost}
+            self.site = Round(self.rules, recover(self.rows, present=files))
+            self.memory = recover(self.rows, present=files)
+            self.order, self.fetches, event = None, {}, events.Began()
+        else:
+            event = self._make(name, named, fields)
+        self.told.add(type(event).__name__)
+        return list(self._carry_out(self.site.handle(event, now_s=self.now_s), dies_after))
+
+    def _carry_out(self, out: Iterable[commands.Command], dies_after: str | None) -> Iterator[str]:
+        for command in out:
+            self.told.add(type(command).__name__)
+            yield f"< {self._show(command)}"
+            match command:
+                case commands.Persist(kind, round, body):
+                    self.rows.append((kind, round, json.loads(json.dumps(body))))
+                    self.memory.apply(*self.rows[-1])
+                    if kind == dies_after:
+                        yield "* killed here"
+                        return
+                case commands.Fetch():
+                    self.fetches[command.origin] = command
+                case (
+                    commands.Initialise()
+                    | commands.Train()
+                    | commands.Aggregate()
+                    | commands.Adopt()
+                    | commands.Evaluate()
+                    | commands.Halt()
+                ):
+                    self.order = command
+        assert self.memory == self.site.memory, "a restart would remember something else"
+        self.phases.add(str(self.site.phase))
+
+    # Events.
+
+    def _make(self, name: str, named: list[str], fields: dict[str, Any]) -> events.Event:
+        kind = getattr(events, name)
+        fields = {**self._usual(name, named), **fields}
+        for key in ("artifact", "sha256"):
+            if isinstance(fields.get(key), str):
+                made = self._artifact(fields[key], fields.get("trained_steps", 0))
+                fields[key] = made if key == "artifact" else made.sha256
+        known = {field.name for field in dataclasses.fields(kind)}
+        return kind(**{key: value for key, value in fields.items() if key in known})
+
+    def _usual(self, name: str, named: list[str]) -> dict[str, Any]:
+        """The fields of an event that nobody has to write."""
+        memory, order = self.site.memory, self.order
+        fields: dict[str, Any] = {"generation": memory.generation, "round": self.site.number}
+        if named:
+            fields |= {"site": named[0], "origin": named[0]}
+        if name.startswith("Artifact") and name != "ArtifactRejected":
+            asked = self.fetches.get(named[0])
+            if asked is not None:
+                fields |= {"generation": asked.generation, "round": asked.round, "attempt": asked.attempt}
+                fields |= {"purpose": asked.purpose, "true_round": asked.round, "origin_generation": 1}
+                fields |= {"artifact": f"{asked.owner}/{asked.round}"}
+            if len(named) > 1:
+                fields["answer"] = Unavailable(named[1])
+            return fields
+        if name == "PeerHeard" and len(named) > 1:
+            words = dict(word.split(":") for word in named[2:])
+            numbers = {"round": 0, "published_round": 0, "committed_round": 0} | {k: int(v) for k, v in words.items()}
+            fields["pulse"] = Pulse(1, phase=named[1], **numbers)
+        if name == "PeerGreeted":
+            seen = None
+            if len(named) > 1:
+                generation, round = named[1].removeprefix("saw:").split("/")
+                seen = Seen(int(generation), int(round), "ab" * 32)
+            fields["greeting"] = Greeting(1, FEDERATION, self.rules.roster.digest, 1, 0.0, seen)
+        if order is None or name.startswith("Peer"):
+            return fields
+        fields |= {"attempt": order.attempt, "threads": 1, "device": "cpu", "samples": {}, "metrics": {}}
+        return fields | self._result(name)
+
+    def _result(self, name: str) -> dict[str, Any]:
+        """What the worker usually answers to its newest order."""
+        order, me, published = self.order, self.rules.site, self.rules.plan.published
+        match order:
+            case commands.Initialise():
+                artifact = f"{me}/1" if published == "commit" else None
+                return {"state": "start", "artifact": artifact}
+            case commands.Train():
+                owner, consumed = order.circulate or me, order.round + (published == "commit")
+                given = f"{owner}/{consumed}" if published in (order.stage, "commit") else None
+                steps = 20 + max((source.artifact.steps for source in order.sources), default=0)
+                state = order.base if order.circulate else f"{order.stage}-{order.round}"
+                return {
+                    "stage": order.stage,
+                    "state": state,
+                    "artifact": given,
+                    "trained_steps": steps,
+                    "duration_s": 60.0,
+                }
+            case commands.Aggregate():
+                names = sorted({me, *(source.origin for source in order.sources)})
+                mean = f"mean-{order.round}"
+                return {"state": mean, "contributors": tuple(names), "sha256": mean}
+            case commands.Adopt():
+                return {"state": "home", "artifact": f"{me}/home"}
+            case commands.Evaluate():
+                return {"metrics": {"auc": 0.9}}
+        return {}
+
+    def _artifact(self, label: str, steps: int) -> Artifact:
+        digest = Sha256(hashlib.sha256(label.encode()).hexdigest())
+        self.labels[digest] = label
+        kind = self.rules.plan.artifact or "model"
+        return Artifact(kind, SiteName(label.split("/")[0]), digest, 100, steps, {}, ())
+
+    @staticmethod
+    def _literal(word: str) -> Any:
+        try:
+            return ast.literal_eval(word.replace("_", "") if word[:1].isdigit() else word)
+        except (ValueError, SyntaxError):
+            return word
+
+    # Commands.
+
+    def _show(self, command: commands.Command) -> str:
+        match command:
+            case commands.Persist(kind, round, body):
+                shown = {key: value for key, value in body.items() if value not in UNTOLD and key not in QUIET}
+                told = [f"{key}={self._word(value)}" for key, value in shown.items()]
+                return " ".join([f"Persist {kind} round={round}", *told])
+            case commands.Announce():
+                pulse = self.site.pulse()
+                told = f"round={pulse.round} published={pulse.published_round} committed={pulse.committed_round}"
+                return f"Announce {pulse.phase} {told}"
+            case commands.Publish(round, artifact):
+                return f"Publish {self._word(artifact)} for round={round}"
+            case commands.Train(_, round, attempt, stage, base, sources, circulate):
+                visitor = f" visitor={circulate}" if circulate else ""
+                return f"Train {stage} round={round} attempt={attempt} from={base} with={self._word(sources)}{visitor}"
+            case commands.Aggregate(_, round, attempt, base, sources):
+                return f"Aggregate round={round} attempt={attempt} from={base} with={self._word(sources)}"
+            case commands.Adopt(_, round, attempt, base, source):
+                return f"Adopt round={round} attempt={attempt} from={base} with={self._word(source)}"
+            case commands.WakeAt(at_s):
+                return f"WakeAt {at_s:g}"
+            case commands.Fetch(_, round, attempt, origin, kind, purpose, owner):
+                what = f"{purpose} {kind} of {owner}" if owner != origin else f"{purpose} {kind}"
+                return f"Fetch from={origin} round={round} attempt={attempt}: {what}"
+        fields = dataclasses.fields(command)
+        told = [(field.name, getattr(command, field.name)) for field in fields if field.name != "generation"]
+        return " ".join([type(command).__name__, *(f"{k}={self._word(v)}" for k, v in told if v not in UNTOLD)])
+
+    def _word(self, value: Any) -> str:
+        """A value as a domain person would say it."""
+        if isinstance(value, commands.Source):
+            value = {"origin": value.origin, "fallback": value.fallback, "sha256": value.artifact.sha256}
+        if isinstance(value, Artifact):
+            return self.labels[value.sha256]
+        if isinstance(value, Mapping):
+            digest = value["artifact"]["sha256"] if "origin" in value and "artifact" in value else value.get("sha256")
+            if digest is None:
+                return ",".join(f"{key}:{self._word(inner)}" for key, inner in value.items())
+            label, origin = self.labels[digest], value.get("origin") or value.get("site")
+            at = f"@{origin}" if origin and origin != label.split("/")[0] else ""
+            return f"{label}{at}" + (f"({value['fallback']})" if value.get("fallback") else "")
+        if isinstance(value, list | tuple):
+            return ",".join(map(self._word, value)) or "nothing"
+        if isinstance(value, float):
+            return f"{value:g}"
+        return self.labels.get(value, str(value))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that writes the transcripts anew."""
+    parser.addoption(
+        "--rewrite-scenarios",
+        action="store_true",
+        help="write the commands of every transcript as they are now; read the difference before you keep it",
+    )
+
+
+@pytest.fixture
+def scenario() -> Callable[[str], Scenario]:
+    """Reads a transcript."""
+    return Scenario
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether transcripts are written anew."""
+    return bool(request.config.getoption("--rewrite-scenarios", default=False))

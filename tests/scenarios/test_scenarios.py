@@ -1,0 +1,51 @@
+"""Transcripts of one site, each a file: what happens to it, and what it then does.
+
+``pytest tests/scenarios --rewrite-scenarios`` writes the commands as they are now. Every moved line needs a reason.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.site import Phase
+
+FILES = sorted(Path(__file__).parent.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_site_does_what_its_transcript_says(path: Path, scenario: Any, rewrite: bool) -> None:
+    text = path.read_text()
+    played = scenario(text).play()
+    if rewrite:
+        path.write_text(played)
+    else:
+        assert played == text, f"{path.name} reads differently now"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_transcript_says_what_it_shows(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    assert sum(line.startswith("rules ") for line in lines) == 1
+    times = [float(line.split()[1]) for line in lines if line.startswith("> ")]
+    assert times == sorted(times)
+
+
+def test_every_phase_event_and_command_is_shown_somewhere(scenario: Any) -> None:
+    played = [scenario(path.read_text()) for path in FILES]
+    for one in played:
+        one.play()
+    told = set().union(*(one.told for one in played))
+    bases = {events.Event, commands.Command}
+    messages = {
+        kind.__name__
+        for module in (events, commands)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, tuple(bases)) and kind not in bases
+    }
+    assert messages - told == set()
+    assert {str(phase) for phase in Phase} - set().union(*(one.phases for one in played)) == {"new"}
