@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from models.footprint import describe
     from models.network import Network, Output
     from models.registry import MODELS, build, create_model
     from models.spec import REMOTE_MONAI, remote_spec_problem
@@ -22,6 +23,7 @@ __all__ = [
     "Tapped",
     "build",
     "create_model",
+    "describe",
     "layer_names",
     "remote_spec_problem",
 ]
@@ -34,6 +36,7 @@ _HOMES = {
     "Tapped": "tap",
     "build": "registry",
     "create_model": "registry",
+    "describe": "footprint",
     "layer_names": "tap",
     "remote_spec_problem": "spec",
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.spec import spec_problem
+from models.spec import HYPER, hyper_problem, spec_problem
 
 
 class Output(NamedTuple):
@@ -34,10 +35,17 @@ class Network(nn.Module):
     Attributes:
         spec: JSON values from which :func:`models.build` makes the same network again (with other weights).
         head_name: the name of the head among the submodules: its state-dict keys start with ``head_name + "."``.
+        smallest: the shortest side that an input may have.
+        multiple: what each side of an input must be a multiple of.
+        lone_side: the longest side of which only one cell is left at some batch norm, which cannot train on one value;
+            infinite where a batch norm comes after the mean over space.
     """
 
     spec: dict[str, Any]
     head_name: str
+    smallest: int = 1
+    multiple: int = 1
+    lone_side: float = 0
 
     def __init__(
         self,
@@ -63,6 +71,9 @@ class Network(nn.Module):
             raise ValueError(f"model {name!r}: {problem}")
         # Through JSON, so that the spec is equal to what a receiver parses and shares no list with the caller.
         self.spec = json.loads(json.dumps(spec))
+        problem = hyper_problem(name, hyper) if name in HYPER else None
+        if problem is not None:
+            raise ValueError(f"{name}: {problem}")
 
     @property
     def head(self) -> nn.Module:
@@ -87,10 +98,21 @@ class Network(nn.Module):
         return tuple(output.penultimate.shape[1:])
 
     def check_input(self, x: Tensor) -> None:
-        """``ValueError`` unless ``x`` is a non-empty ``(b, in_channels, *space)`` with this network's dimensions."""
-        dims, channels = self.spec["spatial_dims"], self.spec["in_channels"]
+        """``ValueError`` unless ``x`` is a non-empty ``(b, in_channels, *space)`` of a size that fits this network."""
+        name, dims, channels = self.spec["name"], self.spec["spatial_dims"], self.spec["in_channels"]
         if x.ndim != dims + 2 or x.shape[1] != channels or not x.numel():
             raise ValueError(
-                f"{self.spec['name']} takes a non-empty (b, {channels}, *space) with {dims} spatial dimensions, "
-                f"not {tuple(x.shape)}"
+                f"{name} takes a non-empty (b, {channels}, *space) with {dims} spatial dimensions, not {tuple(x.shape)}"
+            )
+        space = tuple(x.shape[2:])
+        if min(space) < self.smallest:
+            raise ValueError(f"{name} takes sides of at least {self.smallest}, not {space}; resize or pad the input")
+        if any(side % self.multiple for side in space):
+            raise ValueError(
+                f"{name} takes sides that are multiples of {self.multiple}, not {space}; resize or pad the input"
+            )
+        if self.training and x.shape[0] == 1 and max(space) <= self.lone_side:
+            larger = f", or a side of at least {self.lone_side + 1}" if math.isfinite(self.lone_side) else ""
+            raise ValueError(
+                f"{name} cannot train on one sample of {space}: batch norm needs a batch of at least 2{larger}"
             )

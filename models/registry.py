@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from models import messenger, resnet, superres, unet, vgg
+from models.densely import DenseNet
 from models.foreign import foreign_network, is_foreign
+from models.mobile import MobileNetV1, MobileNetV2, ShuffleNetV2, SqueezeNet
 from models.network import Network
-from models.resnet import resnet10, resnet18, resnet34
 from models.spec import HYPER, spec_problem, suggestion
 from models.tap import Tapped, layer_names
+from models.timeseries import RNN, TCN, Transformer
 
 MODELS: dict[str, Callable[..., Network]] = {
-    "resnet10": resnet10,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
+    "resnet10": resnet.resnet10,
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "resnet101": resnet.resnet101,
+    "resnet17": resnet.resnet17,
+    "resnet11": resnet.resnet11,
+    "resnet8": resnet.resnet8,
+    "resnet5": resnet.resnet5,
+    "se_resnet18": resnet.se_resnet18,
+    "resnext14": resnet.resnext14,
+    "densenet50": partial(DenseNet, name="densenet50"),
+    "mobilenet_v1": partial(MobileNetV1, name="mobilenet_v1"),
+    "mobilenet_v2": partial(MobileNetV2, name="mobilenet_v2"),
+    "shufflenet_v2": partial(ShuffleNetV2, name="shufflenet_v2"),
+    "squeezenet": partial(SqueezeNet, name="squeezenet"),
+    "vgg11": vgg.vgg11,
+    "vgg16": vgg.vgg16,
+    "vgg19": vgg.vgg19,
+    "tcn": partial(TCN, name="tcn"),
+    "transformer": partial(Transformer, name="transformer"),
+    "rnn": partial(RNN, name="rnn"),
+    "unet": unet.unet,
+    "unet_plus_plus": partial(unet.UNetPlusPlus, name="unet_plus_plus"),
+    "res_unet": unet.res_unet,
+    "fcn8s": partial(vgg.FCN, name="fcn8s"),
+    "srresnet18": superres.srresnet18,
+    "srresnet12": superres.srresnet12,
+    "srresnet6": superres.srresnet6,
+    "srcnn": partial(superres.SRCNN, name="srcnn"),
+    "messenger_classification": messenger.messenger_classification,
+    "messenger_segmentation": partial(messenger.DenseMessenger, name="messenger_segmentation"),
+    "messenger_time_series": messenger.messenger_time_series,
 }
 
 
@@ -34,7 +67,7 @@ def create_model(
         name: one of ``MODELS``; ``monai.networks.nets.NAME``; or ``module:Class`` of a package installed here.
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
-        classes: channels of the prediction.
+        classes: channels of the prediction; super-resolution has no classes, there they are the channels of the image.
         features: of a network from elsewhere, the layers to tap, shallow to deep.
         head: of a network from elsewhere, its last layer.
         hyper: the network's own hyper-parameters, JSON scalars and lists. One that is itself called ``features`` (of
@@ -45,7 +78,7 @@ def create_model(
         ValueError: the name, a hyper-parameter, a layer or a value is none that there is; the message has close ones.
     Example:
         >>> create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4).spec["hyper"]
-        {'width': 4, 'stem_stride': 2, 'max_pool': True}
+        {'width': 4, 'stem_stride': 2, 'max_pool': True, 'projection': None}
     """
     spec: dict[str, Any] = {
         "name": name,

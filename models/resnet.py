@@ -1,41 +1,70 @@
-"""ResNets of basic blocks in one, two and three dimensions: FedSKD's local models, FedDAL's private and proxy ones."""
+"""Residual networks in one, two and three dimensions: from FedSKD's local models to dFLMoE's and MH-pFLID's clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.network import Network, Output
+from models.blocks import Residual, conv, initialise, norm, normed, pool, stepwise, unit
+from models.classifier import Classifier
 
-# Four stages, of which all but the first halve the grid.
-STAGES = 4
+# Output channels of a block for each channel of its stage.
+EXPANSION = {"basic": 1, "bottleneck": 4, "squeeze": 1, "grouped": 4}
+GROUPS = 32
+"""ResNeXt's cardinality: 32 groups of 4 channels each at width 64."""
+
+REDUCTION = 16
+"""SE-ResNet's: how many channels share one unit of the squeezed layer."""
 
 
-class ResNet(Network):
-    """ResNet of basic blocks, widths ``c, 2c, 4c, 8c``, with its four stages as taps.
+class ResNet(Classifier):
+    """ResNet of stages that each halve the grid of the one before, with the stages as taps.
 
-    Source: He et al. 2016, as MONAI builds it (``monai.networks.nets.ResNet``, whose parts and parameter names these
-        are); FedSKD uses ResNet-10 of differing width at each site.
+    =========== ========== ============= =====================
+    name        block      blocks        channels, in ``width``
+    =========== ========== ============= =====================
+    resnet10    basic      1, 1, 1, 1    1, 2, 4, 8
+    resnet18    basic      2, 2, 2, 2    1, 2, 4, 8
+    resnet34    basic      3, 4, 6, 3    1, 2, 4, 8
+    resnet101   bottleneck 3, 4, 23, 3   1, 2, 4, 8
+    resnet17    bottleneck 1, 1, 1, 2    1, 2, 4, 2
+    resnet11    bottleneck 1, 1, 1       1, 2, 2
+    resnet8     bottleneck 1, 1          1, 2
+    resnet5     bottleneck 1             2
+    se_resnet18 squeeze    2, 2, 2, 2    1, 2, 4, 8
+    resnext14   grouped    1, 1, 1, 1    1, 2, 4, 8
+    =========== ========== ============= =====================
+
+    Source: He et al. 2016, of MONAI's blocks (``monai.networks.nets.ResNet``, whose parameter names these are): FedSKD
+        uses ResNet-10 of differing width at each site; FedDAL 18, 34 and 101; MH-pFLID and dFLMoE 17, 11, 8 and 5,
+        which at width 64 all end in 512 features. SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie
+        et al. 2017.
     Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes no gradient. The
         stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for ImageNet, and 1 in 3-D, as MONAI has it.
-        Pooling is the mean over space, whose gradient is deterministic on a GPU, too.
+        Pooling is the mean over space, whose gradient is deterministic on a GPU, too. ResNeXt's first 1x1 convolution
+        is not grouped, as its paper has it; MH-pFLID's authors group it.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one value a channel must be
-        left at the last stage); taps ``(b, width * 2**i, *space_i)``, post-ReLU; bottleneck and penultimate
-        ``(b, 8 * width)``; prediction ``(b, classes)``, logits.
+        left at the last stage); taps ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4
+        of bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         name: in ``models.MODELS``.
-        blocks: of each of the four stages.
+        blocks: of each stage.
+        block: the kind of block, one of ``EXPANSION``.
+        factors: of each stage, its channels in units of ``width``.
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
         classes: of the prediction.
-        width: channels of the first stage; the paper's sites have 64, 62, 60 and 58.
+        width: channels of the stem; FedSKD's sites have 64, 62, 60 and 58.
         stem_stride: 1 or 2; None takes 2 in 1-D and 2-D, 1 in 3-D.
         max_pool: whether the stem ends in a max pool of stride 2.
+        projection: features that the head takes; None takes those of the last stage.
     Raises:
-        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2, or the input does not fit.
+        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2, resnext14's width is not a
+            multiple of 16, or the input does not fit.
     Example:
         >>> import torch
         >>> model = resnet10(spatial_dims=2, in_channels=3, classes=5, width=8)
@@ -44,74 +73,83 @@ class ResNet(Network):
         (torch.Size([2, 5]), [(8, 16, 16), (16, 8, 8), (32, 4, 4), (64, 2, 2)])
     """
 
-    head_name = "fc"
-
     def __init__(
         self,
         *,
         name: str,
         blocks: Sequence[int],
+        block: str = "basic",
+        factors: Sequence[int] = (1, 2, 4, 8),
         spatial_dims: int,
         in_channels: int,
         classes: int,
         width: int = 64,
         stem_stride: int | None = None,
         max_pool: bool = True,
+        projection: int | None = None,
     ) -> None:
         if stem_stride is None:
             stem_stride = 1 if spatial_dims == 3 else 2
-        if type(width) is not int or width < 1:
-            raise ValueError(f"{name}: width must be a whole number from 1 on, not {width!r}")
-        if type(stem_stride) is not int or stem_stride not in (1, 2):
-            raise ValueError(f"{name}: stem_stride must be 1 or 2, not {stem_stride!r}")
-        if not isinstance(max_pool, bool):
-            raise ValueError(f"{name}: max_pool must be true or false, not {max_pool!r}")
         super().__init__(
             name=name,
             spatial_dims=spatial_dims,
             in_channels=in_channels,
             classes=classes,
-            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool},
+            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection},
         )
-        from monai.networks.nets.resnet import ResNet as MonaiResNet  # takes seconds, and only who builds one needs it
+        self.conv1 = conv(spatial_dims, in_channels, width, 7, stride=stem_stride)
+        self.bn1 = norm(spatial_dims, width)
+        self.act = nn.ReLU(inplace=True)
+        self.maxpool = pool(spatial_dims) if max_pool else nn.Identity()
+        channels, self.stage_names = width, [f"layer{index + 1}" for index in range(len(blocks))]
+        for stage, count, factor in zip(self.stage_names, blocks, factors, strict=True):
+            stride = 1 if stage == "layer1" else 2
+            self.add_module(stage, _stage(spatial_dims, block, count, channels, factor * width, stride))
+            channels = factor * width * EXPANSION[block]
+        self.add_head(channels)
+        initialise(self.modules())
+        self.lone_side = stem_stride * (2 if max_pool else 1) * 2 ** (len(blocks) - 1)
 
-        net = MonaiResNet(
-            "basic",
-            list(blocks),
-            [width * 2**stage for stage in range(STAGES)],
-            spatial_dims=spatial_dims,
-            n_input_channels=in_channels,
-            conv1_t_stride=stem_stride,
-            no_max_pool=not max_pool,
-            shortcut_type="B",
-            bias_downsample=False,
-            num_classes=classes,
+    def features(self, x: Tensor) -> list[Tensor]:
+        """The features after each stage."""
+        x = self.maxpool(self.act(self.bn1(self.conv1(x))))
+        return stepwise((self.get_submodule(name) for name in self.stage_names), x)
+
+
+def _stage(dims: int, kind: str, count: int, channels: int, width: int, stride: int) -> nn.Sequential:
+    out = width * EXPANSION[kind]
+    shortcut = normed(dims, channels, out, 1, stride=stride) if stride != 1 or channels != out else None
+    blocks = [_block(dims, kind, channels, width, stride, shortcut)]
+    return nn.Sequential(*blocks, *(_block(dims, kind, out, width, 1, None) for _ in range(count - 1)))
+
+
+def _block(dims: int, kind: str, channels: int, width: int, stride: int, shortcut: nn.Module | None) -> nn.Module:
+    # Importing MONAI takes seconds, and only who builds a network needs it.
+    from monai.networks.blocks import ChannelSELayer
+    from monai.networks.nets.resnet import ResNetBlock, ResNetBottleneck
+
+    if kind in ("basic", "bottleneck"):
+        made: nn.Module = (ResNetBlock if kind == "basic" else ResNetBottleneck)(
+            channels, width, dims, stride, shortcut
         )
-        self.conv1, self.bn1, self.act = net.conv1, net.bn1, net.act
-        self.maxpool = net.maxpool if max_pool else None
-        self.layer1, self.layer2, self.layer3, self.layer4 = net.layer1, net.layer2, net.layer3, net.layer4
-        self.fc = net.fc
-        self.reduction = stem_stride * (2 if max_pool else 1) * 2 ** (STAGES - 1)
-
-    def forward(self, x: Tensor) -> Output:
-        """All of :class:`Output` for one batch."""
-        self.check_input(x)
-        if self.training and x.shape[0] == 1 and all(size <= self.reduction for size in x.shape[2:]):
-            raise ValueError(
-                f"{self.spec['name']} cannot train on one sample of {tuple(x.shape[2:])}: batch norm needs a batch of "
-                f"at least 2, or a side of at least {self.reduction + 1}"
-            )
-        x = self.act(self.bn1(self.conv1(x)))
-        if self.maxpool is not None:
-            x = self.maxpool(x)
-        taps = []
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = stage(x)
-            taps.append(x)
-        penultimate = x.flatten(2).mean(2)
-        return Output(self.fc(penultimate), tuple(taps), penultimate, penultimate)
+        return made
+    if kind == "squeeze":
+        branch = unit(dims, channels, width, 3, stride=stride).extend(normed(dims, width, width, 3))
+        branch.append(ChannelSELayer(dims, width, r=min(REDUCTION, width)))
+    else:
+        branch = unit(dims, channels, 2 * width, 1)
+        branch.extend(unit(dims, 2 * width, 2 * width, 3, stride=stride, groups=GROUPS))
+        branch.extend(normed(dims, 2 * width, width * EXPANSION[kind], 1))
+    return Residual(branch, shortcut, nn.ReLU())
 
 
 resnet10 = partial(ResNet, name="resnet10", blocks=(1, 1, 1, 1))
 resnet18 = partial(ResNet, name="resnet18", blocks=(2, 2, 2, 2))
 resnet34 = partial(ResNet, name="resnet34", blocks=(3, 4, 6, 3))
+resnet101 = partial(ResNet, name="resnet101", blocks=(3, 4, 23, 3), block="bottleneck")
+resnet17 = partial(ResNet, name="resnet17", blocks=(1, 1, 1, 2), block="bottleneck", factors=(1, 2, 4, 2))
+resnet11 = partial(ResNet, name="resnet11", blocks=(1, 1, 1), block="bottleneck", factors=(1, 2, 2))
+resnet8 = partial(ResNet, name="resnet8", blocks=(1, 1), block="bottleneck", factors=(1, 2))
+resnet5 = partial(ResNet, name="resnet5", blocks=(1,), block="bottleneck", factors=(2,))
+se_resnet18 = partial(ResNet, name="se_resnet18", blocks=(2, 2, 2, 2), block="squeeze")
+resnext14 = partial(ResNet, name="resnext14", blocks=(1, 1, 1, 1), block="grouped")

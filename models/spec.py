@@ -7,14 +7,74 @@ A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSO
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-# The hyper-parameters of each network in models.MODELS.
-_RESNET = frozenset({"width", "stem_stride", "max_pool"})
-HYPER: dict[str, frozenset[str]] = {"resnet10": _RESNET, "resnet18": _RESNET, "resnet34": _RESNET}
+# The hyper-parameters of each network in models.MODELS. One of the same name means the same in all of them: width the
+# channels of the first stage, projection the features that the head takes (None: as many as the last stage has), depth
+# how often a U-Net halves the grid, scale the enlargement of super-resolution.
+_CLASSIFIER = frozenset({"width", "projection"})
+_RESNET = _CLASSIFIER | {"stem_stride", "max_pool"}
+_UNET = frozenset({"width", "depth"})
+_SUPER_RESOLUTION = frozenset({"width", "scale"})
+HYPER: dict[str, frozenset[str]] = {
+    "resnet10": _RESNET,
+    "resnet18": _RESNET,
+    "resnet34": _RESNET,
+    "resnet101": _RESNET,
+    "resnet17": _RESNET,
+    "resnet11": _RESNET,
+    "resnet8": _RESNET,
+    "resnet5": _RESNET,
+    "se_resnet18": _RESNET,
+    "resnext14": _RESNET,
+    "densenet50": _CLASSIFIER,
+    "mobilenet_v1": _CLASSIFIER,
+    "mobilenet_v2": _CLASSIFIER,
+    "shufflenet_v2": _CLASSIFIER,
+    "squeezenet": _CLASSIFIER,
+    "vgg11": _CLASSIFIER,
+    "vgg16": _CLASSIFIER,
+    "vgg19": _CLASSIFIER,
+    "tcn": _CLASSIFIER,
+    "transformer": _CLASSIFIER,
+    "rnn": _CLASSIFIER,
+    "unet": _UNET,
+    "unet_plus_plus": _UNET,
+    "res_unet": _UNET,
+    "fcn8s": frozenset({"width"}),
+    "srresnet18": _SUPER_RESOLUTION,
+    "srresnet12": _SUPER_RESOLUTION,
+    "srresnet6": _SUPER_RESOLUTION,
+    "srcnn": _SUPER_RESOLUTION,
+    "messenger_classification": frozenset({"width"}),
+    "messenger_segmentation": frozenset({"width"}),
+    "messenger_time_series": frozenset({"width"}),
+}
+
+# Networks of time series alone; all others take one, two and three dimensions.
+ONE_DIMENSIONAL = frozenset({"tcn", "transformer", "rnn", "messenger_time_series"})
+
+# What the width must be a multiple of: heads, groups, halves and quarters of it have to be whole.
+WIDTH_MULTIPLES = {
+    "resnext14": 16,
+    "densenet50": 2,
+    "mobilenet_v2": 4,
+    "shufflenet_v2": 2,
+    "transformer": 4,
+    "rnn": 2,
+    "fcn8s": 2,
+    "srcnn": 2,
+}
+CHOICES: dict[str, Sequence[bool | int]] = {
+    "depth": range(1, 7),  # the deepest U-Nets of the field have 7 levels
+    "scale": (2, 4, 8),
+    "stem_stride": (1, 2),
+    "max_pool": (True, False),
+}
 
 MONAI_PREFIX = "monai.networks.nets."
 MODULE_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
@@ -78,7 +138,7 @@ SIZE_MAX = 4096  # channels, classes, kernel sizes, factors: eight times the wid
 LAYERS_MAX = 64  # of one stage: DenseNet-201 has 48
 LIST_MAX = 16  # values in a list, layers tapped: the deepest U-Nets have 7 levels
 TEXT_MAX = 256  # characters: a nested U-Net's layer name has some 100
-LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", "num_res_units"})
+LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", "num_res_units", "depth"})
 
 KEYS = ("name", "spatial_dims", "in_channels", "classes", "hyper")
 TAP_KEYS = ("features", "head")
@@ -105,6 +165,8 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
             return f"{key} must be a whole number from 1 on, not {spec[key]!r}"
     if spec["spatial_dims"] > 3:
         return f"spatial_dims must be 1, 2 or 3, not {spec['spatial_dims']}"
+    if spec["name"] in ONE_DIMENSIONAL and spec["spatial_dims"] != 1:
+        return f"{spec['name']} takes time series alone, so spatial_dims must be 1, not {spec['spatial_dims']}"
     if not isinstance(spec["hyper"], Mapping) or not all(isinstance(key, str) for key in spec["hyper"]):
         return "hyper must be a table of hyper-parameters by name"
     features = spec.get("features", [])
@@ -113,6 +175,23 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
     if not isinstance(spec.get("head", ""), str):
         return f"head must be a layer name, not {spec['head']!r}"
     return next(_value_problems(spec["hyper"]), None)
+
+
+def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
+    """What is wrong with a hyper-parameter's value of the network of this name in ``models.MODELS``, or None."""
+    for key, value in hyper.items():
+        if key in CHOICES:
+            choices = CHOICES[key]
+            if type(value) is not type(choices[0]) or value not in choices:
+                *some, last = map(json.dumps, choices)
+                return f"{key} must be {', '.join(some)} or {last}, not {value!r}"
+        elif key == "projection" and value is None:
+            continue
+        elif type(value) is not int or value < 1:
+            return f"{key} must be a whole number from 1 on, not {value!r}"
+        elif key == "width" and value % WIDTH_MULTIPLES.get(name, 1):
+            return f"width must be a multiple of {WIDTH_MULTIPLES[name]}, not {value}"
+    return None
 
 
 def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ()) -> str | None:

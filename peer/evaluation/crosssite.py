@@ -1,8 +1,8 @@
 """Every site's model on every site's test split, on one machine that holds all the sites' folders.
 
 A real federation never does this, since no site sees another's data; the demo and the simulator do. Run as
-``python -m peer.evaluation.crosssite`` it reads one JSON document from standard input and writes one to standard output,
-so that who asks needs neither torch nor the memory for it.
+``python -m peer.evaluation.crosssite`` it reads one JSON document from standard input and writes one to standard
+output, so that who asks needs neither torch nor the memory for it.
 """
 
 from __future__ import annotations

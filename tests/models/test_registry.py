@@ -1,63 +1,103 @@
-"""One battery over every network of the registry, and the two ways to make one."""
+"""One battery over every network of the registry in every dimension, and the two ways to make one."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import json
+import math
 
 import pytest
 import torch
 
-from models import MODELS, build, create_model
+from models import MODELS, build, create_model, remote_spec_problem
 from models.network import Network
-from models.spec import HYPER
+from models.spec import HYPER, ONE_DIMENSIONAL, WIDTH_MULTIPLES
 
 # Small enough for a test; the battery is about structure.
-SMALL = {"resnet10": {"width": 4}, "resnet18": {"width": 4}, "resnet34": {"width": 4}}
+SMALL = {name: {"width": math.lcm(4, WIDTH_MULTIPLES.get(name, 1))} for name in MODELS}
+for name, hyper in SMALL.items():
+    hyper |= {"depth": 2} if "depth" in HYPER[name] else {"scale": 2} if "scale" in HYPER[name] else {}
 ODD = {1: (37,), 2: (19, 23), 3: (9, 11, 13)}
+EVEN = {1: (64,), 2: (32, 32), 3: (12, 12, 12)}
+ONE_STAGE_OR_ONE_GRID = {"resnet5", "rnn", "srresnet18", "srresnet12", "srresnet6", "srcnn"}
+DENSE = {"unet", "unet_plus_plus", "res_unet", "fcn8s", "messenger_segmentation"}
+SUPER_RESOLUTION = {name for name in MODELS if "scale" in HYPER[name]}
+CASES = [(name, dims) for name in MODELS for dims in ((1,) if name in ONE_DIMENSIONAL else (1, 2, 3))]
 
 
-@pytest.fixture(params=MODELS)
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=[1, 2, 3], ids="{}-D".format)
-def dims(request) -> int:
+@pytest.fixture(params=CASES, ids=[f"{name}-{dims}-D" for name, dims in CASES])
+def case(request) -> tuple[str, int]:
     return request.param
 
 
 @pytest.fixture
+def name(case) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def dims(case) -> int:
+    return case[1]
+
+
+@pytest.fixture
 def model(name, dims) -> Network:
+    return small(name, dims)
+
+
+def small(name: str, dims: int, **hyper) -> Network:
     torch.manual_seed(0)
-    return create_model(name, spatial_dims=dims, in_channels=2, classes=3, **SMALL[name])
+    return create_model(name, spatial_dims=dims, in_channels=2, classes=3, **{**SMALL[name], **hyper})
 
 
-def test_one_sample_of_an_odd_size(model, dims):
-    model.eval()
+def sample(model: Network, batch: int, space: tuple[int, ...]) -> torch.Tensor:
+    """A batch of about this size: as much larger as the network says that it must be."""
+    sides = [math.ceil(max(side, model.smallest) / model.multiple) * model.multiple for side in space]
+    return torch.randn(batch, 2, *sides, generator=torch.Generator().manual_seed(1))
+
+
+def test_one_sample_of_an_odd_size(model, name, dims):
+    x = sample(model, 1, ODD[dims])
     with torch.no_grad():
-        output = model(torch.randn(1, 2, *ODD[dims]))
-    assert output.prediction.shape[:2] == (1, 3)
+        output = model.eval()(x)
+    space = x.shape[2:]
+    expected = space if name in DENSE else [2 * side for side in space] if name in SUPER_RESOLUTION else ()
+    assert output.prediction.shape == (1, 3, *expected)
     assert output.prediction.isfinite().all()
 
 
 def test_the_smallest_input(model, dims):
+    smallest = math.lcm(model.smallest, model.multiple)
     with torch.no_grad():
-        assert model.eval()(torch.randn(1, 2, *(1,) * dims)).prediction.isfinite().all()
+        assert model.eval()(torch.randn(1, 2, *(smallest,) * dims)).prediction.isfinite().all()
 
 
-def test_taps_come_shallow_to_deep(model, dims):
-    output = model(torch.randn(2, 2, *(33,) * dims))
+def test_taps_come_shallow_to_deep(model, name, dims):
+    output = model(sample(model, 2, EVEN[dims]))
     grids = [tuple(tap.shape[2:]) for tap in output.taps]
-    assert len(grids) >= 2
     assert all(tap.ndim == dims + 2 and tap.shape[0] == 2 for tap in output.taps)
     assert grids == sorted(grids, reverse=True)
-    assert grids[0] > grids[-1]
+    assert name in ONE_STAGE_OR_ONE_GRID or grids[0] > grids[-1]
+
+
+def test_where_other_methods_attach(model, name, dims):
+    output = model(x := sample(model, 2, EVEN[dims]))
+    if name in SUPER_RESOLUTION:
+        assert output.penultimate.shape[2:] == output.prediction.shape[2:]
+    elif name == "messenger_segmentation":
+        assert output.penultimate is output.bottleneck is output.taps[-1]
+    elif name in DENSE:
+        assert output.bottleneck is output.taps[-1]
+        assert output.penultimate.shape[2:] == x.shape[2:]
+        assert set(model.head.kernel_size) == {1}
+    else:
+        assert output.bottleneck is output.penultimate
+        assert output.penultimate.ndim == 2
 
 
 def test_the_head_of_the_penultimate_feature_is_the_prediction(model, dims):
-    output = model.eval()(torch.randn(2, 2, *ODD[dims]))
+    output = model.eval()(sample(model, 2, ODD[dims]))
     assert torch.equal(model.head(output.penultimate), output.prediction)
     assert {id(p) for p in model.head.parameters()} == {
         id(p) for key, p in model.named_parameters() if key.startswith(model.head_name + ".")
@@ -68,21 +108,22 @@ def test_the_shape_of_the_feature_is_known_beforehand(model, dims):
     model.train()
     model.head.eval()
     state = copy.deepcopy(model.state_dict())
-    shape = model.feature_shape(ODD[dims])
+    x = sample(model, 1, ODD[dims])
+    shape = model.feature_shape(x.shape[2:])
     assert model.training
     assert not model.head.training
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-    assert shape == model.eval()(torch.randn(1, 2, *ODD[dims])).penultimate.shape[1:]
+    assert shape == model.eval()(x).penultimate.shape[1:]
 
 
 def test_a_gradient_reaches_every_parameter(model, dims):
-    output = model(torch.randn(4, 2, *(33,) * dims))
+    output = model(sample(model, 4, EVEN[dims]))
     output.prediction.square().sum().backward()
     assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
 def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, dims):
-    output = model(torch.randn(4, 2, *(33,) * dims))
+    output = model(sample(model, 2, ODD[dims]))
     for feature in (*output.taps, output.penultimate, output.bottleneck):
         gradients = torch.autograd.grad(
             feature.square().sum(), list(model.parameters()), retain_graph=True, allow_unused=True
@@ -93,43 +134,117 @@ def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, dim
 def test_the_spec_and_the_state_make_the_same_network_again(model, dims):
     spec = json.loads(json.dumps(model.spec))
     assert spec == model.spec
+    assert remote_spec_problem(spec) is None
     with torch.device("meta"):
         again = build(spec)
     assert all(p.is_meta for p in again.parameters())
     again.load_state_dict(model.state_dict(), assign=True)
     assert again.spec == spec
-    x = torch.randn(2, 2, *ODD[dims])
+    x = sample(model, 2, ODD[dims])
     assert torch.equal(again.eval()(x).prediction, model.eval()(x).prediction)
 
 
-def test_the_same_seed_gives_the_same_weights(model, name, dims):
-    torch.manual_seed(0)
-    again = create_model(name, spatial_dims=dims, in_channels=2, classes=3, **SMALL[name])
-    assert all(torch.equal(again.state_dict()[key], value) for key, value in model.state_dict().items())
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_seed_gives_the_same_weights(name):
+    state, again = small(name, 1).state_dict(), small(name, 1).state_dict()
+    assert all(torch.equal(again[key], value) for key, value in state.items())
 
 
-def test_an_input_that_does_not_fit_is_named(model, name, dims):
-    for shape in [(2, 3, *ODD[dims]), (2, *ODD[dims]), (0, 2, *ODD[dims])]:
-        with pytest.raises(ValueError, match=rf"{name} takes a non-empty \(b, 2, \*space\) with {dims} spatial"):
+@pytest.mark.parametrize("name", MODELS)
+def test_an_input_that_does_not_fit_is_named(name):
+    model = small(name, 1)
+    for shape in [(2, 3, 37), (2, 37), (2, 2, 37, 37), (0, 2, 37)]:
+        with pytest.raises(ValueError, match=rf"{name} takes a non-empty \(b, 2, \*space\) with 1 spatial dim"):
             model(torch.zeros(shape))
 
 
-def test_the_torch_free_table_agrees_with_the_constructors():
-    fixed = {"spatial_dims", "in_channels", "classes"}
+@pytest.mark.parametrize("name", MODELS)
+def test_half_precision(name):
+    dims = 1 if name in ONE_DIMENSIONAL else 2
+    model = small(name, dims)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(sample(model, 2, EVEN[dims]))
+    output.prediction.float().square().mean().backward()
+    assert all(p.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_side_that_is_too_short_or_no_multiple_is_refused(name):
+    model = small(name, 1).eval()
+    smallest, multiple = model.smallest, model.multiple
+    if smallest > 1:
+        with pytest.raises(ValueError, match=rf"{name} takes sides of at least {smallest}, not \({smallest - 1},\)"):
+            model(torch.zeros(1, 2, smallest - 1))
+        model.smallest = 1
+        with pytest.raises(RuntimeError, match=r"Kernel size can't be greater|[Oo]utput size"):
+            model(torch.zeros(1, 2, smallest - 1))
+    if multiple > 1:
+        with pytest.raises(ValueError, match=rf"{name} takes sides that are multiples of {multiple}, not \(17,\)"):
+            model(torch.zeros(1, 2, 17))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_sample_that_leaves_batch_norm_one_value_is_refused_and_no_other(name):
+    model, side = small(name, 1), small(name, 1).lone_side
+    if side == 0:
+        assert not any(isinstance(module, torch.nn.BatchNorm1d) for module in model.modules())
+        return
+    shorter = sample(model, 1, (int(min(side, 64)),))
+    with pytest.raises(ValueError, match=rf"{name} cannot train on one sample of .*a batch of at least 2"):
+        model(shorter)
+    if math.isfinite(side):
+        model(sample(model, 1, (side + 1,)))
+    model.lone_side = 0
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        model(shorter)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "projection" in HYPER[name]])
+def test_a_projection_gives_every_classifier_a_head_of_the_same_shape(name):
+    model = small(name, 1, projection=512)
+    output = model(sample(model, 2, EVEN[1]))
+    assert output.penultimate.shape == (2, 512)
+    assert {key: tuple(value.shape) for key, value in model.head.state_dict().items()} == {
+        "weight": (3, 512),
+        "bias": (3,),
+    }
+    features = output.taps[-1].mean(2)
+    torch.testing.assert_close(output.prediction, model.head(model.projection(features)))
+
+
+def test_the_torch_free_tables_agree_with_the_constructors():
     for model_name, constructor in MODELS.items():
-        free = {p.name for p in inspect.signature(constructor).parameters.values() if p.name not in ("name", "blocks")}
-        assert free - fixed == HYPER[model_name]
-    assert MODELS.keys() == HYPER.keys()
+        assert constructor.keywords["name"] == model_name
+        assert HYPER[model_name] <= inspect.signature(constructor).parameters.keys() - constructor.keywords.keys()
+        assert small(model_name, 1).spec["hyper"].keys() == HYPER[model_name]
+    assert list(MODELS) == list(HYPER)
+    assert WIDTH_MULTIPLES.keys() | ONE_DIMENSIONAL <= HYPER.keys()
+
+
+@pytest.mark.parametrize("name", WIDTH_MULTIPLES)
+def test_widths_that_cannot_be_divided_are_named(name):
+    multiple = WIDTH_MULTIPLES[name]
+    with pytest.raises(ValueError, match=f"{name}: width must be a multiple of {multiple}, not {multiple + 1}"):
+        small(name, 1, width=multiple + 1)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "resnet01"}, "unknown model 'resnet01'; did you mean .*'resnet10'"),
+        ({"name": "resnet01"}, "unknown model 'resnet01'; did you mean .*'resnet101'"),
         ({"name": "zebra"}, "unknown model 'zebra'; there are resnet10, .* and any module:Class"),
-        ({"widht": 8}, "resnet10 has no hyper-parameter 'widht'; did you mean 'width'.*max_pool, stem_stride, width"),
+        ({"widht": 8}, "resnet10 has no hyper-parameter 'widht'; did you mean 'width'.*max_pool, projection, stem_str"),
         ({"name_": 1}, "resnet10 has no hyper-parameter 'name_'"),
         ({"blocks": [1]}, "resnet10 has no hyper-parameter 'blocks'"),
+        ({"width": 0}, "resnet10: width must be a whole number from 1 on, not 0"),
+        ({"width": 8.0}, "resnet10: width must be a whole number from 1 on, not 8.0"),
+        ({"projection": True}, "resnet10: projection must be a whole number from 1 on, not True"),
+        ({"stem_stride": 3}, "resnet10: stem_stride must be 1 or 2, not 3"),
+        ({"stem_stride": True}, "stem_stride must be 1 or 2, not True"),
+        ({"max_pool": 1}, "max_pool must be true or false, not 1"),
+        ({"name": "unet", "depth": 7}, "unet: depth must be 1, 2, 3, 4, 5 or 6, not 7"),
+        ({"name": "srcnn", "scale": 3}, "srcnn: scale must be 2, 4 or 8, not 3"),
+        ({"name": "rnn"}, "model spec 'rnn': rnn takes time series alone, so spatial_dims must be 1, not 2"),
         ({"features": ["layer1"], "head": "fc"}, "resnet10 has its own taps and head; leave out features and head"),
         ({"spatial_dims": 4}, "model spec 'resnet10': spatial_dims must be 1, 2 or 3, not 4"),
         ({"classes": 0}, "classes must be a whole number from 1 on, not 0"),

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from monai.networks.nets import ResNet as MonaiResNet
 
-from models.resnet import resnet10, resnet18, resnet34
+from models.resnet import (
+    ResNet,
+    resnet5,
+    resnet8,
+    resnet10,
+    resnet11,
+    resnet17,
+    resnet18,
+    resnet34,
+    resnet101,
+    resnext14,
+    se_resnet18,
+)
+
+resnext50 = partial(ResNet, name="resnext14", blocks=(3, 4, 6, 3), block="grouped")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +36,7 @@ def test_the_sizes_of_the_papers_four_sites(dims, millions):
     assert sizes == pytest.approx(millions, abs=0.005)
 
 
-@pytest.mark.parametrize(("constructor", "millions"), [(resnet18, 11.18), (resnet34, 21.29)])
+@pytest.mark.parametrize(("constructor", "millions"), [(resnet18, 11.18), (resnet34, 21.29), (resnet101, 42.52)])
 def test_the_sizes_of_the_deeper_ones(constructor, millions):
     with torch.device("meta"):
         model = constructor(spatial_dims=2, in_channels=3, classes=8)
@@ -93,16 +109,61 @@ def test_one_sample_too_small_to_train_on_is_refused_with_the_minimum():
     model.eval()(torch.zeros(1, 1, 32, 7))
 
 
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "resnet10: width must be a whole number from 1 on, not 0"),
-        ({"width": 8.0}, "width must be a whole number"),
-        ({"stem_stride": 3}, "stem_stride must be 1 or 2, not 3"),
-        ({"stem_stride": True}, "stem_stride must be 1 or 2, not True"),
-        ({"max_pool": 1}, "max_pool must be true or false, not 1"),
-    ],
+    ("constructor", "thousands", "stages"),
+    [(resnet17, 3131, 4), (resnet11, 1011, 3), (resnet8, 468, 2), (resnet5, 270, 1)],
 )
-def test_hyper_parameters_out_of_range_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        resnet10(spatial_dims=2, in_channels=1, classes=2, **options)
+def test_the_sizes_of_the_bottleneck_clients(constructor, thousands, stages):
+    with torch.device("meta"):
+        model = constructor(spatial_dims=2, in_channels=3, classes=8)
+    assert round(parameters(model) / 1e3) == thousands
+    assert model.feature_shape((64, 64)) == (512,)
+    assert len(model(torch.empty(2, 3, 64, 64, device="meta")).taps) == stages
+
+
+@pytest.mark.parametrize(
+    ("constructor", "published"),
+    [(resnet101, 44_549_160), (se_resnet18, 11_778_592), (resnext50, 25_028_904)],
+)
+def test_the_sizes_that_others_print_for_imagenet(constructor, published):
+    with torch.device("meta"):
+        assert parameters(constructor(spatial_dims=2, in_channels=3, classes=1000)) == published
+
+
+def test_bottlenecks_predict_as_monais_network_does():
+    ours = resnet17(spatial_dims=2, in_channels=1, classes=2, width=4).eval()
+    theirs = MonaiResNet(
+        "bottleneck",
+        [1, 1, 1, 2],
+        [4, 8, 16, 8],
+        spatial_dims=2,
+        n_input_channels=1,
+        conv1_t_stride=2,
+        bias_downsample=False,
+        num_classes=2,
+    ).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 1, 40, 40)
+    torch.testing.assert_close(ours(x).prediction, theirs(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_squeezed_block_rescales_its_channels():
+    block = se_resnet18(spatial_dims=2, in_channels=1, classes=2, width=8).eval().layer1[0]
+    conv1, bn1, _, conv2, bn2, squeeze = block.branch
+    x = torch.randn(2, 8, 6, 6)
+    y = bn2(conv2(bn1(conv1(x)).relu()))
+    gate = torch.sigmoid(squeeze.fc[2](squeeze.fc[0](y.mean((2, 3))).relu()))
+    torch.testing.assert_close(block(x), (x + y * gate[:, :, None, None]).relu())
+
+
+def test_a_grouped_block_sees_only_its_group():
+    block = resnext14(spatial_dims=2, in_channels=1, classes=2, width=16).eval().layer1[0]
+    grouped = block.branch[3]
+    x = torch.randn(1, 32, 4, 4, requires_grad=True)
+    grouped(x)[0, 5].sum().backward()
+    assert x.grad.abs().sum((0, 2, 3)).nonzero().flatten().tolist() == [5]
+    assert (grouped.groups, grouped.in_channels) == (32, 32)

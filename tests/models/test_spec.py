@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from models.spec import FORBIDDEN, REMOTE_MONAI, remote_spec_problem, spec_problem
+from models.spec import FORBIDDEN, REMOTE_MONAI, hyper_problem, remote_spec_problem, spec_problem
 
 RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 4, "classes": 2, "hyper": {"width": 62}}
 UNET = {
@@ -60,6 +60,30 @@ def test_what_is_no_spec_is_named(change, problem):
             raise ValueError(judge({**RESNET, **change}))
 
 
+def test_a_series_network_takes_one_dimension():
+    rnn = {**RESNET, "name": "rnn"}
+    for judge in (spec_problem, remote_spec_problem):
+        assert judge({**rnn, "spatial_dims": 1}) is None
+        assert judge(rnn) == "rnn takes time series alone, so spatial_dims must be 1, not 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "problem"),
+    [
+        ("resnet10", {"width": 62, "projection": None, "stem_stride": 1, "max_pool": False}, None),
+        ("resnet10", {"projection": 512}, None),
+        ("resnet10", {"projection": 0}, "projection must be a whole number from 1 on, not 0"),
+        ("resnet10", {"width": None}, "width must be a whole number from 1 on, not None"),
+        ("resnext14", {"width": 24}, "width must be a multiple of 16, not 24"),
+        ("unet", {"depth": 0}, "depth must be 1, 2, 3, 4, 5 or 6, not 0"),
+        ("srcnn", {"scale": 2.0}, "scale must be 2, 4 or 8, not 2.0"),
+        ("resnet10", {"max_pool": 0}, "max_pool must be true or false, not 0"),
+    ],
+)
+def test_what_a_hyper_parameter_may_be(name, hyper, problem):
+    assert hyper_problem(name, hyper) == problem
+
+
 def test_a_missing_key_is_named():
     assert spec_problem({key: RESNET[key] for key in RESNET if key != "classes"}) == "key 'classes' is missing"
 
@@ -76,6 +100,7 @@ def test_a_missing_key_is_named():
         ({**RESNET, "hyper": {"name": "x"}}, "may not set 'name'"),
         ({**RESNET, "hyper": {"width": 4097}}, "width may be at most 4096 in a spec from another site, not 4097"),
         ({**RESNET, "hyper": {"width": -(10**300)}}, "width may be at most 4096"),
+        ({**RESNET, "name": "unet", "hyper": {"depth": 65}}, "depth may be at most 64"),
         ({**RESNET, "in_channels": 10**6}, "in_channels may be at most 4096"),
         ({**RESNET, "classes": 10**6}, "classes may be at most 4096"),
         ({**RESNET, "head": "fc"}, "has its own taps and head"),

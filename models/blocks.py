@@ -1,0 +1,104 @@
+"""What networks are made of, in one, two and three dimensions alike. Every convolution keeps the grid or divides it.
+
+A convolution or pooling of stride s turns a side of n into ⌈n/s⌉, so that no side ever vanishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CONVOLUTION: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED: dict[int, type[nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+BATCH_NORM: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+MAX_POOL: dict[int, type[nn.Module]] = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+"""The interpolation of each dimension."""
+
+
+def conv(
+    dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1, bias: bool = False
+) -> nn.Module:
+    """A convolution with an odd kernel that keeps the grid at stride 1."""
+    return CONVOLUTION[dims](channels, out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
+
+
+def norm(dims: int, channels: int) -> nn.Module:
+    """Batch norm."""
+    return BATCH_NORM[dims](channels)
+
+
+def pool(dims: int) -> nn.Module:
+    """The max pool of most stems: 3 wide, of stride 2."""
+    return MAX_POOL[dims](3, stride=2, padding=1)
+
+
+def normed(dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """Convolution and batch norm, without an activation."""
+    return nn.Sequential(conv(dims, channels, out, kernel, stride=stride, groups=groups), norm(dims, out))
+
+
+def unit(
+    dims: int,
+    channels: int,
+    out: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    act: type[nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Convolution, batch norm, activation."""
+    return normed(dims, channels, out, kernel, stride=stride, groups=groups).append(act())
+
+
+class Residual(nn.Module):
+    """A branch beside a shortcut, which is the identity if none is given; then the activation, if one is given."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.branch, self.shortcut, self.act = branch, shortcut, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        summed: Tensor = self.branch(x) + (x if self.shortcut is None else self.shortcut(x))
+        return summed if self.act is None else self.act(summed)
+
+
+def stepwise(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
+    """The features after each of the stages, which run one after the other."""
+    taps = []
+    for stage in stages:
+        x = stage(x)
+        taps.append(x)
+    return taps
+
+
+def resize(x: Tensor, space: Sequence[int]) -> Tensor:
+    """Features ``(b, c, *space)`` on another grid, by linear interpolation between the centres of its cells."""
+    if x.shape[2:] == tuple(space):
+        return x
+    return F.interpolate(x, size=tuple(space), mode=LINEAR[x.ndim - 2], align_corners=False)
+
+
+def crop(x: Tensor, space: Sequence[int]) -> Tensor:
+    """The leading corner of a grid that is at least as large."""
+    for dim, side in enumerate(space, start=2):
+        x = x.narrow(dim, 0, side)
+    return x
+
+
+def pooled(x: Tensor) -> Tensor:
+    """The mean over space, whose gradient is deterministic on a GPU, too; a vector stays as it is."""
+    return x.flatten(2).mean(2) if x.ndim > 2 else x
+
+
+def initialise(modules: Iterable[nn.Module]) -> None:
+    """He et al.'s initialisation for rectified networks: by the fan out, biases of linear layers 0."""
+    for module in modules:
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)

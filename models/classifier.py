@@ -1,0 +1,44 @@
+"""What all classifiers here have in common: stages, the mean over space, perhaps a projection, a linear head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from models.blocks import pooled, stepwise
+from models.network import Network, Output
+
+
+class Classifier(Network):
+    """A stem, stages, and what follows the last of them.
+
+    The taps are the features after each stage; penultimate is the mean of the last one over space or, where the
+    hyper-parameter ``projection`` is set, a linear projection of it to that many features, which gives backbones of
+    any width heads of one shape. Subclasses set ``stem`` and ``stages``, then call :meth:`add_head`.
+    """
+
+    head_name = "fc"
+    stem: nn.Module
+    stages: Iterable[nn.Module]
+    projection: nn.Linear | None
+    fc: nn.Linear
+
+    def add_head(self, channels: int) -> None:
+        """Projection and head behind a last stage of that many channels."""
+        size: int | None = self.spec["hyper"]["projection"]
+        self.fc = nn.Linear(size or channels, self.spec["classes"])
+        self.projection = None if size is None else nn.Linear(channels, size)
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """The features after each stage."""
+        return stepwise(self.stages, self.stem(x))
+
+    def forward(self, x: Tensor) -> Output:
+        """All of :class:`models.network.Output` for one batch."""
+        self.check_input(x)
+        taps = self.features(x)
+        penultimate = pooled(taps[-1])
+        if self.projection is not None:
+            penultimate = self.projection(penultimate)
+        return Output(self.fc(penultimate), tuple(taps), penultimate, penultimate)

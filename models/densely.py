@@ -1,0 +1,72 @@
+"""DenseNet-50-BC in one, two and three dimensions: one of MH-pFLID's clients."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from models.classifier import Classifier
+
+BLOCKS = (7, 7, 7)
+
+
+class DenseNet(Classifier):
+    """DenseNet-BC of three dense blocks with seven layers each; its taps are the blocks.
+
+    Source: Huang et al. 2017 as MONAI builds it (``monai.networks.nets.DenseNet``); MH-pFLID's client has growth 12
+        after 24 initial features.
+    Differs: MH-pFLID's stem is one convolution 3 wide of stride 1, for small images; MONAI's, here, is 7 wide and has
+        stride 2 and a max pool.
+    Shapes: ``x (b, in_channels, *space)``, each side at least 13; taps ``(b, c_i, *space_i)`` at 1/4, 1/8 and 1/16
+        with 108, 138 and 153 channels at width 24; penultimate ``(b, 153)`` or ``(b, projection)``; prediction
+        ``(b, classes)``, logits.
+    Gradient flow: through everything.
+    Args:
+        name: in ``models.MODELS``.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: of the prediction.
+        width: features of the stem, twice the growth of each layer.
+        projection: features that the head takes; None takes those of the last block.
+    Raises:
+        ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
+    Example:
+        >>> import torch
+        >>> model = DenseNet(name="densenet50", spatial_dims=2, in_channels=3, classes=5)
+        >>> [tuple(tap.shape[1:]) for tap in model(torch.zeros(2, 3, 64, 64)).taps]
+        [(108, 16, 16), (138, 8, 8), (153, 4, 4)]
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        spatial_dims: int,
+        in_channels: int,
+        classes: int,
+        width: int = 24,
+        projection: int | None = None,
+    ) -> None:
+        super().__init__(
+            name=name,
+            spatial_dims=spatial_dims,
+            in_channels=in_channels,
+            classes=classes,
+            hyper={"width": width, "projection": projection},
+        )
+        from monai.networks.nets import DenseNet as MonaiDenseNet  # takes seconds, and only who builds one needs it
+
+        net = MonaiDenseNet(
+            spatial_dims, in_channels, classes, init_features=width, growth_rate=width // 2, block_config=BLOCKS
+        )
+        layers = net.features
+        self.stem = nn.Sequential(layers.conv0, layers.norm0, layers.relu0, layers.pool0)
+        self.stages = nn.ModuleList(
+            (
+                layers.denseblock1,
+                nn.Sequential(layers.transition1, layers.denseblock2),
+                nn.Sequential(layers.transition2, layers.denseblock3, layers.norm5, nn.ReLU()),
+            )
+        )
+        self.add_head(layers.norm5.num_features)
+        # The stem leaves a quarter of the side, rounded up; each transition half of that, rounded down.
+        self.smallest, self.lone_side = 13, 28

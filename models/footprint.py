@@ -1,0 +1,67 @@
+"""What a network costs before it is run: parameters, multiply-accumulates, shapes, and bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.registry import build, create_model
+
+
+def describe(
+    model: str | Mapping[str, Any], input_size: Sequence[int], *, in_channels: int = 1, classes: int = 2
+) -> dict[str, Any]:
+    """What the network is, for one sample of this spatial size; takes no memory for weights or features.
+
+    Args:
+        model: a name in ``models.MODELS``, with default hyper-parameters and as many dimensions as the size has; or a
+            spec, which says everything itself.
+        input_size: the sides of the input.
+        in_channels: of the input, where ``model`` is a name.
+        classes: of the prediction, where ``model`` is a name.
+    Returns:
+        JSON values: ``spec``, ``parameters``, ``multiply_accumulates`` of convolutions and matrix products in one
+        forward pass, the shapes of one sample's ``prediction``, ``taps``, ``bottleneck`` and ``penultimate``, and
+        ``bytes``, the tensors of an artifact of kind ``model`` (``proxy`` and ``messenger`` are alike) and ``head``,
+        without the file's header of some 100 bytes a tensor.
+    Raises:
+        ValueError: there is no such network, or the input does not fit.
+    Example:
+        >>> described = describe("resnet10", (64, 64), in_channels=3, classes=8)
+        >>> described["parameters"], described["multiply_accumulates"], described["taps"][-1]
+        (4909896, 72552448, [512, 2, 2])
+        >>> described["bytes"]
+        {'model': 19662720, 'head': 16416}
+    """
+    with torch.device("meta"):
+        if isinstance(model, str):
+            dims = len(input_size)
+            network = create_model(model, spatial_dims=dims, in_channels=in_channels, classes=classes)
+        else:
+            network = build(model)
+        x = torch.empty(1, network.spec["in_channels"], *input_size)
+    network.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        output = network(x)
+    return {
+        "spec": network.spec,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "multiply_accumulates": counter.get_total_flops() // 2,
+        "prediction": _shape(output.prediction),
+        "taps": [_shape(tap) for tap in output.taps],
+        "bottleneck": _shape(output.bottleneck),
+        "penultimate": _shape(output.penultimate),
+        "bytes": {"model": _bytes(network), "head": _bytes(network.head)},
+    }
+
+
+def _shape(feature: Tensor) -> list[int]:
+    return list(feature.shape[1:])
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())

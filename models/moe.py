@@ -1,0 +1,271 @@
+r"""dFLMoE's private parts: the transform of a site's feature for other sites' heads, and the mixture of what they say.
+
+Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form: ``(b, d, *space)`` and
+``(b, C, *space)``, all on one grid. Everything is computed at the precision of the modules' own weights, outside
+autocast. Modules for a site are made when it is invited, with weights from torch's global generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import exact, linear
+
+Attention = Literal["per_pixel", "per_sample"]
+Mixing = Literal["attention", "gate"]
+
+# Width of the space that all of a site's transforms share, of vectors and of dense features.
+COMMON = 512
+COMMON_DENSE = 64
+
+
+class FeatureTransform(nn.Module):
+    r"""What another site's head is given: :math:`W_j(W_{com}(I))`, with one W_j for each site that was invited.
+
+    Source: dFLMoE, eq. 3.
+    Differs: the dense form, where the paper says convolutions, has 1x1 ones. There is no activation in between.
+    Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``.
+    Gradient flow: into the feature.
+    Args:
+        features: d of this site's body.
+        spatial_dims: 0 for vectors, 1 to 3 for dense features.
+        common: width between the two maps; None takes 512 for vectors and 64 for dense features.
+    Raises:
+        KeyError: the site was not invited.
+    Example:
+        >>> transform = FeatureTransform(8)
+        >>> transform.invite("europe", 5)
+        True
+        >>> transform(torch.ones(2, 8), "europe").shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(self, features: int, *, spatial_dims: int = 0, common: int | None = None) -> None:
+        super().__init__()
+        self.spatial_dims, self.common = spatial_dims, common or (COMMON_DENSE if spatial_dims else COMMON)
+        self.shared = linear(spatial_dims, features, self.common)
+        self.own = nn.ModuleDict()
+        self.widths: dict[str, int] = {}
+
+    def invite(self, site: str, features: int) -> bool:
+        """Make the site's W_j for a head that takes so many features; whether its weights are new.
+
+        A site that is known keeps its weights, unless its head has another width now.
+        """
+        if self.widths.get(site) == features:
+            return False
+        self.own[_key(site)] = linear(self.spatial_dims, self.common, features).to(next(self.parameters()))
+        self.widths[site] = features
+        return True
+
+    def forward(self, feature: Tensor, site: str) -> Tensor:
+        """The feature for the site's head."""
+        with exact(self, feature) as (feature,):
+            mapped: Tensor = self.own[_key(site)](self.shared(feature))
+        return mapped
+
+
+class ExpertAttention(nn.Module):
+    r"""Cross-attention of a feature over the experts' predictions, which are keys and values at once.
+
+    .. math:: y_m = \mathrm{softmax}_n\!\left(\frac{W(I)\,K^\top}{\sqrt C}\right) V,\qquad K = V = (p_1,\dots,p_n)
+
+    Source: dFLMoE, eq. 6: one head, no output projection, logits (of super-resolution: intensities) as K and V.
+    Differs: the paper does not say how dense predictions are attended to. ``per_pixel`` has one query a pixel, whose
+        keys are the n predictions there; ``per_sample`` takes the means over space as query and keys, and gives an
+        expert the same weight at all pixels.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature, and into all predictions, as keys and as values.
+    Args:
+        features: d of this site's body.
+        classes: C of the predictions.
+        spatial_dims: 0 for vectors, 1 to 3 for dense features.
+        attention: ``per_pixel`` or ``per_sample``, which for vectors are the same.
+    Raises:
+        ValueError: the attention is another, or the shapes do not fit.
+    Example:
+        >>> attention = ExpertAttention(8, 3)
+        >>> alone = torch.tensor([[1.0, 2.0, 3.0]])
+        >>> attention(torch.ones(1, 8), {"asia": alone}).tolist()
+        [[1.0, 2.0, 3.0]]
+    """
+
+    def __init__(
+        self, features: int, classes: int, *, spatial_dims: int = 0, attention: Attention = "per_pixel"
+    ) -> None:
+        super().__init__()
+        self.query = linear(spatial_dims, features, classes)
+        self.per_sample = _per_sample(attention)
+
+    def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+        """How much each expert counts: ``(b, n, *space)``, per sample with sides of 1; n in the mapping's order."""
+        keys = _stacked(feature, predictions)
+        with exact(self, feature, keys) as (feature, keys):
+            if self.per_sample:
+                feature, keys = _mean(feature, 2), _mean(keys, 3)
+            scores: Tensor = (self.query(feature).unsqueeze(1) * keys).sum(dim=2) / math.sqrt(keys.shape[2])
+        return scores.softmax(dim=1)
+
+    def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+        """The mixture of the predictions."""
+        return _mixed(self.weights(feature, predictions), _stacked(feature, predictions))
+
+
+class ExpertGate(nn.Module):
+    r"""The ablation "without MoE", an ordinary softmax gate: :math:`y_m = \sum_n \mathrm{softmax}_n(g(I))\,p_n`.
+
+    Source: dFLMoE, table 9.
+    Differs: g has a row for each site that was invited, and the softmax is over those that have a prediction.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature and the predictions.
+    Args:
+        features: d of this site's body.
+        spatial_dims: 0 for vectors, 1 to 3 for dense features.
+        attention: ``per_pixel`` or ``per_sample``, as of :class:`ExpertAttention`.
+    Raises:
+        ValueError: the attention is another, or the shapes do not fit.
+        KeyError: a site was not invited.
+    Example:
+        >>> gate = ExpertGate(8)
+        >>> gate.invite("asia")
+        True
+        >>> gate(torch.ones(1, 8), {"asia": torch.tensor([[1.0, 2.0]])}).tolist()
+        [[1.0, 2.0]]
+    """
+
+    def __init__(self, features: int, *, spatial_dims: int = 0, attention: Attention = "per_pixel") -> None:
+        super().__init__()
+        self.features, self.spatial_dims = features, spatial_dims
+        self.per_sample = _per_sample(attention)
+        self.rows = nn.ModuleDict()
+
+    def invite(self, site: str) -> bool:
+        """Make the site's row; whether its weights are new."""
+        if _key(site) in self.rows:
+            return False
+        row = linear(self.spatial_dims, self.features, 1)
+        self.rows[_key(site)] = row.to(next(self.parameters(), next(row.parameters())))
+        return True
+
+    def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+        """How much each expert counts: ``(b, n, *space)``, per sample with sides of 1; n in the mapping's order."""
+        with exact(self, feature) as (feature,):
+            feature = _mean(feature, 2) if self.per_sample else feature
+            scores = torch.cat([self.rows[_key(site)](feature) for site in predictions], dim=1)
+        return scores.softmax(dim=1)
+
+    def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+        """The mixture of the predictions."""
+        return _mixed(self.weights(feature, predictions), _stacked(feature, predictions))
+
+
+class Mixture(nn.Module):
+    """One site's mixture of experts: its own head and those it received, on its own feature.
+
+    Source: dFLMoE, eqs. 3 and 6. The experts are ordered by their sites' names, whatever order they came in.
+    Differs: the own head is an expert, too, and takes the feature as it is.
+    Shapes: feature ``(b, d, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature, the transform, the attention and every head; what is frozen is the method's to say.
+    Args:
+        own: this site's name.
+        features: d of this site's body.
+        classes: C of the predictions.
+        spatial_dims: 0 for vectors, 1 to 3 for dense features.
+        mixing: ``attention``, or ``gate`` for the ablation without it.
+        attention: ``per_pixel`` or ``per_sample``.
+        transform: False is the ablation without it: every head must take d features.
+        common: width of the transform's shared space; None as in :class:`FeatureTransform`.
+    Raises:
+        ValueError: mixing or attention is another, a head does not fit, or the heads predict different shapes.
+        KeyError: a site was not invited.
+    Example:
+        >>> mixture = Mixture(own="asia", features=8, classes=3)
+        >>> mixture.invite("europe", 6)
+        True
+        >>> heads = {"asia": nn.Linear(8, 3), "europe": nn.Linear(6, 3)}
+        >>> mixture(torch.ones(2, 8), heads).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        *,
+        own: str,
+        features: int,
+        classes: int,
+        spatial_dims: int = 0,
+        mixing: Mixing = "attention",
+        attention: Attention = "per_pixel",
+        transform: bool = True,
+        common: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.own, self.features = own, features
+        self.transform = FeatureTransform(features, spatial_dims=spatial_dims, common=common) if transform else None
+        if mixing == "attention":
+            self.mixing: nn.Module = ExpertAttention(features, classes, spatial_dims=spatial_dims, attention=attention)
+        elif mixing == "gate":
+            self.mixing = ExpertGate(features, spatial_dims=spatial_dims, attention=attention)
+            self.mixing.invite(own)
+        else:
+            raise ValueError(f"mixing must be 'attention' or 'gate', not {mixing!r}")
+
+    def invite(self, site: str, features: int) -> bool:
+        """Make what another site's head of so many input features needs here; whether there are new weights."""
+        if self.transform is None and features != self.features:
+            raise ValueError(
+                f"the head of {site} takes {features} features, this site's body gives {self.features}: without a "
+                "transform they must be equal"
+            )
+        made = self.transform is not None and self.transform.invite(site, features)
+        return (isinstance(self.mixing, ExpertGate) and self.mixing.invite(site)) or made
+
+    def forward(self, feature: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
+        """The mixture of what the heads predict of this feature."""
+        with exact(self, feature) as (feature,):
+            predictions = {
+                site: heads[site](
+                    feature if self.transform is None or site == self.own else self.transform(feature, site)
+                )
+                for site in sorted(heads)
+            }
+            mixed: Tensor = self.mixing(feature, predictions)
+        return mixed
+
+
+def _key(site: str) -> str:
+    """The name of a site's module: some sites' names are already those of a module dictionary's methods."""
+    return f"site:{site}"
+
+
+def _per_sample(attention: Attention) -> bool:
+    if attention not in ("per_pixel", "per_sample"):
+        raise ValueError(f"attention must be 'per_pixel' or 'per_sample', not {attention!r}")
+    return attention == "per_sample"
+
+
+def _stacked(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+    """The predictions as ``(b, n, C, *space)``."""
+    if not predictions:
+        raise ValueError("there is no expert: the own head always is one")
+    shapes = {site: tuple(prediction.shape) for site, prediction in predictions.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"the experts predict different shapes: {shapes}")
+    (shape,) = set(shapes.values())
+    if (shape[0], *shape[2:]) != (feature.shape[0], *feature.shape[2:]):
+        raise ValueError(f"the experts predict {shape}, which is not on the grid of the feature {tuple(feature.shape)}")
+    return torch.stack(list(predictions.values()), dim=1)
+
+
+def _mixed(weights: Tensor, values: Tensor) -> Tensor:
+    return (weights.unsqueeze(2) * values.to(weights.dtype)).sum(dim=1)
+
+
+def _mean(x: Tensor, first: int) -> Tensor:
+    """The mean over the sides from this dimension on, kept as sides of 1."""
+    return x.mean(dim=tuple(range(first, x.ndim)), keepdim=True) if x.ndim > first else x

@@ -1,0 +1,147 @@
+"""Super-resolution in one, two and three dimensions: SRResNet of three depths and SRCNN, dFLMoE's clients."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.blocks import LINEAR, Residual, conv, normed, stepwise
+from models.network import Network, Output
+
+
+class SRResNet(Network):
+    """Residual blocks on the small grid, then enlarged by pixel shuffles; its taps are thirds of the blocks.
+
+    Source: Ledig et al. 2017 (SRResNet); dFLMoE's sites have 18, 12 and 6 blocks for scales 8, 4 and 2. The pixel
+        shuffle is MONAI's SubpixelUpsample.
+    Differs: none.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; four taps ``(b, width, *space)``, after the first
+        convolution and each third of the blocks; bottleneck the same, after the long skip; penultimate
+        ``(b, width, *(scale * space))``; prediction ``(b, classes, *(scale * space))``, an image whose channels are
+        ``classes``.
+    Gradient flow: through everything.
+    Args:
+        name: in ``models.MODELS``.
+        blocks: how many residual blocks, a multiple of 3.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: channels of the image that is made.
+        width: channels of all features.
+        scale: how many times the sides grow: 2, 4 or 8.
+    Raises:
+        ValueError: a size is not a positive whole number, the scale is another, or the input does not fit.
+    Example:
+        >>> import torch
+        >>> model = srresnet6(spatial_dims=2, in_channels=3, classes=3, width=4, scale=2)
+        >>> output = model(torch.zeros(2, 3, 12, 10))
+        >>> output.prediction.shape, output.penultimate.shape, output.bottleneck.shape
+        (torch.Size([2, 3, 24, 20]), torch.Size([2, 4, 24, 20]), torch.Size([2, 4, 12, 10]))
+    """
+
+    head_name = "last"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        blocks: int,
+        spatial_dims: int,
+        in_channels: int,
+        classes: int,
+        width: int = 64,
+        scale: int = 4,
+    ) -> None:
+        super().__init__(
+            name=name,
+            spatial_dims=spatial_dims,
+            in_channels=in_channels,
+            classes=classes,
+            hyper={"width": width, "scale": scale},
+        )
+        from monai.networks.blocks import SubpixelUpsample  # takes seconds, and only who builds a network needs it
+
+        self.first = nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.PReLU())
+        self.stages = nn.ModuleList(
+            nn.Sequential(*(_block(spatial_dims, width) for _ in range(blocks // 3))) for _ in range(3)
+        )
+        self.skipped = normed(spatial_dims, width, width, 3)
+        self.up = nn.Sequential()
+        for _ in range(scale.bit_length() - 1):
+            self.up.append(SubpixelUpsample(spatial_dims, width, width, 2, apply_pad_pool=False)).append(nn.PReLU())
+        self.last = conv(spatial_dims, width, classes, 9, bias=True)
+        self.lone_side = 1
+
+    def forward(self, x: Tensor) -> Output:
+        """All of :class:`models.network.Output` for one batch."""
+        self.check_input(x)
+        taps = stepwise([self.first, *self.stages], x)
+        bottleneck = taps[0] + self.skipped(taps[-1])
+        penultimate = self.up(bottleneck)
+        return Output(self.last(penultimate), tuple(taps), bottleneck, penultimate)
+
+
+def _block(dims: int, width: int) -> nn.Module:
+    return Residual(normed(dims, width, width, 3).append(nn.PReLU()).extend(normed(dims, width, width, 3)))
+
+
+class SRCNN(Network):
+    """Three convolutions (9-1-5) on the enlarged image; its taps are the first two.
+
+    Source: Dong et al. 2014, which dFLMoE calls "RCNN": 64 and 32 features.
+    Differs: the grid is kept by padding. The cubic interpolation, which PyTorch has in 2-D alone, is linear in 1-D and
+        3-D.
+    Shapes: ``x (b, in_channels, *space)``, the small image, any space of at least 1; taps ``(b, width, *(scale *
+        space))`` and ``(b, width // 2, *(scale * space))``; bottleneck and penultimate the second of them; prediction
+        ``(b, classes, *(scale * space))``, an image whose channels are ``classes``.
+    Gradient flow: through everything.
+    Args:
+        name: in ``models.MODELS``.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: channels of the image that is made.
+        width: features of the first convolution, twice those of the second.
+        scale: how many times the sides grow: 2, 4 or 8.
+    Raises:
+        ValueError: a size is not a positive whole number, width is odd, the scale is another, or the input does not
+            fit.
+    Example:
+        >>> import torch
+        >>> model = SRCNN(name="srcnn", spatial_dims=2, in_channels=3, classes=3, scale=2)
+        >>> model(torch.zeros(2, 3, 12, 10)).prediction.shape, model.head
+        (torch.Size([2, 3, 24, 20]), Conv2d(32, 3, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2)))
+    """
+
+    head_name = "last"
+
+    def __init__(
+        self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64, scale: int = 4
+    ) -> None:
+        super().__init__(
+            name=name,
+            spatial_dims=spatial_dims,
+            in_channels=in_channels,
+            classes=classes,
+            hyper={"width": width, "scale": scale},
+        )
+        self.stages = nn.ModuleList(
+            (
+                nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.ReLU()),
+                nn.Sequential(conv(spatial_dims, width, width // 2, 1, bias=True), nn.ReLU()),
+            )
+        )
+        self.last = conv(spatial_dims, width // 2, classes, 5, bias=True)
+        self.interpolation = "bicubic" if spatial_dims == 2 else LINEAR[spatial_dims]
+
+    def forward(self, x: Tensor) -> Output:
+        """All of :class:`models.network.Output` for one batch."""
+        self.check_input(x)
+        enlarged = F.interpolate(x, scale_factor=self.spec["hyper"]["scale"], mode=self.interpolation)
+        taps = stepwise(self.stages, enlarged)
+        return Output(self.last(taps[-1]), tuple(taps), taps[-1], taps[-1])
+
+
+srresnet18 = partial(SRResNet, name="srresnet18", blocks=18)
+srresnet12 = partial(SRResNet, name="srresnet12", blocks=12)
+srresnet6 = partial(SRResNet, name="srresnet6", blocks=6)

@@ -1,0 +1,186 @@
+"""U-Nets in one, two and three dimensions: plain, nested and residual, of any depth."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.blocks import MAX_POOL, Residual, conv, normed, resize, stepwise, unit
+from models.network import Network, Output
+
+# What MONAI's blocks are given: the activation and the norm of all networks here, and no bias before the norm.
+STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
+
+
+class UNet(Network):
+    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck the last of them.
+
+    Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL use it; FedDAL's
+        private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet`` has a residual connection around each
+        double convolution and linear interpolation on the way up (Zhang et al. 2018; MH-pFLID's "ResUNet").
+    Differs: convolutions keep the grid, batch norm follows each of them, and an odd side is padded on the way up.
+        ``res_unet`` is residual on the way up, too, where MH-pFLID's client is not; its residual units are those of
+        ResNet, not the pre-activated ones of Zhang et al.
+    Shapes: ``x (b, in_channels, *space)``, each side at least ``2**depth`` for ``unet``, any for ``res_unet``; taps
+        ``(b, width * 2**i, *space_i)`` at 1/1 to ``1/2**depth``; penultimate ``(b, width, *space)``; prediction
+        ``(b, classes, *space)``, logits.
+    Gradient flow: through everything.
+    Args:
+        name: in ``models.MODELS``.
+        residual: whether it is the residual one.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: of the prediction.
+        width: channels of the first stage, and of the head's input.
+        depth: how often the grid is halved, 1 to 6.
+    Raises:
+        ValueError: a size or the depth is out of range, or the input does not fit.
+    Example:
+        >>> output = unet(spatial_dims=2, in_channels=1, classes=2, width=4, depth=2)(torch.zeros(2, 1, 21, 34))
+        >>> output.prediction.shape, [tuple(tap.shape[1:]) for tap in output.taps]
+        (torch.Size([2, 2, 21, 34]), [(4, 21, 34), (8, 10, 17), (16, 5, 8)])
+    """
+
+    head_name = "final_conv"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        residual: bool,
+        spatial_dims: int,
+        in_channels: int,
+        classes: int,
+        width: int = 64,
+        depth: int = 4,
+    ) -> None:
+        super().__init__(
+            name=name,
+            spatial_dims=spatial_dims,
+            in_channels=in_channels,
+            classes=classes,
+            hyper={"width": width, "depth": depth},
+        )
+        first, down, up = (_double, _down, ResidualUp) if residual else _monai_blocks()
+        widths = [width * 2**level for level in range(depth + 1)]
+        steps = list(pairwise(widths))
+        self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])
+        self.encoder.extend(down(spatial_dims, above, below) for above, below in steps)
+        self.decoder = nn.ModuleList(up(spatial_dims, below, above, above) for above, below in reversed(steps))
+        self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
+        self.smallest, self.lone_side = _sides(depth, rounded_up=residual)
+
+    def forward(self, x: Tensor) -> Output:
+        """All of :class:`models.network.Output` for one batch."""
+        self.check_input(x)
+        taps = stepwise(self.encoder, x)
+        feature = taps[-1]
+        for up, beside in zip(self.decoder, reversed(taps[:-1]), strict=True):
+            feature = up(feature, beside)
+        return Output(self.final_conv(feature), tuple(taps), taps[-1], feature)
+
+
+class UNetPlusPlus(Network):
+    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the bottleneck the last.
+
+    Source: Zhou et al. 2018, of the blocks of MONAI's BasicUNetPlusPlus.
+    Differs: no deep supervision: one head, at the last node of the full grid. Widths double from stage to stage, batch
+        norm follows each convolution, and an odd side is padded on the way up.
+    Shapes: as :class:`UNet`: ``x (b, in_channels, *space)``, each side at least ``2**depth``; taps
+        ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction ``(b, classes, *space)``.
+    Gradient flow: through everything.
+    Args:
+        name: in ``models.MODELS``.
+        spatial_dims: 1, 2 or 3.
+        in_channels: of the input.
+        classes: of the prediction.
+        width: channels of the first stage, and of the head's input.
+        depth: how often the grid is halved, 1 to 6.
+    Raises:
+        ValueError: a size or the depth is out of range, or the input does not fit.
+    Example:
+        >>> model = UNetPlusPlus(name="unet_plus_plus", spatial_dims=3, in_channels=1, classes=2, width=2, depth=2)
+        >>> output = model(torch.zeros(2, 1, 9, 8, 12))
+        >>> output.prediction.shape, output.bottleneck.shape
+        (torch.Size([2, 2, 9, 8, 12]), torch.Size([2, 8, 2, 2, 3]))
+    """
+
+    head_name = "final_conv"
+
+    def __init__(
+        self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64, depth: int = 4
+    ) -> None:
+        super().__init__(
+            name=name,
+            spatial_dims=spatial_dims,
+            in_channels=in_channels,
+            classes=classes,
+            hyper={"width": width, "depth": depth},
+        )
+        first, down, up = _monai_blocks()
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])
+        self.encoder.extend(down(spatial_dims, widths[level], widths[level + 1]) for level in range(depth))
+        # The paper's node (level, column) is made of the one below and all those before it.
+        self.nodes = nn.ModuleDict(
+            {
+                f"{level}_{column}": up(spatial_dims, widths[level + 1], widths[level] * column, widths[level])
+                for column in range(1, depth + 1)
+                for level in range(depth + 1 - column)
+            }
+        )
+        self.final_conv = conv(spatial_dims, width, classes, 1, bias=True)
+        self.smallest, self.lone_side = _sides(depth, rounded_up=False)
+
+    def forward(self, x: Tensor) -> Output:
+        """All of :class:`models.network.Output` for one batch."""
+        self.check_input(x)
+        taps = stepwise(self.encoder, x)
+        rows = [[tap] for tap in taps]
+        for column in range(1, len(taps)):
+            for level in range(len(taps) - column):
+                node = self.nodes[f"{level}_{column}"]
+                rows[level].append(node(rows[level + 1][column - 1], torch.cat(rows[level], dim=1)))
+        feature = rows[0][-1]
+        return Output(self.final_conv(feature), tuple(taps), taps[-1], feature)
+
+
+class ResidualUp(nn.Module):
+    """Interpolated to the grid beside it, joined with it, and convolved."""
+
+    def __init__(self, dims: int, below: int, beside: int, out: int) -> None:
+        super().__init__()
+        self.convs = _double(dims, below + beside, out)
+
+    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
+        """Features on the grid of ``beside``."""
+        joined: Tensor = self.convs(torch.cat([beside, resize(x, beside.shape[2:])], dim=1))
+        return joined
+
+
+def _double(dims: int, channels: int, out: int) -> nn.Module:
+    shortcut = normed(dims, channels, out, 1) if channels != out else None
+    return Residual(unit(dims, channels, out, 3).extend(normed(dims, out, out, 3)), shortcut, nn.ReLU())
+
+
+def _down(dims: int, channels: int, out: int) -> nn.Module:
+    return nn.Sequential(MAX_POOL[dims](2, ceil_mode=True), _double(dims, channels, out))
+
+
+def _monai_blocks() -> tuple[Any, Any, Any]:
+    from monai.networks.nets.basic_unet import Down, TwoConv, UpCat  # takes seconds, and only who builds one needs it
+
+    return partial(TwoConv, **STYLE), partial(Down, **STYLE), partial(UpCat, **STYLE)
+
+
+def _sides(depth: int, *, rounded_up: bool) -> tuple[int, int]:
+    """The shortest side that survives, and the longest of which one cell is left at the bottom."""
+    return (1, 2**depth) if rounded_up else (2**depth, 2 ** (depth + 1) - 1)
+
+
+unet = partial(UNet, name="unet", residual=False)
+res_unet = partial(UNet, name="res_unet", residual=True)

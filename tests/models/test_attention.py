@@ -1,0 +1,140 @@
+"""Receiver and transmitter against the equations in float64, their sizes, ablations and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models import create_model
+from models.attention import ChannelAttention, Receiver, Transmitter
+
+GRIDS = {0: (), 1: (7,), 2: (4, 3), 3: (2, 3, 2)}
+
+
+def features(dims: int, channels: int, space: tuple[int, ...] | None = None) -> Tensor:
+    return torch.randn(2, channels, *(GRIDS[dims] if space is None else space), dtype=torch.float64)
+
+
+def projected(layer: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    """A linear layer or a 1x1 convolution, position by position."""
+    weight = layer.weight.detach().numpy()
+    y = np.einsum("oc,bc...->bo...", weight.reshape(*weight.shape[:2]), x)
+    if layer.bias is not None:
+        y += layer.bias.detach().numpy().reshape(1, -1, *(1,) * (x.ndim - 2))
+    return y
+
+
+def attended(attention: ChannelAttention, asking: np.ndarray, answering: np.ndarray) -> np.ndarray:
+    """Equations 8 to 11, one output channel after the other."""
+    space = tuple(range(2, asking.ndim))
+    q = projected(attention.query, asking).mean(space)
+    k = projected(attention.key, answering).mean(space)
+    w = projected(attention.value, answering)
+    d = q.shape[1]
+    out = np.zeros_like(w)
+    for b in range(len(q)):
+        for m in range(d):
+            scores = np.exp([q[b, m] * k[b, n] / np.sqrt(d) for n in range(d)])
+            out[b, m] = sum(score * w[b, n] for n, score in enumerate(scores / scores.sum()))
+    return out
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dims", GRIDS)
+def test_receiver_and_transmitter_by_the_equations(dims):
+    u, v = features(dims, 5), features(dims, 3)
+    receiver, transmitter = (kind(3, 5, spatial_dims=dims).double() for kind in (Receiver, Transmitter))
+    for module, asks_with_messenger in ((receiver, True), (transmitter, False)):
+        local = projected(module.project, v.numpy())
+        pair = (u.numpy(), local) if asks_with_messenger else (local, u.numpy())
+        out = module(u, v)
+        assert out.shape == u.shape
+        np.testing.assert_allclose(out.detach().numpy(), attended(module.attention, *pair), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_the_local_feature_is_resized_to_the_messengers_grid_first(dims):
+    receiver = Receiver(3, 5, spatial_dims=dims).double()
+    u, v = features(dims, 5), features(dims, 3, (9,) * dims)
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[dims]
+    resized = torch.nn.functional.interpolate(v, GRIDS[dims], mode=mode)
+    torch.testing.assert_close(receiver(u, v), receiver(u, resized))
+
+
+def test_the_vector_form_takes_the_mean_of_a_map():
+    receiver = Receiver(3, 5).double()
+    u, v = features(0, 5), features(2, 3)
+    torch.testing.assert_close(receiver(u, v), receiver(u, v.mean((2, 3))))
+
+
+@pytest.mark.parametrize("kind", [Receiver, Transmitter])
+def test_addition_is_the_ablation(kind):
+    module = kind(3, 5, form="addition").double()
+    u, v = features(0, 5), features(0, 3)
+    assert torch.equal(module(u, v), u + module.project(v))
+    assert len(list(module.parameters())) == 2
+
+
+def test_tied_modules_share_their_weights():
+    receiver = Receiver(3, 5)
+    transmitter = Transmitter(3, 5, tied=receiver)
+    assert [id(p) for p in transmitter.parameters()] == [id(p) for p in receiver.parameters()]
+    assert {id(p) for p in Transmitter(3, 5).parameters()}.isdisjoint(id(p) for p in receiver.parameters())
+
+
+@pytest.mark.parametrize("kind", [Receiver, Transmitter])
+@pytest.mark.parametrize("dims", GRIDS)
+def test_gradients_reach_both_features_and_every_weight(kind, dims):
+    module = kind(3, 5, spatial_dims=dims).double()
+    u, v = features(dims, 5).requires_grad_(), features(dims, 3).requires_grad_()
+    assert torch.autograd.gradcheck(module, (u, v))
+    module(u, v).square().sum().backward()
+    assert all(tensor.grad.any() for tensor in (u, v, module.project.weight, *module.attention.parameters()))
+
+
+def test_biases_are_of_the_vector_form_alone():
+    assert all(layer.bias is not None for layer in ChannelAttention(4).children())
+    assert all(layer.bias is None for layer in ChannelAttention(4, spatial_dims=2).children())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("resnet17", 4.216), ("resnet11", 2.096), ("resnet8", 1.553), ("resnet5", 1.355)]
+)
+def test_the_papers_sizes_are_a_client_with_one_attention_and_the_messenger(name, millions):
+    with torch.device("meta"):
+        given = {"spatial_dims": 2, "in_channels": 3, "classes": 8}
+        parts = create_model(name, **given), create_model("messenger_classification", **given), Receiver(512, 512)
+    assert sum(p.numel() for part in parts for p in part.parameters()) / 1e6 == pytest.approx(millions, abs=5.1e-4)
+
+
+def test_autocast_does_not_reach_the_attention():
+    receiver = Receiver(3, 5)
+    u, v = torch.randn(2, 5), torch.randn(2, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(receiver(u, v), receiver(u, v))
+        inside = receiver(u.bfloat16(), v.bfloat16())
+    outside = receiver(u.bfloat16().float(), v.bfloat16().float())
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, outside)
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="form must be 'attention' or 'addition', not 'sum'"):
+        Receiver(3, 5, form="sum")
+    vector, dense = Receiver(3, 5, form="addition"), Transmitter(3, 5, spatial_dims=2)
+    with pytest.raises(
+        ValueError, match=r"the messenger's feature must have 5 channels and 0 .*, not the shape \(2, 1\)"
+    ):
+        vector(torch.ones(2, 1), torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"the local feature must have 3 channels and 0 .*, not the shape \(2, 4\)"):
+        vector(torch.ones(2, 5), torch.ones(2, 4, 6, 6))
+    with pytest.raises(ValueError, match=r"the messenger's feature must have 5 channels and 2 .*\(2, 5, 4\)"):
+        dense(torch.ones(2, 5, 4), torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match=r"the answering feature must have 5 channels and 0 .*\(2, 5, 4\)"):
+        ChannelAttention(5)(torch.ones(2, 5), torch.ones(2, 5, 4))

@@ -1,0 +1,185 @@
+"""Transform and mixture against the equations in float64; absent experts, order of arrival, ablations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.moe import ExpertAttention, ExpertGate, FeatureTransform, Mixture
+
+GRIDS = {0: (), 1: (6,), 2: (3, 4), 3: (2, 3, 2)}
+CLASSES = 3
+
+
+def linear(dims: int, channels: int, out: int) -> nn.Module:
+    return nn.Linear(channels, out) if dims == 0 else (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](channels, out, 1)
+
+
+def mapped(layer: nn.Module, x: np.ndarray) -> np.ndarray:
+    weight = layer.weight.detach().numpy()
+    bias = layer.bias.detach().numpy().reshape(1, -1, *(1,) * (x.ndim - 2))
+    return np.einsum("oc,bc...->bo...", weight.reshape(*weight.shape[:2]), x) + bias
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    e = np.exp(scores - scores.max(0))
+    return e / e.sum(0)
+
+
+def mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], Tensor]:
+    """Of site b, with the heads of a and c, which take 4 and 7 features; and a feature of width 5."""
+    torch.manual_seed(0)
+    made = Mixture(own="b", features=5, classes=CLASSES, spatial_dims=dims, common=6, **options)
+    heads = {site: linear(dims, width, CLASSES).double() for site, width in (("c", 7), ("a", 4), ("b", 5))}
+    for site, width in (("c", 7), ("a", 4)):
+        assert made.invite(site, width)
+    return made.double(), heads, torch.randn(2, 5, *GRIDS[dims], dtype=torch.float64)
+
+
+def literal(made: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, per_sample: bool) -> np.ndarray:
+    """METHODS' equations with the experts in a list and the classes summed one by one."""
+    predictions = [
+        mapped(heads["a"], mapped(made.transform.own["site:a"], mapped(made.transform.shared, feature))),
+        mapped(heads["b"], feature),
+        mapped(heads["c"], mapped(made.transform.own["site:c"], mapped(made.transform.shared, feature))),
+    ]
+    space = tuple(range(2, feature.ndim))
+    query = mapped(made.mixing.query, feature.mean(space, keepdims=True) if per_sample and space else feature)
+    keys = [p.mean(space, keepdims=True) if per_sample and space else p for p in predictions]
+    scores = np.stack([sum(query[:, c] * key[:, c] for c in range(CLASSES)) / np.sqrt(CLASSES) for key in keys])
+    return sum(weight[:, None] * p for weight, p in zip(softmax(scores), predictions, strict=True))
+
+
+@pytest.mark.parametrize("attention", ["per_pixel", "per_sample"])
+@pytest.mark.parametrize("dims", GRIDS)
+def test_the_mixture_by_the_equations(dims, attention):
+    made, heads, feature = mixture(dims, attention=attention)
+    out = made(feature, heads)
+    expected = literal(made, heads, feature.numpy(), per_sample=attention == "per_sample")
+    np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dims", GRIDS)
+@pytest.mark.parametrize("options", [{}, {"attention": "per_sample"}, {"mixing": "gate"}])
+def test_without_other_heads_the_mixture_is_the_own_prediction(dims, options):
+    made, heads, feature = mixture(dims, **options)
+    assert torch.equal(made(feature, {"b": heads["b"]}), heads["b"](feature))
+
+
+@pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
+def test_the_order_of_arrival_does_not_matter(options):
+    made, heads, feature = mixture(0, **options)
+    assert torch.equal(made(feature, heads), made(feature, dict(reversed(heads.items()))))
+
+
+def test_an_absent_expert_is_out_of_the_softmax():
+    made, heads, feature = mixture(0)
+    del heads["c"]
+    predictions = {"a": heads["a"](made.transform(feature, "a")), "b": heads["b"](feature)}
+    weights = made.mixing.weights(feature, predictions)
+    torch.testing.assert_close(weights.sum(1), torch.ones(2, dtype=torch.float64))
+    expected = weights[:, :1] * predictions["a"] + weights[:, 1:] * predictions["b"]
+    torch.testing.assert_close(made(feature, heads), expected)
+
+
+@pytest.mark.parametrize("dims", [0, 2])
+def test_gradients_reach_the_feature_and_every_weight(dims):
+    made, heads, feature = mixture(dims)
+    assert torch.autograd.gradcheck(lambda x: made(x, heads), feature.requires_grad_())
+    made(feature, heads).square().sum().backward()
+    parameters = [*made.parameters(), *(p for head in heads.values() for p in head.parameters())]
+    assert all(p.grad.any() for p in parameters)
+
+
+def test_vectors_do_not_know_the_difference_between_pixel_and_sample():
+    (pixel, heads, feature), (sample, _, _) = mixture(0), mixture(0, attention="per_sample")
+    sample.load_state_dict(pixel.state_dict())
+    assert torch.equal(pixel(feature, heads), sample(feature, heads))
+
+
+def test_per_sample_weighs_all_pixels_alike():
+    made, heads, feature = mixture(2, attention="per_sample")
+    predictions = {site: torch.randn(2, CLASSES, 3, 4, dtype=torch.float64) for site in heads}
+    assert made.mixing.weights(feature, predictions).shape == (2, 3, 1, 1)
+    assert mixture(2)[0].mixing.weights(feature, predictions).shape == (2, 3, 3, 4)
+
+
+@pytest.mark.parametrize("dims", [0, 2])
+def test_the_gate_by_its_formula(dims):
+    made, heads, feature = mixture(dims, mixing="gate")
+    x = feature.numpy()
+    scores = np.stack([mapped(made.mixing.rows[f"site:{site}"], x)[:, 0] for site in "abc"])
+    inputs = {"b": x} | {
+        site: mapped(made.transform.own[f"site:{site}"], mapped(made.transform.shared, x)) for site in "ac"
+    }
+    expected = sum(
+        w[:, None] * mapped(heads[site], inputs[site]) for w, site in zip(softmax(scores), "abc", strict=True)
+    )
+    np.testing.assert_allclose(made(feature, heads).detach().numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_without_a_transform_heads_take_the_feature_as_it_is():
+    torch.manual_seed(0)
+    made = Mixture(own="b", features=5, classes=CLASSES, transform=False)
+    assert not made.invite("a", 5)
+    with pytest.raises(ValueError, match=r"the head of c takes 7 features, this site's body gives 5: without a transf"):
+        made.invite("c", 7)
+    head, feature = nn.Linear(5, CLASSES), torch.randn(2, 5)
+    torch.testing.assert_close(made(feature, {"a": head, "b": head}), head(feature))
+    assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"mixing"}
+
+
+def test_a_transform_is_kept_until_the_head_has_another_width():
+    transform = FeatureTransform(5, common=6).double()
+    assert transform.invite("a", 4)
+    before = transform.own["site:a"]
+    assert not transform.invite("a", 4)
+    assert transform.own["site:a"] is before
+    assert transform.invite("a", 7)
+    assert transform(torch.ones(1, 5, dtype=torch.float64), "a").shape == (1, 7)
+    assert transform.own["site:a"].weight.dtype == torch.float64
+
+
+def test_the_widths_between_the_maps():
+    assert FeatureTransform(5).shared.out_features == 512
+    assert FeatureTransform(5, spatial_dims=2).shared.out_channels == 64
+
+
+@pytest.mark.parametrize("site", ["keys", "type", "own", "training", "a-b"])
+def test_any_sites_name_will_do(site):
+    made = Mixture(own="b", features=5, classes=CLASSES, mixing="gate")
+    made.invite(site, 4)
+    assert made(torch.ones(1, 5), {"b": nn.Linear(5, CLASSES), site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
+
+
+def test_autocast_does_not_reach_the_mixture():
+    torch.manual_seed(0)
+    made, heads = Mixture(own="b", features=5, classes=CLASSES), {"b": nn.Linear(5, CLASSES), "a": nn.Linear(4, 3)}
+    made.invite("a", 4)
+    feature = torch.randn(2, 5).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = made(feature, heads)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, made(feature.float(), heads))
+
+
+def test_what_does_not_fit_is_named():
+    for make in (lambda **o: ExpertAttention(5, 3, **o), lambda **o: ExpertGate(5, **o)):
+        with pytest.raises(ValueError, match="attention must be 'per_pixel' or 'per_sample', not 'per_image'"):
+            make(attention="per_image")
+    with pytest.raises(ValueError, match="mixing must be 'attention' or 'gate', not 'mean'"):
+        Mixture(own="b", features=5, classes=3, mixing="mean")
+    attention = ExpertAttention(5, 3, spatial_dims=2)
+    feature = torch.ones(1, 5, 4, 4)
+    with pytest.raises(ValueError, match="there is no expert"):
+        attention(feature, {})
+    with pytest.raises(ValueError, match=r"predict different shapes: \{'a': \(1, 3, 4, 4\), 'b': \(1, 2, 4, 4\)\}"):
+        attention(feature, {"a": torch.ones(1, 3, 4, 4), "b": torch.ones(1, 2, 4, 4)})
+    with pytest.raises(
+        ValueError, match=r"predict \(1, 3, 8, 8\), which is not on the grid of the feature \(1, 5, 4, 4\)"
+    ):
+        attention(feature, {"a": torch.ones(1, 3, 8, 8)})
+    with pytest.raises(KeyError, match="site:a"):
+        FeatureTransform(5)(torch.ones(1, 5), "a")

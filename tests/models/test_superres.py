@@ -1,0 +1,66 @@
+"""Super-resolution: sizes, scales, skips, and what the networks do with kernels that do nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models import create_model
+
+
+@pytest.mark.parametrize("name", ["srresnet6", "srcnn"])
+@pytest.mark.parametrize("scale", [2, 4, 8])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_every_scale(name, scale, dims):
+    model = create_model(name, spatial_dims=dims, in_channels=1, classes=2, width=4, scale=scale)
+    output = model(torch.randn(1, 1, *(5, 7)[:dims]))
+    assert output.prediction.shape == (1, 2, *(5 * scale, 7 * scale)[:dims])
+    assert output.penultimate.shape[2:] == output.prediction.shape[2:]
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("srresnet18", 18), ("srresnet12", 12), ("srresnet6", 6)])
+@pytest.mark.parametrize(("scale", "shuffles"), [(2, 1), (4, 2), (8, 3)])
+def test_the_size_of_each_depth_and_scale(name, blocks, scale, shuffles):
+    with torch.device("meta"):
+        model = create_model(name, spatial_dims=2, in_channels=3, classes=3, scale=scale)
+    first = 3 * 64 * 81 + 64 + 1
+    block = 2 * (64 * 64 * 9 + 2 * 64) + 1
+    skipped = 64 * 64 * 9 + 2 * 64
+    shuffle = 64 * 256 * 9 + 256 + 1
+    last = 64 * 3 * 81 + 3
+    assert sum(p.numel() for p in model.parameters()) == first + blocks * block + skipped + shuffles * shuffle + last
+
+
+def test_the_long_skip_carries_the_first_features():
+    model = create_model("srresnet6", spatial_dims=2, in_channels=1, classes=1, width=4).eval()
+    torch.nn.init.zeros_(model.skipped[-1].weight)
+    output = model(torch.randn(1, 1, 6, 6))
+    assert len(output.taps) == 4
+    assert torch.equal(output.bottleneck, output.taps[0])
+
+
+def test_taps_are_thirds_of_the_blocks():
+    model = create_model("srresnet12", spatial_dims=2, in_channels=1, classes=1, width=4).eval()
+    output = model(torch.randn(1, 1, 6, 6))
+    x = output.taps[0]
+    for tap, third in zip(output.taps[1:], model.stages, strict=True):
+        assert len(third) == 4
+        for block in third:
+            x = x + block.branch(x)
+        torch.testing.assert_close(tap, x)
+
+
+def test_srcnn_has_as_many_weights_as_its_paper_says():
+    model = create_model("srcnn", spatial_dims=2, in_channels=1, classes=1)
+    assert sum(p.numel() for p in model.parameters() if p.ndim > 1) == 8_032
+
+
+@pytest.mark.parametrize(("dims", "mode"), [(1, "linear"), (2, "bicubic"), (3, "trilinear")])
+def test_srcnn_that_does_nothing_is_the_interpolation(dims, mode):
+    model = create_model("srcnn", spatial_dims=dims, in_channels=1, classes=1, width=2, scale=2)
+    for convolution in (model.stages[0][0], model.stages[1][0], model.last):
+        torch.nn.init.dirac_(convolution.weight)
+        torch.nn.init.zeros_(convolution.bias)
+    x = torch.rand(1, 1, *(6,) * dims) + 1
+    torch.testing.assert_close(model(x).prediction, F.interpolate(x, scale_factor=2, mode=mode))
