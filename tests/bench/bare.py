@@ -1,8 +1,8 @@
 """The yardstick's peer: ``python tests/bench/bare.py HOME FEDERATION SITE MEGABYTES``, with the site's own certificate.
 
 It serves one artifact as a bare grpc.aio stream over mutual TLS and prints ``PORT SHA256``. Its first input line is
-the JSON object of all peers, ``{site: [port, sha256]}``; each later one names a site, whose artifact it fetches and only
-hashes, and is answered by a line. The end of the input ends it.
+the JSON object of all peers, ``{site: [port, sha256]}``; each later one names a site, whose artifact it fetches and
+only hashes, and is answered by a line. The end of the input ends it.
 """
 
 from __future__ import annotations
