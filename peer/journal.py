@@ -71,7 +71,7 @@ def storage(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         remedy = "check that the folder exists, that this user may write there and that the disk has space"
         raise errors.DiskError(f"{path}: {error}", remedy) from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
         raise errors.StateError(f"{path} is damaged: {error}", "restore it from a backup") from error
 
 
@@ -128,10 +128,10 @@ class Journal:
         with storage(self.path):
             limit = -1 if last is None else last
             found = self._connection.execute(query, (*(wanted or unwanted), limit)).fetchall()
-        return [
-            {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
-            for seq, time_s, kind, round, body in reversed(found)
-        ]
+            return [
+                {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
+                for seq, time_s, kind, round, body in reversed(found)
+            ]
 
     def empty(self) -> bool:
         """No row yet."""

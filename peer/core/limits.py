@@ -42,7 +42,6 @@ DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker'
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
-ARTIFACT_KEPT_BYTES_MAX = 64 << 30
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's breaches of protocol may cost in a run: it words the reasons
 GENERATIONS_AHEAD_MAX = 1000  # what a peer may claim to know beyond ours: a backup is a few restarts old, a lie is not

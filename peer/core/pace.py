@@ -23,11 +23,14 @@ class Neighbours:
     silence_s: float
     began_s: float = 0.0
     heard: dict[SiteName, Heard] = field(default_factory=dict)
+    begun: set[SiteName] = field(default_factory=set)
 
     def hear(self, site: SiteName, pulse: Pulse | None, now_s: float) -> None:
         """An authenticated byte came from the site, with its state or without."""
         before = self.heard.get(site, Heard())
         self.heard[site] = replace(before, last_s=now_s, pulse=pulse if pulse is not None else before.pulse)
+        if pulse is not None and pulse.round >= 1:
+            self.begun.add(site)
 
     def pulse(self, site: SiteName) -> Pulse | None:
         """The site's newest state, however old."""

@@ -37,12 +37,13 @@ ROUND_KEYS = (
 
 @dataclass(slots=True)
 class OpenRound:
-    """The round in progress. ``position`` counts the plan's phases that are over."""
+    """The round in progress. ``position`` counts the plan's phases that are over, ``exchanged`` names the exchange."""
 
     number: int
     state: str
     sources: tuple[Source, ...] = ()
     position: int = 0
+    exchanged: int = -1
     missing: dict[str, str] = field(default_factory=dict)
     artifact: Artifact | None = None
     aggregate: Sha256 | None = None
@@ -94,7 +95,7 @@ class Memory:
         return kept
 
     def keep(self, present: set[Sha256]) -> None:
-        """Forget what cannot be used without files that are gone; a round that needs one of them begins again."""
+        """Forget what cannot be used without files that are gone."""
         self.held = {digest: source for digest, source in self.held.items() if digest in present}
         self.published = {key: value for key, value in self.published.items() if value.sha256 in present}
         if self.artifact is not None and self.artifact.sha256 not in present:
@@ -102,11 +103,16 @@ class Memory:
         if self.next is not None and self.next[1].sha256 not in present:
             self.next = None
         if self.open is not None:
-            used = {source.artifact.sha256 for source in self.open.sources}
-            if self.open.artifact is not None:
-                used.add(self.open.artifact.sha256)
-            if not used <= present:
-                self.open = None
+            self._reopen(self.open, present)
+
+    def _reopen(self, current: OpenRound, present: set[Sha256]) -> None:
+        """Go back in the open round to where the files that it needs can be had again: the exchange, or the start."""
+        if current.artifact is not None and current.artifact.sha256 not in present:
+            self.open = None
+        elif current.position == current.exchanged + 1 and any(
+            source.artifact.sha256 not in present for source in current.sources
+        ):
+            current.position, current.sources = max(current.exchanged, 0), ()
 
 
 def recover(rows: Iterable[Row], *, present: set[Sha256] | None = None) -> Memory:
@@ -143,11 +149,6 @@ def _initialised(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     _make_due(memory, body, memory.artifact)
 
 
-def _inherited(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.state, memory.artifact, memory.committed = body["state"], _artifact(body), round
-    memory.home = body["home"]
-
-
 def _opened(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     sources = from_json(tuple[Source, ...], list(body["sources"]))
     memory.open = OpenRound(round, memory.state, sources)
@@ -167,6 +168,7 @@ def _chosen(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
         memory.open.sources = from_json(tuple[Source, ...], list(body["sources"]))
         memory.open.missing = dict(body["missing"])
         memory.open.position = body["position"] + 1
+        memory.open.exchanged = body["position"]
         memory.open.below_quorum = memory.open.below_quorum or body["below_quorum"]
     if body["waited_s"] is not None:
         memory.waits_s = [*memory.waits_s, float(body["waited_s"])][-WAITS_KEPT:]
@@ -246,7 +248,6 @@ def _finished(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
 APPLY = {
     "began": _began,
     "initialised": _initialised,
-    "inherited": _inherited,
     "opened": _opened,
     "arrived": _arrived,
     "chosen": _chosen,

@@ -66,6 +66,11 @@ class Rules:
         """Every peer that takes part, in roster order."""
         return tuple(name for name in self.roster.others(self.site) if name not in self.without)
 
+    @functools.cached_property
+    def peers(self) -> frozenset[SiteName]:
+        """The same as a set, for the question that every event asks: does its origin take part?"""
+        return frozenset(self.others)
+
     @property
     def quorum_others(self) -> int:
         """How many peers' artifacts are enough at the slow deadline; by default half of them, rounded up."""

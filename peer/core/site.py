@@ -172,13 +172,13 @@ class Site:
                 self.emit(commands.WakeAt(at_s))
 
     def _due(self) -> list[float]:
-        waits, silences = self.rules.pace, [self.neighbours.silent_at_s(site) for site in self.rules.others]
+        waits = self.rules.pace
         if self.exchange is not None:
             return self.exchange.due_s(self.neighbours, self.rules)
         if self.phase == Phase.GATHERING and waits.gather_s is not None:
             return [self.neighbours.began_s + waits.gather_s]
         if self.phase == Phase.PACING:
-            return silences
+            return [self.neighbours.silent_at_s(site) for site in self.rules.others]
         if self.phase == Phase.ISOLATED:
             return [self.since_s + waits.isolated_s]
         if self.phase == Phase.DONE:

@@ -50,8 +50,8 @@ def check_gathered(site: Site) -> None:
     """
     gather_s, others = site.rules.pace.gather_s, site.rules.others
     waited = gather_s is not None and site.now_s >= site.neighbours.began_s + gather_s
-    begun = sum(round >= 1 for round in site.neighbours.rounds(others, site.now_s))
-    if waited or site.greeted >= set(others) or begun >= min(2, (len(others) + 1) // 2):
+    begun = len(site.neighbours.begun) >= min(2, (len(others) + 1) // 2)
+    if waited or begun or len(site.greeted) == len(others):
         set_pace(site)
 
 

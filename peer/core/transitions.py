@@ -65,7 +65,7 @@ def greet(site: Site, event: events.PeerGreeted) -> None:
 
     Backups are restored before a start, so only a peer's first greeting can tell: a liar restarts our work once a run.
     """
-    if event.site not in site.rules.others:
+    if event.site not in site.rules.peers:
         return
     seen, memory = event.greeting.seen, site.memory
     first = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
@@ -82,7 +82,7 @@ def greet(site: Site, event: events.PeerGreeted) -> None:
 
 def hear(site: Site, event: events.PeerHeard) -> None:
     """A peer lives; what it does may end a wait."""
-    if event.site in site.rules.others:
+    if event.site in site.rules.peers:
         site.neighbours.hear(event.site, event.pulse, site.now_s)
         look(site)
 

@@ -46,7 +46,7 @@ CHOREOGRAPHIES = {
 
 PACE = {field.name for field in dataclasses.fields(Pace)}
 FEDERATION = Sha256("fe" * 32)
-UNTOLD = (None, "", 0, 0.0, False, [], {}, ())
+UNTOLD: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
 QUIET = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
 """Keys of rows that it leaves out, because they hardly matter or stand there twice."""
@@ -67,8 +67,8 @@ class Scenario:
 
     ``turns`` and the ``<`` lines, the commands, are what this class writes; all other lines stay as they are. Artifacts
     are called ``owner/round``, the round being the one that consumes them; fields that an event does not name are those
-    that answer the newest order. ``dies_after=KIND`` kills the site once the row of that kind is written; ``lost=LABEL``
-    starts it again without the file of that artifact.
+    that answer the newest order. ``dies_after=KIND`` kills the site once the row of that kind is written, and
+    ``lost=LABEL`` starts it again without the file of that artifact.
     """
 
     def __init__(self, text: str) -> None:
@@ -99,7 +99,9 @@ class Scenario:
         return "\n".join(written) + "\n"
 
     def _set_scene(self, words: Mapping[str, str]) -> None:
-        pace, parameters, fields = {}, {}, {}
+        pace: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for key, word in words.items():
             value = self._literal(word)
             if key in PACE:
@@ -134,6 +136,7 @@ class Scenario:
 
     def _event(self, words: list[str]) -> list[str]:
         self.now_s, name = float(words[0]), words[1]
+        event: events.Event = events.Began()
         named = [word for word in words[2:] if "=" not in word]
         fields = {key: self._literal(word) for key, word in (word.split("=", 1) for word in words[2:] if "=" in word)}
         dies_after = fields.pop("dies_after", None)
@@ -142,7 +145,7 @@ class Scenario:
             files = recover(self.rows).names() - {lost}
             self.site = Round(self.rules, recover(self.rows, present=files))
             self.memory = recover(self.rows, present=files)
-            self.order, self.fetches, event = None, {}, events.Began()
+            self.order, self.fetches = None, {}
         else:
             event = self._make(name, named, fields)
         self.told.add(type(event).__name__)
@@ -176,7 +179,7 @@ class Scenario:
     # Events.
 
     def _make(self, name: str, named: list[str], fields: dict[str, Any]) -> events.Event:
-        kind = getattr(events, name)
+        kind: type[events.Event] = getattr(events, name)
         fields = {**self._usual(name, named), **fields}
         for key in ("artifact", "sha256"):
             if isinstance(fields.get(key), str):
@@ -267,8 +270,8 @@ class Scenario:
                 return " ".join([f"Persist {kind} round={round}", *told])
             case commands.Announce():
                 pulse = self.site.pulse()
-                told = f"round={pulse.round} published={pulse.published_round} committed={pulse.committed_round}"
-                return f"Announce {pulse.phase} {told}"
+                where = f"round={pulse.round} published={pulse.published_round} committed={pulse.committed_round}"
+                return f"Announce {pulse.phase} {where}"
             case commands.Publish(round, artifact):
                 return f"Publish {self._word(artifact)} for round={round}"
             case commands.Train(_, round, attempt, stage, base, sources, circulate):
@@ -284,8 +287,9 @@ class Scenario:
                 what = f"{purpose} {kind} of {owner}" if owner != origin else f"{purpose} {kind}"
                 return f"Fetch from={origin} round={round} attempt={attempt}: {what}"
         fields = dataclasses.fields(command)
-        told = [(field.name, getattr(command, field.name)) for field in fields if field.name != "generation"]
-        return " ".join([type(command).__name__, *(f"{k}={self._word(v)}" for k, v in told if v not in UNTOLD)])
+        values = {field.name: getattr(command, field.name) for field in fields if field.name != "generation"}
+        told = [f"{name}={self._word(value)}" for name, value in values.items() if value not in UNTOLD]
+        return " ".join([type(command).__name__, *told])
 
     def _word(self, value: Any) -> str:
         """A value as a domain person would say it."""

@@ -187,6 +187,7 @@ class Solo:
     def __init__(self, rules: Rules, rows: Sequence[Row] = ()) -> None:
         self.rules = rules
         self.now_s = 1000.0
+        self.audit = Audit(())
         self.restart(rows)
 
     def restart(self, rows: Sequence[Row] | None = None) -> list[commands.Command]:
@@ -495,16 +496,17 @@ class World:
             if me not in other.round.greeted:
                 greeting = Greeting(1, FEDERATION, machine.rules.roster.digest, pulse.generation, 0.0)
                 mine = dataclasses.replace(greeting, seen=machine.round.seen(name))
-                self._later(other, self.delay_s(), lambda mine=mine: events.PeerGreeted(me, mine))
+                self._tell(other, events.PeerGreeted(me, mine))
                 if answers:
-                    back = dataclasses.replace(
-                        greeting, generation=other.round.memory.generation, seen=other.round.seen(me)
-                    )
-                    self._later(machine, self.delay_s(), lambda name=name, back=back: events.PeerGreeted(name, back))
-            self._later(other, self.delay_s(), lambda: events.PeerHeard(me, pulse))
+                    generation, seen = other.round.memory.generation, other.round.seen(me)
+                    theirs = dataclasses.replace(greeting, generation=generation, seen=seen)
+                    self._tell(machine, events.PeerGreeted(name, theirs))
+            self._tell(other, events.PeerHeard(me, pulse))
             if answers:
-                theirs = other.round.pulse()
-                self._later(machine, self.delay_s(), lambda name=name, theirs=theirs: events.PeerHeard(name, theirs))
+                self._tell(machine, events.PeerHeard(name, other.round.pulse()))
+
+    def _tell(self, machine: Machine, event: events.Event) -> None:
+        self._later(machine, self.delay_s(), lambda: event)
 
     def _fetch(self, machine: Machine, command: commands.Fetch) -> None:
         me, origin = machine.rules.site, self.machines[command.origin]
@@ -515,9 +517,11 @@ class World:
             if machine.fetches.get(key) != command.attempt:
                 return None
             found: Any = Unavailable.NOT_YET
+            generation = 0
             linked = self._linked(me, command.origin) and self._linked(command.origin, me)
             if linked and origin.round is not None and origin.exit is None:
-                request = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
+                generation = origin.round.memory.generation
+                request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
                 reason = turn.denial(origin.rules, caller=me, kind=command.kind, **request)
                 assert reason is None, reason
                 found = turn.answer(origin.rules, origin.round.memory, **request)
@@ -532,7 +536,6 @@ class World:
             assert artifact.sha256 in origin.files, "what is offered is on disk"
             origin.sent.append((me, command.round, command.purpose))
             machine.files.add(artifact.sha256)
-            generation = origin.round.memory.generation
             return events.ArtifactArrived(*answer, generation, true_round, command.purpose, artifact)
 
         assert command.purpose in PURPOSES

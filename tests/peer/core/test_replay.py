@@ -32,7 +32,13 @@ def test_nothing_is_remembered_of_nothing() -> None:
 
 
 def test_rows_of_other_kinds_only_inform() -> None:
-    told = [("configured", 0, {}), ("manifest", 1, {}), ("denied", 1, {}), ("paused", 1, {}), ("unheard of", 9, {})]
+    told: list[Any] = [
+        ("configured", 0, {}),
+        ("manifest", 1, {}),
+        ("denied", 1, {}),
+        ("paused", 1, {}),
+        ("unheard of", 9, {}),
+    ]
     assert recover(told) == Memory()
 
 
@@ -76,15 +82,49 @@ def test_a_received_artifact_whose_file_is_gone_is_asked_for_again(solo: Any) ->
     assert memory.names() == kept
 
 
-def test_a_round_whose_source_is_gone_begins_again(solo: Any) -> None:
+def test_a_source_that_is_gone_is_exchanged_again(solo: Any) -> None:
     site = trained_once(solo)
     site.deliver("asia")
     opened = site.site.memory.open
     (source,) = opened.sources
     memory = recover(site.audit.rows, present=site.site.memory.names() - {source.artifact.sha256})
+    assert (memory.open.number, memory.open.position, memory.open.sources) == (2, 0, ())
+    assert memory.open.state == opened.state
+
+
+def test_a_proxy_that_is_gone_is_exchanged_again_but_nothing_is_trained_twice(solo: Any) -> None:
+    site = solo(**ALONE, method="feddal")
+    site.finish()
+    site.greet()
+    site.finish()
+    site.deliver("asia")
+    assert site.site.phase == Phase.AGGREGATE
+    received = site.order.sources[0].artifact.sha256
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {received})
+    assert (memory.open.position, memory.open.state, memory.open.sources) == (1, site.order.base, ())
+    assert set(memory.published) == {(1, "europe")}
+
+
+def test_a_source_that_is_used_up_may_be_gone(solo: Any) -> None:
+    site = solo(**ALONE, method="feddal", evaluation_every=1)
+    site.finish()
+    site.greet()
+    site.finish()
+    site.deliver("asia")
+    used = site.order.sources
+    site.finish()
+    assert site.site.phase == Phase.EVALUATE
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {used[0].artifact.sha256})
+    assert (memory.open.position, memory.open.sources) == (3, used)
+
+
+def test_a_result_that_is_gone_is_made_again(solo: Any) -> None:
+    site = trained_once(solo, evaluation_every=1)
+    opened = site.site.memory.open
+    assert (site.site.phase, opened.number) == (Phase.EVALUATE, 1)
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {opened.artifact.sha256})
     assert memory.open is None
-    assert memory.committed == 1
-    assert memory.state == opened.state
+    assert memory.committed == 0
 
 
 def test_what_is_published_but_gone_is_not_offered(solo: Any) -> None:

@@ -1,0 +1,67 @@
+"""The federation as one site sees it: who is whose, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.core.schedule import order
+
+FOUR = ("africa", "america", "asia", "europe")
+
+
+def test_the_order_is_the_schedules(rules: Any) -> None:
+    own = rules("asia", FOUR, schedule_kind="ring")
+    drawn = order(round_key=own.round_key, federation_digest=own.federation, round=3, sites=4, kind="ring")
+    assert own.order(3) == drawn
+    assert own.turn(3) == FOUR[drawn[2]]
+
+
+def test_a_slot_is_where_it_was_trained_in_the_round_before(rules: Any) -> None:
+    own = rules("asia", FOUR, method="fedcross")
+    for slot in FOUR:
+        assert own.holder(1, slot) == slot
+        for round in range(2, 9):
+            (host,) = [name for name in FOUR if rules(name, FOUR, method="fedcross").turn(round - 1) == slot]
+            assert own.holder(round, slot) == host
+
+
+@pytest.mark.parametrize(
+    ("method", "share", "last"),
+    [("fedskd", 0.0, 0), ("fedskd", 0.25, 2), ("fedskd", 1.0, 10), ("fedskd", 0.29, 2), ("fedcross", 0.0, 10)],
+)
+def test_models_circulate_before_the_activation_round(rules: Any, method: str, share: float, last: int) -> None:
+    own = rules("asia", FOUR, method=method, rounds=10, parameters={"activation": share})
+    assert own.circulating == last
+    assert [own.pattern(round) == "circulate" for round in range(1, 11)] == [round <= last for round in range(1, 11)]
+
+
+@pytest.mark.parametrize("method", ["local", "dflmoe", "feddal", "mh_pflid"])
+def test_a_method_without_activation_never_circulates(rules: Any, method: str) -> None:
+    own = rules("asia", FOUR, method=method, parameters={"activation": 1.0})
+    assert own.circulating == 0
+    assert own.pattern(1) == ("none" if method == "local" else "all_to_all")
+
+
+def test_twenty_nine_of_a_hundred_rounds_are_twenty_nine(rules: Any) -> None:
+    assert rules("asia", FOUR, rounds=100, parameters={"activation": 0.29}).circulating == 29
+
+
+def test_who_is_named_absent_takes_no_part(rules: Any) -> None:
+    own = rules("asia", FOUR, without=frozenset({"africa"}))
+    assert own.others == ("america", "europe")
+    assert own.peers == {"america", "europe"}
+    assert own.index == 2, "indices count the whole roster"
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(0, [7]), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7])])
+def test_the_model_is_measured_at_the_end_and_every_so_often(rules: Any, every: int, rounds: list[int]) -> None:
+    own = rules("asia", FOUR, rounds=7, evaluation_every=every)
+    assert [round for round in range(1, 8) if own.evaluates(round)] == rounds
+
+
+def test_the_round_key_is_never_shown(rules: Any) -> None:
+    own = rules("asia", FOUR)
+    assert own.round_key.hex() not in repr(own)
+    assert repr(own.round_key) not in repr(own)
