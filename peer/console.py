@@ -39,19 +39,7 @@ class Console:
             first = int(arguments.get("first") or daemon.round.number or 1)
             plan = view.plan_of(daemon.round.rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
-        with contextlib.ExitStack() as stack:
-            read = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(daemon.folder)]
-            if what == "rounds":
-                return reports.rounds(read)
-            if what == "transfers":
-                return reports.transfers(read, daemon.ledger)
-            if what == "egress":
-                return reports.egress(daemon.ledger)
-            if what == "events":
-                return reports.events(
-                    read, last=int(arguments["last"]), everything=bool(arguments.get("everything", False))
-                )
-        raise ValueError(f"there is no document {what!r}")
+        return await asyncio.to_thread(reports.document, daemon.folder, what, arguments)
 
     async def act(self, action: str) -> object:
         """Pass a wish on to the state machine."""
@@ -66,4 +54,5 @@ class Console:
             changed = self._daemon.changed
             await asyncio.sleep(FOLLOW_MIN_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), FOLLOW_MAX_S - FOLLOW_MIN_S)
+                async with asyncio.timeout(FOLLOW_MAX_S - FOLLOW_MIN_S):
+                    await changed.wait()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from peer.core.rules import Rules
 from peer.journal import Journal
 from peer.transport import wire
 from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.transfer import PART_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class Courier:
     def fetch(self, command: commands.Fetch) -> None:
         """Begin an errand; a former one to the same site for the same purpose ends."""
         self.cancel(command.origin, command.purpose)
+        self._sweep()
         errand = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
         self._errands[(command.origin, command.purpose)] = errand
 
@@ -89,6 +93,23 @@ class Courier:
             self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
         except errors.PeerError as error:
             self._fail(error)
+        except OSError as error:
+            self._fail(errors.DiskError(f"{self._artifacts} cannot be used: {error}"))
+        except Exception as error:  # a bug of ours: the round goes on without this artifact, and says why
+            log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
+            reason = f"it could not be fetched here: {type(error).__name__}"
+            self._report(events.ArtifactRefused(*answer, command.purpose, reason))
+
+    def _sweep(self) -> None:
+        """Delete parts that no exchange can still wait for, while none is being written."""
+        if not all(errand.done() for errand in self._errands.values()):
+            return
+        oldest_s = time.time() - self._rules.pace.wait_max_s
+        for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                if part.stat().st_mtime < oldest_s:
+                    part.unlink()
+                    log.info("part of an artifact removed", extra={"sha256": part.stem})
 
     async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
         """The manifest, as soon as it exists; whether that is still worth waiting for is the state machine's matter."""
@@ -130,7 +151,8 @@ class Courier:
                     failures += 1
                     await asyncio.sleep(backoff_s(failures))
         finally:
-            self.receiving.pop(origin, None)
+            if self.receiving.get(origin) is moving:  # and not already the next errand's
+                del self.receiving[origin]
         what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
         outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": round(loop.time() - started_s, 3)}
         witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from cryptography import x509
@@ -23,14 +23,14 @@ from peer import errors, identity
 from peer.config import Federation
 from peer.config import Site as SiteConfig
 from peer.core import commands, events, replay, view, work
-from peer.core.facts import Artifact, Manifest, SignedManifest
+from peer.core.facts import Artifact, Manifest, Pulse, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.core.round import Round
 from peer.core.rules import Pace, Rules
 from peer.courier import Courier, backoff_s, encoded
 from peer.desk import Desk
 from peer.egress import Ledger
-from peer.foreman import Foreman
+from peer.foreman import WORKER, Foreman
 from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.transport import tls, wire
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 """How long the last beat may take: peers that miss it notice the silence instead."""
+TOLD = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
+"""Journal rows that the log has as well."""
 
 
 def now() -> datetime.datetime:
@@ -93,6 +95,7 @@ class Daemon:
         generation: which generation's journal to go on with.
         without: sites that the operator named absent.
         stay: keep serving after the last round.
+        worker: what to execute as the worker.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Daemon:
         generation: int,
         without: frozenset[SiteName] = frozenset(),
         stay: bool = False,
+        worker: Sequence[str] = WORKER,
     ) -> None:
         self.folder, self.federation, self.site, self.own = folder, federation, site, own
         self.home = folder.generation(generation)
@@ -113,7 +117,7 @@ class Daemon:
         self.ledger = Ledger(folder.egress_db)
         rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
-        memory = replay.recover(self.journal.rows(), present=present)
+        memory = replay.recover(self.journal.rows(replay.APPLY), present=present)
         memory.generation = max(memory.generation, generation)
         self.round = Round(rules, memory)
         self.started_s = time.time()
@@ -154,7 +158,7 @@ class Daemon:
             home=str(self.home),
             base_folder=str(folder.path),
         )
-        self.foreman = Foreman(setting, folder.logs / "worker.log", self.report)
+        self.foreman = Foreman(setting, folder.logs / "worker.log", self.report, command=worker)
 
     def address(self, peer: SiteName) -> str | None:
         """Where a peer is thought to be."""
@@ -178,13 +182,14 @@ class Daemon:
         Raises:
             PeerError: the site cannot go on; everything that was finished is on disk.
         """
-        unknown = self.ledger.close_open_intents()
-        if unknown:
-            log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
-        self._remove_strays()
-        port = await self.server.start(self.site.listen)
-        tasks = [asyncio.create_task(self._court(name), name=f"court {name}") for name in self.round.rules.others]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            unknown = self.ledger.close_open_intents()
+            if unknown:
+                log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
+            self._remove_strays()
+            port = await self.server.start(self.site.listen)
+            tasks += [asyncio.create_task(self._court(name), name=f"court {name}") for name in self.round.rules.others]
             await self._take(events.Began())
             await ready(port)
             await self._dispatch()
@@ -192,9 +197,9 @@ class Daemon:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, self.courier.close(), return_exceptions=True)
-            await self.foreman.close()
-            await self.server.stop()
+            await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
             await self.client.close()
+            await self.foreman.close()
             if self._alarm is not None:
                 self._alarm.cancel()
             self.journal.close()
@@ -237,7 +242,7 @@ class Daemon:
                 self._set_alarm(at_s)
             case commands.Exit():
                 await self._say_farewell()
-                spoken = {str(name): dataclasses.asdict(count) for name, count in self.desk.spoken.items()}
+                spoken = {str(name): dataclasses.asdict(self.desk.spoken[name]) for name in self.round.rules.others}
                 self.journal.append("spoken", self.round.number, spoken)
                 self._exit = command
             case _:
@@ -252,17 +257,7 @@ class Daemon:
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "work_failed":
             log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
-        elif kind in (
-            "isolated",
-            "alone",
-            "skipped",
-            "slot_lost",
-            "regenerated",
-            "paused",
-            "resumed",
-            "finished",
-            "left",
-        ):
+        elif kind in TOLD:
             log.info(kind.replace("_", " "), extra={"round": round})
 
     def _set_alarm(self, at_s: float) -> None:
@@ -301,42 +296,48 @@ class Daemon:
     async def _court(self, peer: SiteName) -> None:
         """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
         beat_s, nudge = self.federation.beat_s, self._nudges[peer]
-        greeted, generation, failures = False, 0, 0
+        generation, failures, told = 0, 0, ""
         while True:
             nudge.clear()
             try:
-                if not greeted:
-                    greeting = await self.client.hello(peer, self.desk.greeting(peer))
-                    problem = self.desk.difference(greeting)
-                    if problem is not None:
-                        self.report(events.PeerRefused(peer, problem))
-                    else:
-                        self.desk.welcome(peer, greeting)
-                        greeted, generation = True, greeting.generation
-                if greeted:
-                    own = self.round.pulse()
-                    self.desk.spoken[peer].add(wire.encode_pulse(own).ByteSize())
-                    pulse = await self.client.beat(peer, own)
-                    self.report(events.PeerHeard(peer, pulse))
-                    greeted = pulse.generation == generation
-                failures = 0
-            except Unreachable:
-                greeted, failures = False, failures + 1
-            except (Refused, Misbehaved) as error:
-                greeted, failures = False, failures + 1
-                self.report(events.PeerRefused(peer, error.reason))
-            except errors.CertificateError as error:
-                greeted, failures = False, failures + 1
-                log.error("own certificate not usable", extra={"reason": str(error)})
-            wait_s = beat_s
-            if failures:
-                wait_s = min(beat_s, backoff_s(failures - 1))
+                generation = await self._call(peer, generation)
+                failures, told = 0, ""
+            except Exception as error:
+                generation, failures = 0, failures + 1
+                if isinstance(error, Refused | Misbehaved):
+                    self.report(events.PeerRefused(peer, error.reason))
+                elif not isinstance(error, Unreachable) and str(error) != told:
+                    told = str(error)
+                    bug = not isinstance(error, errors.CertificateError)
+                    log.error("peer cannot be called", extra={"peer": peer, "reason": told}, exc_info=bug)
+            wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(nudge.wait(), wait_s)
+                if True:
+                    await asyncio.wait_for(nudge.wait(), wait_s)
+                if False:
+                    await nudge.wait()
+
+    async def _call(self, peer: SiteName, generation: int) -> int:
+        """Greet the peer if its generation is not known (0), then beat; its generation, or 0 to greet again."""
+        if not generation:
+            greeting = await self.client.hello(peer, self.desk.greeting(peer))
+            problem = self.desk.difference(greeting)
+            if problem is not None:
+                self.report(events.PeerRefused(peer, problem))
+                return 0
+            self.desk.welcome(peer, greeting)
+            generation = greeting.generation
+        pulse = await self._beat(peer)
+        self.report(events.PeerHeard(peer, pulse))
+        return generation if pulse.generation == generation else 0
+
+    async def _beat(self, peer: SiteName) -> Pulse:
+        own = self.round.pulse()
+        self.desk.spoken[peer].add(wire.encode_pulse(own).ByteSize())
+        return await self.client.beat(peer, own)
 
     async def _say_farewell(self) -> None:
-        pulse = self.round.pulse()
-        beats = [self.client.beat(name, pulse) for name in self.round.rules.others]
+        beats = [self._beat(name) for name in self.round.rules.others]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await asyncio.gather(*beats, return_exceptions=True)

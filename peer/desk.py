@@ -22,6 +22,7 @@ from peer.core.facts import Artifact, Greeting, Pulse, SignedManifest, Unavailab
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.round import Round
 from peer.egress import Ledger
+from peer.errors import CertificateError
 from peer.journal import Journal
 from peer.transport import wire
 from peer.transport.server import Grant, Outcome, Refusal, Status
@@ -31,11 +32,13 @@ log = logging.getLogger(__name__)
 
 DENIED_AGAIN_S = 60.0
 """A caller that asks again and again for what it may not have gets one row a minute."""
+DENIED_ROWS_MAX = 10
+"""Rows in that time for a caller that asks for ever new things: it words its requests, and may not fill the disk."""
 
 
 @dataclass(slots=True)
 class Spoken:
-    """What left for a peer beside artifacts: greetings and beats, answers included."""
+    """What left for a peer beside artifacts: greetings, beats and manifests, answers included."""
 
     messages: int = 0
     bytes: int = 0
@@ -58,6 +61,7 @@ class Desk:
         artifacts: the folder that published artifacts lie in.
         sign: makes the signed manifest of a published artifact.
         report: hands an event to the state machine.
+        clock: a monotonic clock, in seconds, for repeated denials.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Desk:
         artifacts: Path,
         sign: Callable[[int, Artifact], SignedManifest],
         report: Callable[[events.Event], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
         self._site = site
@@ -80,20 +85,25 @@ class Desk:
         self._artifacts = artifacts
         self._sign = sign
         self._report = report
+        self._clock = clock
         self._changed = asyncio.Event()
-        self._signed: dict[tuple[int, Sha256], SignedManifest] = {}
+        self._signed: dict[tuple[int, Sha256], SignedManifest | None] = {}
         self._tag = round_key_tag(round.rules.round_key, federation.digest)
         self._strangers: dict[SiteName, str] = {}
         self.sending: dict[int, dict[str, object]] = {}
-        self._denied_s: dict[tuple[SiteName, str, str], float] = {}
+        self._denied_s: dict[str, dict[tuple[str, str], float]] = {}
         self.skew_s: dict[SiteName, float] = {}
         self.spoken: dict[SiteName, Spoken] = {name: Spoken() for name in federation.roster}
 
     def publish(self, round: int, artifact: Artifact) -> None:
-        """From now on the artifact may be asked for."""
+        """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
         served = {(key[0], kept.sha256) for key, kept in self._round.memory.published.items()}
         self._signed = {key: signed for key, signed in self._signed.items() if key in served}
-        self._signed[(round, artifact.sha256)] = self._sign(round, artifact)
+        self._signed[(round, artifact.sha256)] = None
+        try:
+            self._signed[(round, artifact.sha256)] = self._sign(round, artifact)
+        except CertificateError as error:
+            log.error("published, but not signed", extra={"round": round, "reason": str(error)})
 
     def look_again(self) -> None:
         """The site's memory changed: calls that wait compare it with what they wait for."""
@@ -134,11 +144,13 @@ class Desk:
     async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
         """Compare greetings, and answer with this site's own."""
         problem = self.difference(greeting)
+        takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
         if problem is not None:
-            self._strangers[caller] = problem
-            self._report(events.PeerRefused(caller, problem))
+            if takes_part:
+                self._strangers[caller] = problem
+                self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
-        if greeting.generation:  # 0 only asks: `check` at a site that does not run yet
+        if takes_part:
             self.welcome(caller, greeting)
         return self.greeting(caller)
 
@@ -161,15 +173,21 @@ class Desk:
         found = self._answer(request)
         if isinstance(found, Unavailable):
             return found
-        return self._signed.get((found[0], found[1].sha256), Unavailable.NOT_YET)
+        signed = self._manifest_of(*found)
+        if signed is None:
+            return Unavailable.NOT_YET
+        self.spoken[caller].add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
+        return signed
 
     def open_artifact(self, caller: SiteName, request: wire.Request, *, sha256: Sha256, offset: int) -> Grant:
         """Allow a transfer; its intent is on disk when this returns."""
         self._admit(caller, request)
         found = self._answer(request)
-        if isinstance(found, Unavailable) or found[1].sha256 != sha256:
+        if isinstance(found, Unavailable) or found[1].sha256 != sha256 or (found[0], sha256) not in self._signed:
             raise Refusal(Status.MISSING, f"no artifact {sha256[:12]} of round {request.for_round} here")
         round, artifact = found
+        if offset > artifact.bytes:
+            raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
         limit = self._site.egress.bytes_per_round_max
         size = artifact.bytes - offset
         generation = self._round.memory.generation
@@ -190,8 +208,15 @@ class Desk:
 
     def turned_away(self, caller: str, call: str, reason: str) -> None:
         """Record a caller that did not get as far as the desk."""
-        self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
-        log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
+        self._write_down(caller, call, reason)
+
+    def _manifest_of(self, round: int, artifact: Artifact) -> SignedManifest | None:
+        """The manifest of what was published, signed now if it could not be before; nothing while it cannot be."""
+        key = (round, artifact.sha256)
+        if key in self._signed and self._signed[key] is None:
+            with contextlib.suppress(CertificateError):
+                self._signed[key] = self._sign(round, artifact)
+        return self._signed.get(key)
 
     def _answer(self, request: wire.Request) -> tuple[int, Artifact] | Unavailable:
         return turn.answer(
@@ -225,10 +250,16 @@ class Desk:
             raise Refusal(Status.MISMATCH, self._strangers[caller])
 
     def _deny(self, caller: SiteName, request: wire.Request, reason: str) -> Refusal:
-        call = f"{request.kind} for round {request.for_round}"
-        now_s = time.monotonic()
-        if now_s - self._denied_s.get((caller, call, reason), -DENIED_AGAIN_S) >= DENIED_AGAIN_S:
-            self._denied_s[(caller, call, reason)] = now_s
-            self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
-            log.warning("artifact denied", extra={"peer": caller, "round": request.for_round, "reason": reason})
+        self._write_down(caller, f"{request.kind} for round {request.for_round}", reason)
         return Refusal(Status.DENIED, reason)
+
+    def _write_down(self, caller: str, call: str, reason: str) -> None:
+        """Note a denial in journal and log, unless the same one, or many of this caller, were noted just now."""
+        now_s = self._clock()
+        noted = self._denied_s.get(caller, {})
+        recent = {what: at_s for what, at_s in noted.items() if now_s - at_s < DENIED_AGAIN_S}
+        if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
+            recent[(call, reason)] = now_s
+            self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
+            log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
+        self._denied_s[caller] = recent

@@ -12,20 +12,21 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from peer.core import events, work
 from peer.core.commands import Command
 from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.errors import one_line
 
 log = logging.getLogger(__name__)
 
+WORKER = (sys.executable, "-m", "peer.training.worker")
 NICE = 10
 """The daemon must answer peers and operators while every core trains."""
 STOP_S = 10.0
-"""A worker whose socket is closed ends by itself within a step; after this long it is killed."""
+"""A worker whose socket is closed, or that failed, ends by itself within a step; after this long it is killed."""
 LOG_BYTES_MAX = 10 << 20
 TAIL_BYTES = 4096
 
@@ -37,16 +38,29 @@ class Foreman:
         setting: the first line that every new worker gets.
         log_path: where the worker's own output goes.
         report: called in the event loop with each event of the worker.
+        command: what to execute, without ``--fd N``.
+        stop_s: how long a worker that should leave may take.
     """
 
-    def __init__(self, setting: work.Setting, log_path: Path, report: Callable[[events.Event], None]) -> None:
+    def __init__(
+        self,
+        setting: work.Setting,
+        log_path: Path,
+        report: Callable[[events.Event], None],
+        *,
+        command: Sequence[str] = WORKER,
+        stop_s: float = STOP_S,
+    ) -> None:
         self._setting = setting
         self._log_path = log_path
         self._report = report
+        self._command = command
+        self._stop_s = stop_s
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
         self._order: Command | None = None
+        self._log_began = 0
         self._closing = False
 
     @property
@@ -55,72 +69,94 @@ class Foreman:
         return self._process.pid if self._process is not None else None
 
     async def send(self, order: Command) -> None:
-        """Hand over an order, starting a worker if there is none."""
+        """Hand over an order, starting a worker if there is none; does not wait until it is read.
+
+        After ``close`` nothing is started any more. A worker that cannot be started counts as one that died.
+        """
+        if self._closing:
+            return
         self._order = order
-        if self._writer is None:
-            await self._start()
-        assert self._writer is not None
-        with contextlib.suppress(ConnectionError):  # its death is reported by the one who reads
-            self._writer.write(work.encode(order))
-            await self._writer.drain()
+        try:
+            writer = self._writer if self._writer is not None else await self._start()
+        except OSError as error:
+            self._report(self._about_order("crash", f"the worker cannot be started: {error}"))
+        else:
+            writer.write(work.encode(order))  # a worker that is dead by now is told by the one who reads
 
     async def close(self) -> None:
         """End the worker: it leaves when its socket closes, and is killed if it does not."""
         self._closing = True
         if self._writer is not None:
-            self._writer.close()
-        if self._process is not None:
-            try:
-                await asyncio.wait_for(self._process.wait(), STOP_S)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+            self._writer.transport.abort()  # not close: that would wait until all orders are read
         if self._watch is not None:
             await self._watch
 
-    async def _start(self) -> None:
+    async def _start(self) -> asyncio.StreamWriter:
         if self._log_path.exists() and self._log_path.stat().st_size > LOG_BYTES_MAX:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         ours, theirs = socket.socketpair()
-        with theirs, self._log_path.open("ab") as output:
-            os.set_inheritable(theirs.fileno(), True)
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "peer.training.worker", "--fd", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICE)
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
-        self._writer.write(work.encode(self._setting))
-        log.info("worker started", extra={"pid": self._process.pid})
-        self._watch = asyncio.create_task(self._listen(reader, self._process), name="worker")
+        with contextlib.ExitStack() as until_it_runs:
+            until_it_runs.enter_context(ours)
+            with theirs, self._log_path.open("ab") as output:
+                self._log_began = output.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    *("--fd", str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            until_it_runs.pop_all()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is dead, or the daemon is nicer already
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
+        writer.write(work.encode(self._setting))
+        log.info("worker started", extra={"pid": process.pid})
+        self._process, self._writer = process, writer
+        self._watch = asyncio.create_task(self._listen(reader, writer, process), name="worker")
+        return writer
 
-    async def _listen(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        failed = False
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
+    ) -> None:
+        """Pass on what the worker says until it ends. That it failed is told last, when the next one can be started."""
+        failure: events.WorkFailed | None = None
         problem = ""
-        with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
-                try:
-                    event: Any = work.decode(line, work.FROM_WORKER)
-                except ValueError as error:
-                    problem = f"the worker's answer makes no sense: {error}"
-                    process.kill()
-                    break
+        try:
+            while failure is None and (line := await reader.readline()).endswith(b"\n"):
+                event = work.decode(line, work.FROM_WORKER)
                 if isinstance(event, events.WorkFailed):
-                    failed = True
-                    event = self._about_order(event.fault, event.reason)
-                self._report(event)
-        code = await process.wait()
+                    failure = event
+                else:
+                    self._report(event)
+        except ConnectionError:
+            pass
+        except (TypeError, ValueError) as error:  # also of a line without an end
+            problem = f"the worker's answer makes no sense: {error}"
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        writer.transport.abort()
+        code = await self._end(process)
         self._process, self._writer = None, None
-        if self._closing or failed:
+        if self._closing:
+            return
+        if failure is not None:
+            self._report(self._about_order(failure.fault, failure.reason))
             return
         reason = problem or f"the worker ended with {describe_exit(code)}: {self._tail()}"
         log.error("worker died", extra={"reason": reason})
         self._report(self._about_order("crash", reason))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for the exit of a worker that should leave; its exit code."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_s):
+                return await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
     def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
         """The failure of the order in hand, also when the worker did not get as far as reading it."""
@@ -128,11 +164,15 @@ class Foreman:
         return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
 
     def _tail(self) -> str:
-        """The last line that the worker wrote."""
-        with self._log_path.open("rb") as file:
-            file.seek(max(0, self._log_path.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        """The last line that this worker wrote."""
+        try:
+            with self._log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_began, size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError as error:
+            return f"its log cannot be read: {error}"
+        return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
 
 
 def describe_exit(code: int) -> str:

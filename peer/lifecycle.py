@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from peer.console import Console
 from peer.core import commands
 from peer.core.roster import SiteName
 from peer.daemon import Daemon, now
+from peer.foreman import WORKER
 from peer.home import SiteFolder, make_private
 from peer.identity import Identity
 from peer.journal import Journal
@@ -33,7 +35,7 @@ RESUME = ("auto", "fresh", "require")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line of `start` said."""
+    """What the command line of `start` said; ``worker`` is what the daemon executes as its worker."""
 
     resume: str = "auto"
     accept_change: bool = False
@@ -41,6 +43,7 @@ class Options:
     stay: bool = False
     debug: bool = False
     quiet: bool = False
+    worker: Sequence[str] = WORKER
 
 
 def load(folder: SiteFolder) -> tuple[Federation, Site, Identity]:
@@ -60,8 +63,14 @@ def run(folder: SiteFolder, options: Options) -> None:
     with folder.locked():
         logs.set_up(folder.logs, quiet=options.quiet, debug=options.debug)
         generation = _generation(folder, options)
-        _same_configuration(folder, generation, federation, site, accept=options.accept_change)
-        asyncio.run(_serve(folder, federation, site, own, generation, without, options))
+        keep_configuration(folder, generation, federation, site, accept=options.accept_change)
+        try:
+            asyncio.run(_serve(folder, federation, site, own, generation, without, options))
+        except errors.PeerError:
+            raise
+        except Exception:
+            log.exception("the daemon failed")  # the command line shows one line only
+            raise
 
 
 async def _serve(
@@ -81,6 +90,7 @@ async def _serve(
         generation=generation,
         without=without,
         stay=options.stay,
+        worker=options.worker,
     )
     control = ControlServer(Console(daemon))
 
@@ -111,7 +121,7 @@ def _absent(federation: Federation, own: SiteName, names: tuple[str, ...]) -> fr
 
 def _generation(folder: SiteFolder, options: Options) -> int:
     newest = max(folder.generations(), default=0)
-    if options.resume == "require" and not newest:
+    if options.resume == "require" and not _begun(folder, newest):
         raise errors.StateError(
             f"{folder.path} holds nothing to resume", "start with --resume auto, or restore the backup first"
         )
@@ -120,37 +130,73 @@ def _generation(folder: SiteFolder, options: Options) -> int:
     return newest
 
 
-def _same_configuration(
-    folder: SiteFolder, generation: int, federation: Federation, site: Site, *, accept: bool
+def _begun(folder: SiteFolder, generation: int) -> bool:
+    """Whether the generation's journal names a state of the model to go on from."""
+    path = folder.generation(generation) / "journal.db"
+    if not path.exists():
+        return False
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        return bool(journal.records(("initialised",), last=1))
+
+
+def keep_configuration(
+    folder: SiteFolder, generation: int, federation: Federation, site: Site, *, accept: bool = False
 ) -> None:
-    """Refuse to go on with another federation, model or data than the generation began with."""
-    journal = Journal(folder.generation(generation) / "journal.db")
-    try:
-        known = journal.records(("configured",))
-        current = {"federation": federation.digest, **_flat(site.model_dump(mode="json"))}
-        if not known:
+    """Refuse to go on with another federation, model or data than the generation began with: ``StateError``.
+
+    Args:
+        folder: the site's, held by this process.
+        generation: which one to go on with.
+        federation: as it is now.
+        site: as it is now.
+        accept: go on with another model or data all the same, and remember that.
+    """
+    with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
+        before, current = _configured(journal), _settings(federation, site)
+        problem = _change(before, current, site, generation) if before else None
+        if problem is not None and not (accept and before["federation"] == current["federation"]):
+            raise problem
+        if problem is not None or not before:
             journal.append("configured", 0, current)
-            return
-        before = known[-1]["body"]
-        if before["federation"] != federation.digest:
-            raise errors.StateError(
-                f"generation {generation} belongs to federation {before['federation'][:12]}, "
-                f"federation.toml is now {federation.digest[:12]}",
-                "put the former federation.toml back, or begin anew with --resume fresh",
-            )
-        changed = [key for key in sorted(before.keys() | current.keys()) if before.get(key) != current.get(key)]
-        if not changed:
-            return
-        if not accept:
-            key = changed[0]
-            was, is_now = before.get(key), current.get(key)
-            raise errors.StateError(
+
+
+def changed(folder: SiteFolder, federation: Federation, site: Site) -> errors.StateError | None:
+    """Why a start would refuse to go on with the newest generation; nothing is written."""
+    generation = max(folder.generations(), default=0)
+    path = folder.generation(generation) / "journal.db"
+    if not path.exists():
+        return None
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        before = _configured(journal)
+    return _change(before, _settings(federation, site), site, generation) if before else None
+
+
+def _configured(journal: Journal) -> dict[str, Any]:
+    known = journal.records(("configured",), last=1)
+    return dict(known[0]["body"]) if known else {}
+
+
+def _settings(federation: Federation, site: Site) -> dict[str, Any]:
+    return {"federation": federation.digest, **_flat(site.model_dump(mode="json"))}
+
+
+def _change(
+    before: Mapping[str, Any], current: Mapping[str, Any], site: Site, generation: int
+) -> errors.StateError | None:
+    if before["federation"] != current["federation"]:
+        return errors.StateError(
+            f"generation {generation} belongs to federation {before['federation'][:12]}, "
+            f"federation.toml is now {current['federation'][:12]}",
+            "put the former federation.toml back, or begin anew with --resume fresh",
+        )
+    for key in sorted(before.keys() | current.keys()):
+        was, is_now = before.get(key), current.get(key)
+        if was != is_now:
+            return errors.StateError(
                 f"{site.where}: {key} was {was!r} when this generation began and is {is_now!r} now",
                 "put it back, start with --accept-change to go on all the same, or --resume fresh to begin anew",
             )
-        journal.append("configured", 0, current)
-    finally:
-        journal.close()
+    return None
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

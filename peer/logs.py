@@ -12,6 +12,8 @@ import logging.handlers
 from pathlib import Path
 from typing import Any
 
+from peer.errors import one_line
+
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 5
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -41,16 +43,27 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """What an operator reads: time, message, fields."""
+    """What an operator reads: time, message, fields; of an exception its text, and all of it only if ``debug``."""
+
+    def __init__(self, *, debug: bool = False) -> None:
+        super().__init__()
+        self._debug = debug
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, with a traceback below where there is one."""
+        """The record as one line, whatever another site put into it."""
         time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         text = f"{time} {level}{record.getMessage()}"
-        extra = " ".join(f"{key}={value}" for key, value in fields(record).items())
+        shown = fields(record)
+        if record.exc_info and not self._debug:
+            shown["exception"] = repr(record.exc_info[1])
+        extra = " ".join(f"{key}={_brief(value)}" for key, value in shown.items())
         text = f"{text}  {extra}" if extra else text
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info and self._debug else text
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 
 
 def set_up(folder: Path, *, quiet: bool = False, debug: bool = False) -> None:
@@ -62,7 +75,7 @@ def set_up(folder: Path, *, quiet: bool = False, debug: bool = False) -> None:
     handlers: list[logging.Handler] = [file]
     if not quiet:
         shown = logging.StreamHandler()
-        shown.setFormatter(LineFormatter())
+        shown.setFormatter(LineFormatter(debug=debug))
         handlers.append(shown)
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=handlers, force=True)
     for noisy in ("asyncio", "grpc", "grpc._cython"):

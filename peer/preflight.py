@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,12 +22,12 @@ from peer.core.replay import round_records
 from peer.core.roster import SiteName, round_key_tag
 from peer.daemon import now
 from peer.datalist import inspect_datalist
-from peer.foreman import Foreman
+from peer.foreman import WORKER, Foreman
 from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.toml import split_address
 from peer.transport import handshake, tls
-from peer.transport.client import ExchangeClient, ExchangeError
+from peer.transport.client import ExchangeClient, ExchangeError, Unreachable
 
 Verdict = Literal["ok", "warning", "failure"]
 
@@ -37,6 +37,8 @@ FREE_BYTES_MIN = 5 << 30
 """A few rounds of a ResNet-101's artifacts and checkpoints."""
 DISTILLATION_SHARE_MIN = 0.01
 """Below this share of the supervised loss, distillation hardly moves a weight (METHODS of FedSKD: choose gamma)."""
+SAMPLE_S = 2.0
+"""A large volume on a slow network disk is read in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,13 @@ class Finding:
     remedy: str = ""
 
 
-def check(folder: SiteFolder, *, train: bool = True) -> Iterator[Finding]:
+def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WORKER) -> Iterator[Finding]:
     """Look at everything that a start needs, in the order in which it would fail.
 
     Args:
         folder: the site's.
         train: also start a worker, load the data and build the model, which takes a while.
+        worker: what to execute as the worker.
     """
     try:
         federation, site, own = lifecycle.load(folder)
@@ -64,15 +67,19 @@ def check(folder: SiteFolder, *, train: bool = True) -> Iterator[Finding]:
     yield Finding(
         "configuration", "ok", f"{federation.name}, digest {federation.digest[:12]}, {federation.method.name}"
     )
+    change = lifecycle.changed(folder, federation, site)
+    if change is not None:
+        yield Finding("journal", "failure", change.message, change.remedy)
     running = _runs(folder)
     yield from _certificate(own)
     yield from _disk(folder)
     yield from _packages()
     yield _port(site, running=running)
-    data = _data(federation, site)
+    data, samples = _data(federation, site)
     yield data
     if train and data.verdict != "failure":
-        yield asyncio.run(_worker(folder, federation, site, own.name))
+        limit_s = limits.WORKER_START_S + SAMPLE_S * samples
+        yield asyncio.run(_worker(folder, federation, site, own.name, command=worker, limit_s=limit_s))
     yield from _distillation(folder)
     for peer in federation.roster.others(own.name):
         yield _peer(folder, federation, site, peer)
@@ -138,21 +145,28 @@ def _port(site: Site, *, running: bool) -> Finding:
     return Finding("listen", "ok", f"{site.listen} is free")
 
 
-def _data(federation: Federation, site: Site) -> Finding:
+def _data(federation: Federation, site: Site) -> tuple[Finding, int]:
+    """What the datalist says, and how many samples it names."""
     path = site.folder / site.data.datalist
     root = site.folder / site.data.root if site.data.root is not None else None
     try:
         found = inspect_datalist(path, root=root, task=federation.task.kind, classes=federation.task.classes)
-    except (errors.PeerError, ValueError, OSError) as error:
-        return Finding("data", "failure", str(error), "correct [data] in site.toml")
+    except (OSError, ValueError, RecursionError) as error:
+        return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0
+    samples = len(found.training) + len(found.test)
     if found.problems:
-        return Finding("data", "failure", f"{path}: {found.problems[0]}", "run `mhfl-peer data validate` for the rest")
+        first, more = found.problems[0], len(found.problems) - 1
+        text = first if str(path) in first else f"{path}: {first}"
+        rest = f", and see {more} more with `mhfl-peer data validate`" if more else ""
+        return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples
     counts = ", ".join(f"{count} of class {label}" for label, count in found.counts("training").items())
-    text = f"{len(found.training)} training samples ({counts}), {len(found.test)} for the test"
-    return Finding("data", "ok" if found.test else "warning", text, "" if found.test else "add a 'test' list")
+    text = f"{len(found.training)} training samples{counts and f' ({counts})'}, {len(found.test)} for the test"
+    return Finding("data", "ok" if found.test else "warning", text, "" if found.test else "add a 'test' list"), samples
 
 
-async def _worker(folder: SiteFolder, federation: Federation, site: Site, name: SiteName) -> Finding:
+async def _worker(
+    folder: SiteFolder, federation: Federation, site: Site, name: SiteName, *, command: Sequence[str], limit_s: float
+) -> Finding:
     """Load every sample and build the model where they will be used: in a worker."""
     answers: asyncio.Queue[events.Event] = asyncio.Queue()
     with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
@@ -166,12 +180,13 @@ async def _worker(folder: SiteFolder, federation: Federation, site: Site, name: 
             home=home,
             base_folder=str(folder.path),
         )
-        foreman = Foreman(setting, Path(home) / "worker.log", answers.put_nowait)
+        foreman = Foreman(setting, Path(home) / "worker.log", answers.put_nowait, command=command)
         try:
             await foreman.send(commands.Initialise(1, 1))
-            answer = await asyncio.wait_for(answers.get(), limits.WORKER_START_S)
+            async with asyncio.timeout(limit_s):
+                answer = await answers.get()
         except TimeoutError:
-            return Finding("worker", "failure", f"no answer within {limits.WORKER_START_S:.0f} s", "look at the disk")
+            return Finding("worker", "failure", f"no answer within {limit_s:.0f} s", "look at the disk")
         finally:
             await foreman.close()
     if not isinstance(answer, events.Initialised):
@@ -190,7 +205,7 @@ def _distillation(folder: SiteFolder) -> Iterator[Finding]:
     if path is None or not path.exists():
         return
     with contextlib.closing(Journal(path, read_only=True)) as journal:
-        shares = [record["metrics"].get("distillation_ratio") for record in round_records(journal.rows())]
+        shares = [record["metrics"].get("distillation_ratio") for record in round_records(journal.rows(("committed",)))]
     known = [share for share in shares if share is not None]
     if known and known[-1] < DISTILLATION_SHARE_MIN:
         text = f"distillation is {known[-1]:.2%} of the supervised loss in the last round: it hardly moves a weight"
@@ -226,6 +241,8 @@ async def _greet(
     )
     try:
         theirs = await client.hello(peer, mine)
+    except Unreachable as error:
+        return Finding(peer, "warning", f"does not answer now: {error.reason}", "look again in a minute")
     except ExchangeError as error:
         return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
     finally:

@@ -1,24 +1,49 @@
 """The documents behind `rounds`, `transfers`, `egress`, `events` and the status of a site whose daemon is down.
 
 Each is plain data with stable keys, drawn from the journals and the egress ledger, so that the running daemon and a
-reader beside a stopped one say the same.
+reader beside a stopped one say the same. All of them may be read while the daemon writes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from peer import errors
 from peer.core import replay
-from peer.egress import Ledger
+from peer.core.limits import REFUSALS_SHOWN_MAX
+from peer.core.roster import federation_digest
+from peer.egress import UNKNOWN, Ledger
 from peer.home import SiteFolder
 from peer.journal import Journal
 
 TRANSFER_KEYS = ("time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome")
-BULKY = frozenset({"artifact", "tensors", "spec", "body", "signature", "certificate_der"})
+BULKY = frozenset({"tensors", "spec", "body", "signature", "certificate_der"})
 QUIET = frozenset({"ignored", "discarded", "manifest"})
 """Rows that `events` leaves out unless it is asked for all."""
+EVENTS_SHOWN = 50
+TELLING = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
+"""Rows that say where a site is: the newest of each is enough, and hundreds of rounds need not be gone through."""
+
+
+def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
+    """`rounds`, `transfers`, `egress` or `events` of a site, from its disk; ``ValueError`` names what there is not."""
+    with contextlib.ExitStack() as stack:
+        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
+        if what == "rounds":
+            return rounds(read)
+        if what == "events":
+            last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
+            return events(read, last=last, everything=everything)
+        if what not in ("transfers", "egress"):
+            raise ValueError(f"there is no document {what!r}")
+        if not folder.egress_db.exists():
+            return transfers(read) if what == "transfers" else []
+        ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
+        return transfers(read, ledger) if what == "transfers" else egress(ledger)
 
 
 def journals(folder: SiteFolder) -> list[Journal]:
@@ -29,7 +54,7 @@ def journals(folder: SiteFolder) -> list[Journal]:
 
 def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
     """The committed rounds of these journals, oldest first."""
-    return [record for journal in read for record in replay.round_records(journal.rows())]
+    return [record for journal in read for record in replay.round_records(journal.rows(("committed", "evaluated")))]
 
 
 def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
@@ -37,64 +62,120 @@ def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
     found = []
     for journal in read:
         for row in journal.records(("received",)):
-            body = row["body"]
-            found.append({"time": row["time"], "direction": "in", "round": row["round"], **body})
+            record = {"time": row["time"], "direction": "in", "round": row["round"], **row["body"]}
+            found.append({key: record[key] for key in TRANSFER_KEYS})
     return found
 
 
-def transfers(read: Sequence[Journal], ledger: Ledger) -> list[dict[str, Any]]:
+def transfers(read: Sequence[Journal], ledger: Ledger | None = None) -> list[dict[str, Any]]:
     """What came in and what left, by time."""
-    every = [*received(read), *ledger.transfers()]
-    return [{key: record[key] for key in TRANSFER_KEYS} for record in sorted(every, key=lambda record: record["time"])]
+    every = [*received(read), *(egress(ledger) if ledger is not None else ())]
+    return sorted(every, key=lambda record: record["time"])
 
 
 def egress(ledger: Ledger) -> list[dict[str, Any]]:
-    """What left, by time."""
-    return [{key: record[key] for key in TRANSFER_KEYS} for record in ledger.transfers()]
+    """What left, by time: ``bytes`` were sent, or were meant to be where the end is open or unknown."""
+    found = []
+    for record in ledger.transfers():
+        if record["outcome"] not in ("open", UNKNOWN):
+            record["bytes"] = record["sent_bytes"]
+        found.append({key: record[key] for key in TRANSFER_KEYS})
+    return found
 
 
-def events(read: Sequence[Journal], *, last: int = 50, everything: bool = False) -> list[dict[str, Any]]:
+def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[dict[str, Any]]:
     """The newest journal rows, oldest first, without bulk.
 
     Args:
-        read: the journals.
+        read: the journals, oldest first.
         last: at most so many.
         everything: also the rows that hardly ever matter.
     """
-    found = []
-    for journal in read:
-        for row in journal.records():
-            if everything or row["kind"] not in QUIET:
-                found.append({**row, "body": _slim(row["body"])})
-    return found[-last:]
+    found: list[dict[str, Any]] = []
+    for journal in reversed(read):
+        newest = journal.records(without=() if everything else QUIET, last=last - len(found))
+        found = [*({**row, "body": _slim(row["body"])} for row in newest), *found]
+    return found
 
 
 def status_when_down(folder: SiteFolder) -> dict[str, Any]:
     """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
-    document = tomllib.loads(folder.federation_toml.read_text(encoding="utf-8"))
-    read = [journal for journal in journals(folder) if not journal.empty()]
-    memory = replay.recover(read[-1].rows()) if read else replay.Memory()
-    configured = read[-1].records(("configured",), last=1) if read else []
-    others = sorted(site["name"] for site in document["site"] if site["name"] != folder.site)
+    federation = _federation(folder)
+    with contextlib.ExitStack() as stack:
+        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
+        journal = next((journal for journal in reversed(read) if not journal.empty()), None)
+        return _status(folder, federation, journal)
+
+
+def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
+    memory, digest, left, refusals = replay.Memory(), federation["digest"], None, []
+    if journal is not None:
+        memory = replay.recover(journal.newest(TELLING))
+        digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
+        run = journal.records(("began", "left"), last=1)
+        left = run[0]["body"] if run and run[0]["kind"] == "left" else None
+        refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
+        began = max((index for index, row in enumerate(refused) if row["kind"] == "began"), default=-1)
+        refusals = [
+            {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
+            for row in refused[began + 1 :]
+        ]
     unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
+    unknown |= {"spoken": None, "clock_skew_s": None}
     return {
         "daemon": "down",
         "site": folder.site,
         "federation": folder.federation,
-        "digest": configured[-1]["body"]["federation"] if configured else "",
-        "method": document["method"]["name"],
+        "digest": digest,
+        "method": federation["method"],
         "generation": memory.generation,
-        "phase": "finished" if memory.finished else "down",
+        "phase": "new" if journal is None else "finished" if memory.finished else "down",
+        "phase_s": None,
         "round": memory.open.number if memory.open is not None else memory.committed,
-        "rounds": document["rounds"],
+        "rounds": federation["rounds"],
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {name: dict(unknown) for name in others},
+        "peers": {name: dict(unknown) for name in federation["sites"] if name != folder.site},
         "training": {},
         "samples": memory.samples,
-        "refusals": [],
-        "failure": "",
+        "refusals": refusals,
+        "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
+        "certificate_days": _certificate_days(folder),
+        "transfers": [],
+        "pid": None,
+        "worker_pid": None,
+        "started": None,
     }
+
+
+def _federation(folder: SiteFolder) -> dict[str, Any]:
+    """What `status` shows of the federation, read without the checks of a start, which take longer than the answer."""
+    path = folder.federation_toml
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {
+            "digest": federation_digest(found),
+            "method": found["method"]["name"],
+            "rounds": found["rounds"],
+            "sites": sorted(site["name"] for site in found["site"]),
+        }
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"{path} is not a federation.toml: {error}", "get the founder's federation.toml"
+        ) from error
+
+
+def _certificate_days(folder: SiteFolder) -> int | None:
+    """Whole days that the certificate on disk is valid for; nothing where there is none that can be read."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate((folder.pki / "cert.pem").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
 
 
 def _slim(body: Any) -> Any:

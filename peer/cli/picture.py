@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from peer.cli import output
+from peer.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHORT = 12
 """Digits of a digest that a person compares."""
+EMPTY: tuple[object, ...] = (None, "", [], {})
+DIGEST = re.compile("[0-9a-f]{64}")
 BAR_WIDTH = 30
 NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
 """Endings of metrics that `rounds --json` has and the table leaves out."""
@@ -31,16 +35,18 @@ def status(document: Mapping[str, Any]) -> RenderableType:
     )
     parts: list[RenderableType] = [head, _where(document)]
     if document["daemon"] == "down":
-        parts.append(Text("The daemon is down: this is what the journal says.", style="yellow"))
+        journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
+        parts.append(Text(f"The daemon is down: {journal}.", style="yellow"))
     if document["training"]:
         parts.append(_training(document["training"]))
     parts.extend(_transfer(transfer) for transfer in document.get("transfers", ()))
     parts.extend(_waiting(wait) for wait in document["waiting_for"])
     if document["failure"]:
-        parts.append(Text(f"Failed: {document['failure']}", style="red"))
+        parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
     parts.append(peers(document["peers"]))
     for refusal in document["refusals"]:
-        parts.append(Text(f"Refused in round {refusal['round']}: {refusal['site']} {refusal['reason']}", style="red"))
+        text = f"Refused in round {refusal['round']}: {refusal['site']}: {one_line(refusal['reason'])}"
+        parts.append(Text(text, style="red"))
     days = document.get("certificate_days")
     if days is not None:
         parts.append(Text(f"The certificate is valid for {days} more days.", style="red" if days < 30 else "dim"))
@@ -104,15 +110,17 @@ def peers(document: Mapping[str, Mapping[str, Any]]) -> RenderableType:
 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a round."""
+    """One line a round, with its generation where there is more than one."""
     rows = []
+    several = len({record["generation"] for record in document}) > 1
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
         missing = ", ".join(f"{site} ({reason})" for site, reason in record["missing"].items())
         shown = {name: value for name, value in record["metrics"].items() if not name.endswith(NOT_SHOWN)}
         metrics = "  ".join(f"{name.removeprefix('train_')} {value:.4g}" for name, value in shown.items())
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
-        rows.append((record["round"], sources or "itself", missing, f"{record['duration_s']:.1f}", artifact, metrics))
+        number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
+        rows.append((number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact, metrics))
     return output.table(("round", "from", "missing", "train s", "artifact", "metrics"), rows)
 
 
@@ -137,15 +145,30 @@ def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One line a row."""
-    rows = [
-        (clock(row["time"]), row["kind"], row["round"], "  ".join(f"{k}={_brief(v)}" for k, v in row["body"].items()))
-        for row in document
-    ]
+    rows = [(clock(row["time"]), row["kind"], row["round"], "  ".join(_facts(row["body"]))) for row in document]
     return output.table(("time", "event", "round", "facts"), rows)
 
 
+def _facts(body: Mapping[str, Any]) -> Iterator[str]:
+    """What a row says, without what it leaves open."""
+    for key, value in body.items():
+        if value not in EMPTY:
+            yield f"{key}={_brief(value)}"
+
+
 def _brief(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A fact as a person reads it: an artifact by the start of its digest, no brackets and quotes."""
+    if isinstance(value, Mapping):
+        known = {key: inner for key, inner in value.items() if inner not in EMPTY}
+        text = value["sha256"] if "owner" in value else ", ".join(f"{key} {_brief(known[key])}" for key in known)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        text = ", ".join(map(_brief, value))
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if DIGEST.fullmatch(text):
+        text = text[:SHORT]
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

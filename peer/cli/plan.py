@@ -39,10 +39,14 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
 
 
 def _picture(document: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+
     names = document["sites"]
     rows = []
     for round in document["rounds"]:
         receives = round["receives_from"]
         rows.append((round["round"], *(", ".join(receives.get(name, ())) or "itself" for name in names)))
-    title = f"{document['federation']}: who receives whose {document['artifact'] or 'nothing'}, {document['schedule']}"
-    return output.table(("round", *names), rows, title=title)
+    if document["artifact"] is None:
+        return f"{document['federation']}: with this method nobody sends anything"
+    title = f"{document['federation']}: whose {document['artifact']} each site receives ({document['schedule']})"
+    return Group(title, output.table(("round", *names), rows))

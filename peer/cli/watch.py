@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,25 +42,23 @@ def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> An
 
 def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
     from peer import reports
-    from peer.egress import Ledger
 
     if what in ("status", "peers"):
         status = reports.status_when_down(folder)
         return status if what == "status" else status["peers"]
-    with contextlib.ExitStack() as stack:
-        read = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(folder)]
-        if what == "rounds":
-            return reports.rounds(read)
-        if what == "events":
-            return reports.events(read, last=arguments["last"], everything=arguments["everything"])
-        if not folder.egress_db.exists():
-            return []
-        ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
-        return reports.transfers(read, ledger) if what == "transfers" else reports.egress(ledger)
+    return reports.document(folder, what, arguments)
 
 
 def _documents(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """The document now and whenever it changes, across starts and stops of the daemon."""
+    """The document now and whenever it differs, across starts and stops of the daemon."""
+    shown = object()
+    for document in _looks(folder, what, arguments):
+        if document != shown:
+            yield document
+            shown = document
+
+
+def _looks(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
     from peer.transport.control import ControlClient
 
     while True:
@@ -87,14 +85,19 @@ def _show(
     if not watch:
         output.emit(_document(folder, what, arguments), as_json=as_json, render=render)
         return
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        _follow(_documents(folder, what, arguments), render, as_json=as_json)
+
+
+def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *, as_json: bool) -> None:
     if as_json:
-        for document in _documents(folder, what, arguments):
+        for document in documents:
             output.emit_line(document)
         return
     from rich.live import Live
 
     with Live(console=output.console(), screen=False, auto_refresh=False, vertical_overflow="visible") as live:
-        for document in _documents(folder, what, arguments):
+        for document in documents:
             live.update(render(document), refresh=True)
 
 

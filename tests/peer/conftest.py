@@ -1,0 +1,124 @@
+"""An enrolled federation, and a worker that needs no torch: what the tests of the daemon and of its commands share."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from peer.loopback import Loopback
+
+DRAFT = """
+name = "trial"
+rounds = 3
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+[schedule]
+kind = "derangement"
+[pace]
+beat_s = 0.2
+silence_s = 5
+linger_s = 5
+"""
+SITE = """
+[data]
+datalist = "datalist.json"
+input_size = [8]
+[training]
+device = "cpu"
+"""
+WORKER = '''
+"""A worker that is told on its command line how to misbehave; what it makes depends on what it was given."""
+
+import hashlib, json, os, pathlib, socket, struct, sys
+
+mode, numbers = sys.argv[1], int(sys.argv[2])
+connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
+lines = connection.makefile("rb")
+setting = json.loads(lines.readline())
+home = pathlib.Path(setting["home"])
+
+
+def say(kind, order, **more):
+    keys = ("generation", "attempt") if kind == "WorkFailed" else ("generation", "round", "attempt")
+    answer = {key: order[key] for key in keys if key in order}
+    connection.sendall(json.dumps({"type": kind, **answer, **more}).encode() + b"\\n")
+
+
+def artifact(*seeds):
+    seed = hashlib.sha256("|".join([setting["site_name"], *map(str, seeds)]).encode()).digest()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + (seed * (numbers // 8 + 1))[: 4 * numbers]
+    digest = hashlib.sha256(content).hexdigest()
+    (home / "artifacts" / f"{digest}.safetensors").write_bytes(content)
+    tensors = [{"name": "w", "dtype": "F32", "shape": [numbers]}]
+    own = {"kind": "model", "owner": setting["site_name"], "spec": {"name": "resnet10"}, "steps": 0}
+    return {**own, "sha256": digest, "bytes": len(content), "tensors": tensors}
+
+
+def die_once(order):
+    mark = home / f"died in {order['type']}"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
+
+
+for line in lines:
+    order = json.loads(line)
+    if order["type"] == "Halt":
+        say("Halted", order)
+    elif mode == "mute":
+        pass
+    elif mode == "bad data":
+        say("WorkFailed", order, fault="data", reason="no data here")
+        sys.exit(1)
+    elif order["type"] == "Initialise":
+        made = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
+        say("Initialised", order, state="initial", artifact=artifact("initial"), **made)
+    elif order["type"] == "Train":
+        if mode == "dies once":
+            die_once(order)
+        if mode == "always fails":
+            say("WorkFailed", order, fault="memory", reason="out of\\n memory")
+            sys.exit(1)
+        say("Progressed", order, stage=order["stage"], step=1, steps=2, losses={"total": 0.5})
+        made = artifact(order["base"], *(source["artifact"]["sha256"] for source in order["sources"]))
+        state = f"round-{order['round']:06}"
+        done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
+        say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
+    else:
+        say("Evaluated", order, metrics={"auc": 0.75})
+'''
+
+
+@pytest.fixture(scope="session")
+def _founded(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+    return Loopback.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
+
+
+@pytest.fixture
+def enrolled(_founded: Loopback, tmp_path: Path) -> Iterator[Loopback]:
+    """Two sites of one federation, enrolled and never started; daemons that a test leaves running are stopped."""
+    shutil.copytree(_founded.home, tmp_path / "sites")
+    with Loopback(tmp_path / "sites", _founded.federation) as loopback:
+        yield loopback
+
+
+@pytest.fixture(scope="session")
+def fake_worker(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[str, ...]]:
+    """The command of a worker without torch: ``fake_worker(mode, numbers=...)``."""
+    script = tmp_path_factory.mktemp("worker") / "worker.py"
+    script.write_text(WORKER)
+
+    def command(mode: str = "works", *, numbers: int = 64) -> tuple[str, ...]:
+        return (sys.executable, "-I", "-S", str(script), mode, str(numbers))
+
+    return command

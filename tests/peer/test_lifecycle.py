@@ -1,0 +1,295 @@
+"""From a folder to a running process and to its exit code: what is refused, what signals do, what systemd hears."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import lifecycle
+from peer.core.roster import SiteName
+from peer.errors import CertificateError, ConfigError, DaemonDown, LockedError, StateError, UsageError
+from peer.home import SiteFolder, make_private
+from peer.journal import Journal
+from peer.lifecycle import Options, notify
+from peer.loopback import Loopback
+from peer.transport.control import ControlClient
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30.0
+PROGRAM = """
+import sys
+from pathlib import Path
+from peer import lifecycle
+from peer.errors import PeerError
+from peer.home import find_site
+home, site, *worker = sys.argv[1:]
+try:
+    lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
+except PeerError as error:
+    sys.exit(error.exit_code)
+"""
+
+
+class Program:
+    """Daemons in processes of their own."""
+
+    def __init__(self, loopback: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> None:
+        self.loopback, self.fake_worker = loopback, fake_worker
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, name: str, mode: str = "works", **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, str(self.loopback.home), name, *self.fake_worker(mode)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self.processes.append(process)
+        return process
+
+    def status(self, name: str, phase: str) -> dict[str, Any]:
+        """The status once the site is in a phase; from outside a process there is nothing but to look."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            try:
+                with ControlClient(self.loopback.folder(name).control_socket()) as client:
+                    for status in client.follow("status"):
+                        if status["phase"] == phase:
+                            return dict(status)
+            except DaemonDown:
+                time.sleep(0.02)
+        raise AssertionError(f"{name} never was in phase {phase}")
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """A start sets logging up for the whole process: put it back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
+    program = Program(enrolled, fake_worker)
+    yield program
+    for process in program.processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    return enrolled.folder("asia")
+
+
+def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
+    journal = Journal(folder.generation(generation) / "journal.db", read_only=True)
+    found = [kind for kind, _, _ in journal.rows()]
+    journal.close()
+    return found
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["works", "mute"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
+    program: Program, folder: SiteFolder, number: signal.Signals, mode: str
+) -> None:
+    process = program.start("asia", mode)
+    status = program.status("asia", "initialising" if mode == "mute" else "gathering")
+    assert status["pid"] == process.pid
+    process.send_signal(number)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    assert told.count("left") == 1
+    assert "left" in kinds(folder)
+    assert not folder.control_socket().exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(status["worker_pid"], 0)
+
+
+def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Program, folder: SiteFolder) -> None:
+    first = program.start("asia")
+    program.status("asia", "gathering")
+    with pytest.raises(LockedError, match=str(first.pid)):
+        lifecycle.run(folder, Options())
+    program.status("asia", "gathering")
+
+
+def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Program) -> None:
+    process = program.start("asia", "bad data")
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 10
+    assert "no data here" in told
+
+
+def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Program, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(LIMIT_S)
+        process = program.start("asia", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert systemd.recv(100) == b"READY=1"
+        process.terminate()
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+def test_a_kill_leaves_a_site_that_starts_again(program: Program, folder: SiteFolder) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    process.kill()
+    process.wait()
+    assert folder.control_socket().exists()
+    program.start("asia")
+    assert program.status("asia", "gathering")["generation"] == 1
+    assert kinds(folder).count("initialised") == 1
+
+
+# --- before the first byte -------------------------------------------------------------------------------------------
+def test_systemd_that_is_gone_is_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for address in (str(tmp_path / "gone"), "@gone", "/" + "x" * 200):
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        notify("READY=1")
+    assert [record.getMessage() for record in caplog.records] == ["systemd not told"] * 3
+
+
+@pytest.mark.parametrize("name", ["mars", "asia", ""])
+def test_a_stranger_or_oneself_cannot_be_absent(folder: SiteFolder, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"--without {name}: not another site of this federation; there are europe"):
+        lifecycle.run(folder, Options(without=("europe", name)))
+    assert folder.generations() == ()
+
+
+def test_require_refuses_to_begin(folder: SiteFolder) -> None:
+    with pytest.raises(StateError, match="holds nothing to resume"):
+        lifecycle.run(folder, Options(resume="require"))
+    assert folder.generations() == ()
+
+
+@pytest.mark.parametrize("rows", [None, (), ("configured", "began", "left")])
+def test_require_refuses_a_generation_without_a_model(folder: SiteFolder, rows: tuple[str, ...] | None) -> None:
+    """A journal that was lost, or a first start that failed: to go on from there would be to begin."""
+    folder.create_generation()
+    if rows is not None:
+        journal = Journal(folder.generation(1) / "journal.db")
+        for kind in rows:
+            journal.append(kind, 0, {})
+        journal.close()
+    with pytest.raises(StateError, match="holds nothing to resume"):
+        lifecycle.run(folder, Options(resume="require"))
+
+
+def configured(folder: SiteFolder, *, accept: bool = False) -> None:
+    """What a start does with the configuration before anything runs."""
+    federation, site, _ = lifecycle.load(folder)
+    lifecycle.keep_configuration(folder, 1, federation, site, accept=accept)
+
+
+def would_refuse(folder: SiteFolder) -> StateError | None:
+    """What `check` says of that, without writing anything."""
+    federation, site, _ = lifecycle.load(folder)
+    return lifecycle.changed(folder, federation, site)
+
+
+@pytest.fixture
+def begun(folder: SiteFolder) -> SiteFolder:
+    """A generation that knows its configuration."""
+    folder.create_generation()
+    configured(folder)
+    return folder
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_site_that_never_ran_has_nothing_to_keep(folder: SiteFolder) -> None:
+    assert would_refuse(folder) is None
+    folder.create_generation()
+    assert would_refuse(folder) is None
+
+
+def test_the_same_configuration_goes_on_without_a_word(begun: SiteFolder) -> None:
+    configured(begun)
+    assert kinds(begun) == ["configured"]
+
+
+def test_a_federation_toml_that_was_edited_is_refused_by_digest(begun: SiteFolder) -> None:
+    before = lifecycle.load(begun)[0].digest
+    edit(begun.federation_toml, "rounds = 3", "rounds = 4")
+    after = lifecycle.load(begun)[0].digest
+    for accept in (False, True):
+        with pytest.raises(StateError, match=f"belongs to federation {before[:12]}, .* now {after[:12]}"):
+            configured(begun, accept=accept)
+    assert "--resume fresh" in str(would_refuse(begun))
+    assert kinds(begun) == ["configured"]
+
+
+def test_another_address_is_no_other_federation(begun: SiteFolder) -> None:
+    federation = lifecycle.load(begun)[0]
+    edit(begun.federation_toml, federation.addresses[SiteName("europe")], "10.0.0.7:7443")
+    configured(begun)
+
+
+def test_a_changed_key_is_named_with_both_values_and_can_be_accepted(begun: SiteFolder) -> None:
+    edit(begun.site_toml, "[training]", "[training]\nbatch_size = 4")
+    with pytest.raises(StateError, match=r"site\.toml: training\.batch_size was 8 .* and is 4 now.*--accept-change"):
+        configured(begun)
+    assert "training.batch_size" in str(would_refuse(begun))
+    configured(begun, accept=True)
+    configured(begun)
+    assert would_refuse(begun) is None
+    assert kinds(begun) == ["configured", "configured"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[training]", "[training]\ncheckpoint_s = 1.0"),
+        ("[data]", '[data]\ncache = "none"'),
+        ("[data]", "[data]\nunreadable_share_max = 0.5"),
+        ("[data]", "[egress]\nevaluate = true\n[data]"),
+    ],
+)
+def test_what_changes_no_bit_may_change(begun: SiteFolder, old: str, new: str) -> None:
+    edit(begun.site_toml, old, new)
+    configured(begun)
+
+
+def test_an_enrolment_that_is_not_whole_is_refused_before_the_lock(folder: SiteFolder) -> None:
+    (folder.pki / "round.key").unlink()
+    with pytest.raises(CertificateError, match=r"round\.key"):
+        lifecycle.run(folder, Options())
+    assert not folder.logs.exists()
+
+
+def test_a_site_toml_that_is_gone_is_named(folder: SiteFolder) -> None:
+    folder.site_toml.unlink()
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        lifecycle.load(folder)
+
+
+def test_a_lock_is_kept_by_no_start_that_failed(folder: SiteFolder) -> None:
+    make_private(folder.generation(1))
+    with pytest.raises(StateError):
+        lifecycle.run(folder, Options(resume="require"))
+    with folder.locked():
+        pass
