@@ -27,7 +27,7 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., Loopback]) -> Loopback:
     """Enrolled, never started."""
-    return found(rounds=ROUNDS, steps=6, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
+    return found(rounds=ROUNDS, steps=20, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,12 @@ def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
         return status["phase"] == wanted and status["round"] >= round
 
     strike(wild, "asia", lambda: phase("asia", "train", 2), tools)
+    tools.wait_until(lambda: wild.show("europe", "status")["round"] >= 3)
+    for name in ("asia", "africa"):  # they hold still, so that europe is found waiting for one of them
+        wild.daemons[name].send_signal(signal.SIGSTOP)
     strike(wild, "europe", lambda: phase("europe", "exchange", 3), tools)
+    for name in ("asia", "africa"):
+        wild.daemons[name].send_signal(signal.SIGCONT)
     committed = len(tools.records(wild, "africa"))
     strike(wild, "africa", lambda: len(tools.records(wild, "africa")) > committed, tools)
     codes = tools.finish(wild)
@@ -194,7 +199,7 @@ def test_a_restored_backup_goes_on_under_a_new_generation_and_ctrl_c_leaves_clea
     found: Callable[..., Loopback], copied: Callable[[Loopback], Loopback], tools: Any, tmp_path: Path
 ) -> None:
     rounds = 12
-    wild = copied(found(rounds=rounds, steps=2, top='[schedule]\nkind = "derangement"\n'))
+    wild = copied(found(rounds=rounds, steps=10, top='[schedule]\nkind = "derangement"\n'))
     for name in tools.sites:
         wild.start(name)
     tools.wait_until(lambda: wild.show("asia", "status")["committed"] >= 1)

@@ -36,7 +36,7 @@ def cli(loopback: Loopback, *words: str, **options: Any) -> subprocess.Completed
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., Loopback]) -> Loopback:
     """Three sites, enrolled, never started."""
-    return found(rounds=6, steps=4, top='[schedule]\nkind = "derangement"\n')
+    return found(rounds=10, steps=20, top='[schedule]\nkind = "derangement"\n')
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(thre
             if three.daemons[name].poll() is None:
                 status = three.show(name, "status")
                 waits.extend(wait["since_s"] for wait in status["waiting_for"] if wait["artifact"] == "model")
-        return all(len(tools.records(three, name)) == 6 for name in others)
+        return all(len(tools.records(three, name)) == 10 for name in others)
 
     tools.wait_until(all_left)
     assert max(waits, default=0) <= limits.SILENCE_S + 5
@@ -71,7 +71,8 @@ def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
     for name in tools.sites:
         three.start(name)
     tools.wait_until(lambda: three.show("europe", "status")["round"] >= 1)
-    assert cli(three, "pause", "--site", "europe").returncode == 0
+    with three.control("europe") as client:
+        client.act("pause")
     tools.wait_until(lambda: three.show("asia", "peers")["europe"]["phase"] == "paused", limit_s=20)
     before = three.show("europe", "status")["committed"]
     tools.wait_until(lambda: three.show("asia", "status")["committed"] >= before + 2)
@@ -79,7 +80,7 @@ def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
     assert cli(three, "resume", "--site", "europe").returncode == 0
     codes = tools.finish(three)
     assert codes == dict.fromkeys(codes, 0)
-    assert tools.records(three, "europe")[-1]["round"] == 6
+    assert tools.records(three, "europe")[-1]["round"] == 10
 
 
 def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback, tools: Any) -> None:
