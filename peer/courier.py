@@ -131,7 +131,8 @@ class Courier:
         artifact, origin = offer.manifest.artifact, command.origin
         loop = asyncio.get_running_loop()
         started_s = heard_s = loop.time()
-        moving: dict[str, Any] = {"kind": artifact.kind, "bytes": artifact.bytes, "received": 0}
+        moving: dict[str, Any] = {"purpose": command.purpose, "kind": artifact.kind, "round": command.round}
+        moving |= {"bytes": artifact.bytes, "received": 0}
         self.receiving[origin] = moving
 
         def on_bytes(received: int) -> None:

@@ -312,9 +312,7 @@ class Daemon:
                     log.error("peer cannot be called", extra={"peer": peer, "reason": told}, exc_info=bug)
             wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
             with contextlib.suppress(TimeoutError):
-                if True:
-                    await asyncio.wait_for(nudge.wait(), wait_s)
-                if False:
+                async with asyncio.timeout(wait_s):  # not wait_for: that may lose the cancellation that ends this
                     await nudge.wait()
 
     async def _call(self, peer: SiteName, generation: int) -> int:

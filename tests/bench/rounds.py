@@ -27,7 +27,7 @@ from peer.loopback import LEAVE_S, Loopback
 HERE = Path(__file__).resolve().parent
 SITES = tuple(SiteName(name) for name in ("africa", "america", "asia", "europe"))
 ROUNDS: Mapping[int, int] = {20: 11, 60: 11, 250: 3, 1024: 1}
-"""How many rounds of each size, in MB, are measured."""
+"""How many rounds of each size, in MB of 2²⁰ bytes, are measured."""
 RATIO_SIZES = (20, 60)
 RATIO_MAX = 1.8
 MEMORY_MB_MAX = 120
@@ -66,6 +66,7 @@ class Crew:
     """Four processes that are told and answer in lines."""
 
     def __init__(self, script: str, loopback: Loopback, megabytes: int) -> None:
+        self.script = script
         self.processes = {
             name: subprocess.Popen(
                 [sys.executable, HERE / script, loopback.home, loopback.federation.name, name, str(megabytes)],
@@ -78,10 +79,10 @@ class Crew:
     def tell(self, lines: Mapping[SiteName, str]) -> None:
         """One line to each."""
         for name, line in lines.items():
-            to = self.processes[name].stdin
-            assert to is not None
-            to.write(f"{line}\n".encode())
-            to.flush()
+            stdin = self.processes[name].stdin
+            assert stdin is not None
+            stdin.write(f"{line}\n".encode())
+            stdin.flush()
 
     def hear(self) -> dict[SiteName, list[str]]:
         """The words of the next line of each, once all have spoken."""
@@ -90,7 +91,7 @@ class Crew:
             assert process.stdout is not None
             said[name] = process.stdout.readline().decode().split()
             if not said[name]:
-                raise RuntimeError(f"{process.args} ended; what it wrote stands above")
+                raise RuntimeError(f"{self.script} of {name} ended; what it wrote stands above")
         return said
 
     def leave(self) -> None:

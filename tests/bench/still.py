@@ -80,7 +80,7 @@ class Still:
     def _make(self) -> Artifact:
         """A new artifact, on disk, so that writing it back does not disturb the round that it is made for."""
         folder = self._daemon.artifacts
-        made = artifact(folder, self._megabytes)
+        made: Artifact = artifact(folder, self._megabytes)
         with (folder / f"{made.sha256}.safetensors").open("rb") as file:
             os.fsync(file.fileno())
         return dataclasses.replace(made, owner=self._daemon.own.name)

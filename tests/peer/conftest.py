@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peer.errors import DaemonDown
 from peer.loopback import Loopback
+from peer.transport.control import ControlClient
 
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 30.0
 DRAFT = """
 name = "trial"
 rounds = 3
@@ -43,6 +51,8 @@ import hashlib, json, os, pathlib, socket, struct, sys
 mode, numbers = sys.argv[1], int(sys.argv[2])
 connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
 lines = connection.makefile("rb")
+if mode == "nonsense":
+    sys.exit(4)
 setting = json.loads(lines.readline())
 home = pathlib.Path(setting["home"])
 
@@ -99,6 +109,49 @@ for line in lines:
 '''
 
 
+PROGRAM = """
+import sys
+from pathlib import Path
+from peer import lifecycle
+from peer.errors import PeerError
+from peer.home import find_site
+home, site, *worker = sys.argv[1:]
+try:
+    lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
+except PeerError as error:
+    sys.exit(error.exit_code)
+"""
+
+
+class Program:
+    """Daemons in processes of their own."""
+
+    def __init__(self, loopback: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> None:
+        self.loopback, self.fake_worker = loopback, fake_worker
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, name: str, mode: str = "works", **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, str(self.loopback.home), name, *self.fake_worker(mode)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self.processes.append(process)
+        return process
+
+    def status(self, name: str, phase: str) -> dict[str, Any]:
+        """The status once the site is in a phase; from outside a process there is nothing but to look."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            try:
+                with ControlClient(self.loopback.folder(name).control_socket()) as client:
+                    for status in client.follow("status"):
+                        if status["phase"] == phase:
+                            return dict(status)
+            except DaemonDown:
+                time.sleep(0.02)
+        raise AssertionError(f"{name} never was in phase {phase}")
+
+
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
     return Loopback.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
@@ -122,3 +175,13 @@ def fake_worker(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple
         return (sys.executable, "-I", "-S", str(script), mode, str(numbers))
 
     return command
+
+
+@pytest.fixture
+def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
+    """Starts the enrolled sites' daemons, without torch; those that still run are killed at the end."""
+    program = Program(enrolled, fake_worker)
+    yield program
+    for process in program.processes:
+        process.kill()
+        process.communicate()

@@ -375,18 +375,21 @@ async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
 class Deaf:
     """A client that reaches nobody."""
 
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
     async def hello(self, peer: SiteName, greeting: Greeting) -> Greeting:
+        self.asked.set()
         raise Unreachable(peer, "no answer")
 
 
 async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(running: Running) -> None:
     """The last beat is nudged and its task ended in one breath: a task that went on would keep the daemon alive."""
     asia, europe = running.make("asia"), SiteName("europe")
-    asia.client = Deaf()  # type: ignore[assignment]
+    client = Deaf()
+    asia.client = client  # type: ignore[assignment]
     court = asyncio.create_task(asia._court(europe))
-    while not asia.desk.spoken[europe].messages:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await client.asked.wait()
     asia._nudges[europe].set()
     court.cancel()
     await asyncio.wait({court}, timeout=LIMIT_S)
@@ -395,15 +398,15 @@ async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_ti
     asia.ledger.close()
 
 
-async def serve_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A port that accepts and says nothing."""
-    await reader.read()
-    writer.close()
-
-
 async def test_a_peer_that_hangs_delays_the_end_by_a_second_only(running: Running) -> None:
     address = running.loopback.federation.addresses[SiteName("europe")]
-    server = await asyncio.start_server(serve_nothing, "127.0.0.1", int(address.rpartition(":")[2]))
+    writers: list[asyncio.StreamWriter] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", int(address.rpartition(":")[2]))
     asia = await running.start("asia")
     await until(asia, lambda status: status["phase"] == "gathering")
     loop = asyncio.get_running_loop()
@@ -412,3 +415,7 @@ async def test_a_peer_that_hangs_delays_the_end_by_a_second_only(running: Runnin
     await running.end()
     assert loop.time() - began_s < 4
     server.close()
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()

@@ -6,10 +6,7 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +14,13 @@ import pytest
 
 from peer import lifecycle
 from peer.core.roster import SiteName
-from peer.errors import CertificateError, ConfigError, DaemonDown, LockedError, StateError, UsageError
+from peer.errors import CertificateError, ConfigError, LockedError, StateError, UsageError
 from peer.home import SiteFolder, make_private
 from peer.journal import Journal
 from peer.lifecycle import Options, notify
 from peer.loopback import Loopback
-from peer.transport.control import ControlClient
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 30.0
-PROGRAM = """
-import sys
-from pathlib import Path
-from peer import lifecycle
-from peer.errors import PeerError
-from peer.home import find_site
-home, site, *worker = sys.argv[1:]
-try:
-    lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
-except PeerError as error:
-    sys.exit(error.exit_code)
-"""
-
-
-class Program:
-    """Daemons in processes of their own."""
-
-    def __init__(self, loopback: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> None:
-        self.loopback, self.fake_worker = loopback, fake_worker
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, name: str, mode: str = "works", **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", PROGRAM, str(self.loopback.home), name, *self.fake_worker(mode)]
-        process = subprocess.Popen(
-            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-        )
-        self.processes.append(process)
-        return process
-
-    def status(self, name: str, phase: str) -> dict[str, Any]:
-        """The status once the site is in a phase; from outside a process there is nothing but to look."""
-        end_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < end_s:
-            try:
-                with ControlClient(self.loopback.folder(name).control_socket()) as client:
-                    for status in client.follow("status"):
-                        if status["phase"] == phase:
-                            return dict(status)
-            except DaemonDown:
-                time.sleep(0.02)
-        raise AssertionError(f"{name} never was in phase {phase}")
 
 
 @pytest.fixture(autouse=True)
@@ -79,15 +33,6 @@ def _logging() -> Iterator[None]:
         handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
-
-
-@pytest.fixture
-def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
-    program = Program(enrolled, fake_worker)
-    yield program
-    for process in program.processes:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture
@@ -106,7 +51,7 @@ def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
 @pytest.mark.parametrize("mode", ["works", "mute"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
-    program: Program, folder: SiteFolder, number: signal.Signals, mode: str
+    program: Any, folder: SiteFolder, number: signal.Signals, mode: str
 ) -> None:
     process = program.start("asia", mode)
     status = program.status("asia", "initialising" if mode == "mute" else "gathering")
@@ -123,7 +68,7 @@ def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
         os.kill(status["worker_pid"], 0)
 
 
-def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Program, folder: SiteFolder) -> None:
+def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Any, folder: SiteFolder) -> None:
     first = program.start("asia")
     program.status("asia", "gathering")
     with pytest.raises(LockedError, match=str(first.pid)):
@@ -131,14 +76,14 @@ def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: 
     program.status("asia", "gathering")
 
 
-def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Program) -> None:
+def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Any) -> None:
     process = program.start("asia", "bad data")
     _, told = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 10
     assert "no data here" in told
 
 
-def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Program, tmp_path: Path) -> None:
+def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Any, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(LIMIT_S)
@@ -148,7 +93,7 @@ def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Program, tmp_
         assert systemd.recv(100) == b"STOPPING=1"
 
 
-def test_a_kill_leaves_a_site_that_starts_again(program: Program, folder: SiteFolder) -> None:
+def test_a_kill_leaves_a_site_that_starts_again(program: Any, folder: SiteFolder) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
     process.kill()

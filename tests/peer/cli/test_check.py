@@ -1,0 +1,56 @@
+"""`check` as an operator and a script see it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.home import SiteFolder
+from peer.loopback import Loopback
+
+
+def call(loopback: Loopback, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(loopback.home), "check", "--site", "asia", "--fast", *words])
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    """Asia's folder, with data that are there."""
+    folder = enrolled.folder("asia")
+    items = [{"image": f"{index}.npz", "label": index % 2} for index in range(4)]
+    for item in items:
+        (folder.path / str(item["image"])).touch()
+    (folder.path / "datalist.json").write_text(json.dumps({"training": items[:2], "test": items[2:]}))
+    return folder
+
+
+def test_a_site_that_would_run_exits_0(enrolled: Loopback, folder: SiteFolder) -> None:
+    result = call(enrolled, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document: Any = json.loads(result.stdout)
+    assert document.keys() == {"site", "would_run", "findings"}
+    assert (document["site"], document["would_run"]) == ("asia", True)
+    subjects = [finding["subject"] for finding in document["findings"]]
+    assert subjects == ["configuration", "certificate", "disk", "listen", "data", "europe"]
+    assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
+
+
+def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: Loopback, folder: SiteFolder) -> None:
+    (folder.path / "datalist.json").unlink()
+    result = call(enrolled, "--json")
+    assert result.exit_code == 16
+    document = json.loads(result.stdout)
+    assert document["would_run"] is False
+    (failure,) = [finding for finding in document["findings"] if finding["verdict"] == "failure"]
+    assert result.stderr == f"mhfl-peer: data: {failure['message']}; {failure['remedy']}\n"
+
+
+def test_people_see_what_to_do(enrolled: Loopback, folder: SiteFolder) -> None:
+    text = " ".join(call(enrolled).stdout.split())
+    assert "configuration ok trial, digest" in text
+    assert "europe warning nothing answers at" in text
+    assert "start that site, or correct its address or the firewall" in text

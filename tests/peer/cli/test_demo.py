@@ -1,0 +1,92 @@
+"""How the demonstration shows itself; that it runs is for the end-to-end tests."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from peer.cli import main
+from peer.cli.demo import _progress, _table
+from peer.demo import Progress
+
+SITES = ("africa", "asia")
+
+
+def drawn(value: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(value)
+    return out.getvalue()
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return {"committed": 3, "rounds": 15, "phase": "train", "training": {}, "waiting_for": [], **changes}
+
+
+def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
+    text = drawn(
+        _progress(
+            Progress(
+                "fedskd: four daemons on loopback",
+                {
+                    "asia": status(training={"loss": {"total": 0.61234}}),
+                    "africa": status(phase="exchange", waiting_for=[{"site": "asia"}]),
+                },
+            )
+        )
+    )
+    first, africa, asia = text.splitlines()
+    assert first.strip() == "fedskd: four daemons on loopback"
+    assert africa.startswith("africa  3/15")
+    assert africa.strip().endswith("waiting for asia")
+    assert asia.startswith("asia  3/15")
+    assert asia.strip().endswith("train  loss 0.612")
+
+
+def document() -> dict[str, Any]:
+    part = {"nodules": 40, "patients": 30, "malignant_share": 0.25}
+
+    def method(auc: float) -> dict[str, Any]:
+        site = {"width": 16, "sent_bytes": 3 << 20}
+        sites = {
+            name: {**site, "local_test_auc": auc + place / 10, "global_test_auc": auc - place / 10}
+            for place, name in enumerate(SITES)
+        }
+        return {"sites": sites, "home": "out/fedskd/sites", "digest": "ab" * 32}
+
+    return {
+        "folder": "out",
+        "size": {"rounds": 15, "steps": 20, "seed": 0},
+        "data": {
+            "sites": {name: {"training": part, "test": part} for name in SITES},
+            "floors": {"volume": dict.fromkeys(SITES, 0.9), "scaled_volume": dict.fromkeys(SITES, 0.5)},
+        },
+        "methods": {"local": method(0.6), "fedskd": method(0.7)},
+        "seconds": 99.6,
+    }
+
+
+def test_the_table_has_both_methods_the_mean_and_the_floors() -> None:
+    lines = drawn(_table(document())).splitlines()
+    cells = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert cells["mean"] == ["mean", "0.650", "0.750", "0.550", "0.650", "0.900", "0.500"]
+    assert cells["asia"] == ["asia", "0.700", "0.800", "0.500", "0.600", "0.900", "0.500"]
+    text = "\n".join(lines)
+    assert "40 of 30" in text
+    assert "3.0 MiB" in text
+    assert "15 rounds of 20 steps" in text
+    assert "mhfl-peer --home out/fedskd/sites rounds --site europe" in text
+
+
+@pytest.mark.data
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.txt").write_text("years of work")
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 6
+    assert "not empty" in result.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "thesis.txt"]

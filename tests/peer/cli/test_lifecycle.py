@@ -1,0 +1,81 @@
+"""`start`, `pause`, `resume` and `stop` as an operator calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.errors import EXIT_CODES
+from peer.loopback import Loopback
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 30.0
+
+
+def call(loopback: Loopback, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(loopback.home), *words, "--site", "asia"])
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "stop"])
+def test_without_a_daemon_there_is_nobody_to_tell(enrolled: Loopback, action: str) -> None:
+    result = call(enrolled, action, "--json")
+    assert EXIT_CODES[result.exit_code].name == "DaemonDown"
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "mhfl-peer start" in result.stderr
+
+
+def test_a_daemon_pauses_goes_on_and_leaves(enrolled: Loopback, program: Any) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    assert call(enrolled, "pause").stdout == "asia: training stops after this step; the site keeps serving\n"
+    program.status("asia", "paused")
+    answer = json.loads(call(enrolled, "resume", "--json").stdout)
+    assert answer == {"site": "asia", "action": "resume", "effect": "the site goes on"}
+    program.status("asia", "gathering")
+    assert call(enrolled, "stop").exit_code == 0
+    assert process.wait(LIMIT_S) == 0
+    assert call(enrolled, "stop").exit_code == 14
+
+
+def start(loopback: Loopback, *words: str) -> tuple[int, str]:
+    """`start` in a process of its own: it sets up logging, signals and an event loop."""
+    command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), "start", "--site", "asia", *words]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert process.stdout == ""
+    assert "Traceback" not in process.stderr
+    return process.returncode, process.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--without", "mars"), 2, "--without mars: not another site of this federation; there are europe"),
+        (("--resume", "perhaps"), 2, "'perhaps' is not one of 'auto', 'fresh', 'require'"),
+        (("--resume", "require"), 6, "holds nothing to resume"),
+    ],
+)
+def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
+    enrolled: Loopback, words: tuple[str, ...], code: int, message: str
+) -> None:
+    found, told = start(enrolled, *words)
+    assert (found, told.count("\n")) == (code, 1)
+    assert message in told
+    assert enrolled.folder("asia").generations() == ()
+
+
+def test_a_second_start_in_the_same_folder_names_the_first(enrolled: Loopback, program: Any) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    code, told = start(enrolled)
+    assert code == 7
+    assert f"held by process {process.pid}" in told
+    os.kill(process.pid, 0)

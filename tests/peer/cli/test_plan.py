@@ -1,0 +1,118 @@
+"""`plan`: who receives from whom, the same at every site."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer import lifecycle
+from peer.cli import main
+from peer.daemon import make_rules
+from peer.errors import EXIT_CODES
+from peer.loopback import Loopback
+
+README = Path(__file__).parents[3] / "README.md"
+SITE = """
+[data]
+datalist = "datalist.json"
+input_size = [8]
+"""
+DRAFT = """
+name = "{name}"
+rounds = 4
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "{method}"
+"""
+
+
+def call(loopback: Loopback, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(loopback.home), "plan", *words])
+
+
+def document(loopback: Loopback, *words: str) -> Any:
+    result = call(loopback, *words, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+    sites = dict.fromkeys(("africa", "asia", "europe"), SITE)
+    return Loopback.found(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
+
+
+def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: Loopback) -> None:
+    plans = [document(three, "--site", name) for name in three.federation.roster]
+    assert plans[0] == plans[1] == plans[2]
+    plan = plans[0]
+    assert (plan["federation"], plan["digest"]) == ("trial", three.federation.digest)
+    assert plan["sites"] == ["africa", "asia", "europe"]
+    assert [round["round"] for round in plan["rounds"]] == [1, 2, 3, 4]
+    federation, _, own = lifecycle.load(three.folder("asia"))
+    rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
+    for round in plan["rounds"]:
+        turn = rules.turn(round["round"])
+        assert round["receives_from"].get("asia", ["asia"]) == [turn]
+        assert sorted(round["order"]) == [0, 1, 2]
+
+
+def test_the_keys_are_the_documented_ones(three: Loopback) -> None:
+    row = next(line for line in README.read_text().splitlines() if line.startswith("| `plan`"))
+    top, _, inner = row.split("|")[2].partition("[")
+    plan = document(three, "--site", "asia")
+    assert plan.keys() == set(re.findall(r"\w+", top))
+    assert plan["rounds"][0].keys() == set(re.findall(r"\w+", inner))
+
+
+@pytest.mark.parametrize(
+    ("words", "rounds"),
+    [
+        (("--rounds", "2"), [1, 2]),
+        (("--first", "3"), [3, 4]),
+        (("--first", "2", "--rounds", "1"), [2]),
+        (("--first", "9"), []),
+    ],
+)
+def test_a_part_of_the_plan(three: Loopback, words: tuple[str, ...], rounds: list[int]) -> None:
+    assert [round["round"] for round in document(three, "--site", "asia", *words)["rounds"]] == rounds
+
+
+def test_people_see_a_table_of_names(three: Loopback) -> None:
+    plan, text = document(three, "--site", "asia"), call(three, "--site", "asia").stdout
+    title, head, *rows = [line for line in text.splitlines() if line.strip() and "──" not in line]
+    assert title.strip() == "trial: whose model each site receives (permutation)"
+    assert head.split() == ["round", "africa", "asia", "europe"]
+    for round, row in zip(plan["rounds"], rows, strict=True):
+        received = [round["receives_from"].get(name, ["itself"]) for name in plan["sites"]]
+        assert row.split() == [str(round["round"]), *(", ".join(names) for names in received)]
+
+
+def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
+    alone = Loopback.found(
+        tmp_path, DRAFT.format(name="apart", method="local"), dict.fromkeys(("asia", "europe"), SITE)
+    )
+    assert [round["receives_from"] for round in document(alone, "--site", "asia")["rounds"]] == [{}] * 4
+    assert call(alone, "--site", "asia").stdout == "apart: with this method nobody sends anything\n"
+
+
+def test_without_the_round_key_there_is_no_plan(enrolled: Loopback) -> None:
+    (enrolled.folder("asia").pki / "round.key").unlink()
+    result = call(enrolled, "--site", "asia")
+    assert EXIT_CODES[result.exit_code].name == "CertificateError"
+    assert "round.key" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("words", [("--rounds", "0"), ("--first", "0"), ("--rounds", "many")])
+def test_counts_begin_at_one(three: Loopback, words: tuple[str, str]) -> None:
+    assert call(three, "--site", "asia", *words).exit_code == 2

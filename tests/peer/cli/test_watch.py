@@ -1,0 +1,217 @@
+"""`status`, `rounds`, `peers`, `transfers`, `egress` and `events`, with the daemon up, down, dead and on its way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.egress import Ledger
+from peer.errors import EXIT_CODES
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ("status", "rounds", "peers", "transfers", "egress", "events")
+LIMIT_S = 30.0
+
+
+def call(loopback: Loopback, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(loopback.home), *words])
+
+
+def shown(loopback: Loopback, *words: str) -> Any:
+    result = call(loopback, *words, "--site", "asia", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    return enrolled.folder("asia")
+
+
+@pytest.fixture
+def history(folder: SiteFolder) -> SiteFolder:
+    """A site that sent one artifact and left with a fault."""
+    folder.create_generation()
+    journal, ledger = Journal(folder.generation(1) / "journal.db"), Ledger(folder.egress_db)
+    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    ledger.settle(ledger.intend(**what, bytes=2048), bytes=1024, outcome="broken")
+    journal.append("began", 0, {"generation": 1})
+    journal.append("denied", 1, {"caller": "europe", "call": "model for round 1", "reason": "not\x1b[2J its turn"})
+    journal.append("left", 1, {"fault": "data", "reason": "no\ndata"})
+    journal.close()
+    ledger.close()
+    return folder
+
+
+@pytest.mark.parametrize("what", DOCUMENTS)
+def test_a_site_that_never_ran_has_every_document(enrolled: Loopback, what: str) -> None:
+    document = shown(enrolled, what)
+    assert document if what in ("status", "peers") else document == []
+    result = call(enrolled, what, "--site", "asia")
+    assert result.exit_code == 0
+    assert "Traceback" not in result.output
+
+
+def test_the_status_of_a_site_that_never_ran_does_not_speak_of_a_journal(enrolled: Loopback) -> None:
+    assert "nothing was begun yet" in call(enrolled, "status", "--site", "asia").stdout
+
+
+@pytest.mark.parametrize("words", [("--site", "mars"), ()])
+def test_which_site_is_meant_must_be_clear(enrolled: Loopback, words: tuple[str, ...]) -> None:
+    result = call(enrolled, "status", *words)
+    assert result.exit_code == 2
+    assert "trial/asia, trial/europe" in result.stderr
+
+
+def test_a_stopped_site_shows_what_its_disk_knows(enrolled: Loopback, history: SiteFolder) -> None:
+    status = shown(enrolled, "status")
+    assert (status["daemon"], status["failure"]) == ("down", "data: no\ndata")
+    assert shown(enrolled, "peers") == status["peers"]
+    assert [(row["bytes"], row["outcome"]) for row in shown(enrolled, "egress")] == [(1024, "broken")]
+    assert shown(enrolled, "transfers") == shown(enrolled, "egress")
+    assert [row["kind"] for row in shown(enrolled, "events")] == ["began", "denied", "left"]
+    assert [row["kind"] for row in shown(enrolled, "events", "--last", "1")] == ["left"]
+
+
+def test_what_others_say_is_shown_without_its_escapes(enrolled: Loopback, history: SiteFolder) -> None:
+    for what, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
+        text = call(enrolled, what, "--site", "asia").stdout
+        assert words in text
+        assert "\x1b" not in text
+
+
+def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: Loopback, folder: SiteFolder) -> None:
+    folder.federation_toml.write_text("rounds = [")
+    result = call(enrolled, "status", "--site", "asia")
+    assert EXIT_CODES[result.exit_code].name == "ConfigError"
+    assert result.stderr.count("\n") == 1
+    assert "federation.toml" in result.stderr
+
+
+def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: Loopback, history: SiteFolder) -> None:
+    connection = sqlite3.connect(history.generation(1) / "journal.db")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    for what in ("status", "rounds", "events"):
+        result = call(enrolled, what, "--site", "asia")
+        assert EXIT_CODES[result.exit_code].name == "StateError"
+        assert "newer mhfl-peer" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--last", "0"), ("--last", "x")])
+def test_how_many_events_must_be_a_count(enrolled: Loopback, words: tuple[str, str]) -> None:
+    assert call(enrolled, "events", "--site", "asia", *words).exit_code == 2
+
+
+def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
+    enrolled: Loopback, program: Any, folder: SiteFolder
+) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    status = shown(enrolled, "status")
+    assert (status["daemon"], status["pid"]) == ("running", process.pid)
+    assert [row["kind"] for row in shown(enrolled, "events", "--last", "1", "--all")] == ["manifest"]
+    assert "Waiting for europe: hello" in call(enrolled, "status", "--site", "asia").stdout
+    process.kill()
+    process.wait()
+    assert folder.control_socket().exists()
+    assert shown(enrolled, "status")["daemon"] == "down"
+
+
+class Watch:
+    """`--watch --json` in a process of its own; its lines come through a queue."""
+
+    def __init__(self, loopback: Loopback, *words: str) -> None:
+        command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words, "--watch", "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--site", "asia"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+
+    def next(self) -> Any:
+        return json.loads(self.lines.get(timeout=LIMIT_S))
+
+    def until(self, daemon: str) -> Any:
+        while (document := self.next())["daemon"] != daemon:
+            pass
+        return document
+
+    def end(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(LIMIT_S)
+        assert self.process.stderr is not None
+        return self.process.returncode, self.process.stderr.read()
+
+
+@pytest.fixture
+def watch(enrolled: Loopback) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(*words: str) -> Watch:
+            watch = Watch(enrolled, *words)
+            stack.callback(watch.process.communicate)
+            stack.callback(watch.process.kill)
+            return watch
+
+        yield begin
+
+
+def test_a_watch_outlives_the_daemon_and_ends_quietly(watch: Any, program: Any) -> None:
+    following = watch("status")
+    assert following.next()["daemon"] == "down"
+    for _ in range(2):
+        process = program.start("asia")
+        assert following.until("running")["pid"] == process.pid
+        process.terminate()
+        process.wait(LIMIT_S)
+        following.until("down")
+    assert following.end() == (0, "")
+
+
+def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
+    following = watch("rounds")
+    assert following.next() == []
+    keys = ("generation", "sources", "contributors", "missing", "below_quorum", "skipped", "artifact_sha256")
+    body = {**dict.fromkeys((*keys, "aggregate_sha256", "metrics", "threads", "duration_s")), "metrics": {}}
+    journal = Journal(history.generation(1) / "journal.db")
+    journal.append("ignored", 1, {})
+    journal.append("committed", 1, body)
+    journal.close()
+    assert [record["round"] for record in following.next()] == [1]
+    assert following.end() == (0, "")
+    assert following.lines.empty()
+
+
+def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: Loopback) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "peer.cli", "--home", str(enrolled.home), "events", "--site", "asia"]
+    process = subprocess.run(
+        [*command, "--watch", "--json"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False
+    )
+    os.close(writing)
+    assert (process.returncode, process.stderr) == (1, b"")
