@@ -21,7 +21,7 @@ from peer.journal import Journal
 from peer.loopback import Loopback
 
 README = Path(__file__).parents[2] / "README.md"
-MANIFEST = {"body": "B" * 6000, "signature": "S" * 100, "certificate_der": "C" * 900}
+MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
 ROUND = {
     "generation": 1,
     "sources": [],
@@ -320,10 +320,10 @@ def test_a_home_of_any_name_can_be_read(tmp_path: Path) -> None:
 # --- size ------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def huge(disk: Disk) -> Disk:
-    """100,000 rows of 11,000 rounds, as long as they are in a federation of small models."""
+    """100,000 rows of 11,000 rounds, of a federation with tiny models."""
     path = disk.folder.generation(1) / "journal.db"
     disk.journal(1).close()
-    tensors = [{"name": f"layer{index}", "dtype": "F32", "shape": [8, 8, 3, 3, 3]} for index in range(20)]
+    tensors = [{"name": f"layer{index}", "dtype": "F32", "shape": [8, 8, 3, 3, 3]} for index in range(8)]
     artifact = {"kind": "model", "owner": "asia", "bytes": 9, "steps": 1, "spec": {}, "tensors": tensors}
     source = {"origin": "europe", "round": 1, "fallback": "", "artifact": {**artifact, "sha256": "ab" * 32}}
     bodies = {
