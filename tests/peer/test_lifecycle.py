@@ -48,8 +48,7 @@ def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("mode", ["works", "mute"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "works"), (signal.SIGINT, "mute")])
 def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
     program: Any, folder: SiteFolder, number: signal.Signals, mode: str
 ) -> None:
