@@ -114,15 +114,16 @@ def copied(tmp_path: Path) -> Iterator[Callable[[Loopback], Loopback]]:
 def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = "it never happened") -> Any:
     """Poll until something holds; real processes have no other clock that a test could watch."""
     end_s = time.monotonic() + limit_s
+    down = None
     while time.monotonic() < end_s:
         try:
             found = holds()
-        except DaemonDown:
-            found = None
+        except DaemonDown as error:
+            found, down = None, error
         if found:
             return found
         time.sleep(0.02)
-    raise AssertionError(what() if callable(what) else what)
+    raise AssertionError(what() if callable(what) else what) from down
 
 
 def finish(loopback: Loopback, *, limit_s: float = END_S) -> dict[str, int | None]:

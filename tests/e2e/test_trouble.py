@@ -24,7 +24,12 @@ from peer.loopback import Loopback
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-LATE_CLOCK = Path(__file__).parent / "late_clock"
+LATE_CLOCK = """
+import time
+
+right = time.time
+time.time = lambda: right() - 6.0
+"""
 
 
 def cli(loopback: Loopback, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -83,9 +88,10 @@ def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
-def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback, tools: Any) -> None:
+def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback, tools: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)
     for name in tools.sites:
-        late = {"PYTHONPATH": f"{LATE_CLOCK}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
+        late = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
         three.start(name, environment=late)
 
     def greeted() -> Any:
