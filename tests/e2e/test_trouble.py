@@ -139,7 +139,7 @@ def refused(loopback: Loopback, code: int, *words: str, command: tuple[str, ...]
     ("old", "new", "code", "words"),
     [
         ("width = 8", "widht = 8", 11, ("widht", "width")),
-        ('name = "resnet10"', 'name = "resnet11"', 11, ("resnet11",)),
+        ('name = "resnet10"', 'name = "resnet12"', 11, ("resnet12",)),
         ("[model]", "[modle]", 3, ("modle", "model")),
         ("input_size = [12, 12, 12]", 'input_size = "big"', 3, ("input_size",)),
         ('device = "cpu"', 'device = "cuda:7"', 11, ("cuda",)),

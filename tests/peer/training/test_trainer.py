@@ -152,7 +152,7 @@ def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({"model": {"name": "resnet11"}}, r"\[model\] resnet11: .*did you mean"),
+        ({"model": {"name": "resnet12"}}, r"\[model\] resnet12: .*did you mean"),
         ({"model": {"parameters": {"width": 0}}}, r"\[model\] resnet10: .*width"),
         ({"task": {"kind": "segmentation"}}, r"kind = .segmentation. cannot be trained yet"),
         ({"method": {"name": "fedskd", "terms": ["region"]}}, r"set \[data\] regions"),

@@ -101,7 +101,7 @@ def test_a_halt_ends_the_work_in_hand_and_what_waits_behind_it(make_setting) -> 
 @pytest.mark.parametrize(
     ("parts", "fault", "reason"),
     [
-        ({"model": {"name": "resnet11"}}, "configuration", "[model] resnet11: unknown model"),
+        ({"model": {"name": "resnet12"}}, "configuration", "[model] resnet12: unknown model"),
         ({"data": {"datalist": "none.json"}}, "data", "none.json cannot be read: No such file"),
     ],
 )
