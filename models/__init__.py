@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from models.footprint import describe
-    from models.network import Network, Output
+    from models.network import Network, Output, head_width
     from models.registry import MODELS, build, create_model
     from models.spec import REMOTE_MONAI, remote_spec_problem
     from models.tap import Tapped, layer_names
@@ -24,6 +24,7 @@ __all__ = [
     "build",
     "create_model",
     "describe",
+    "head_width",
     "layer_names",
     "remote_spec_problem",
 ]
@@ -37,6 +38,7 @@ _HOMES = {
     "build": "registry",
     "create_model": "registry",
     "describe": "footprint",
+    "head_width": "network",
     "layer_names": "tap",
     "remote_spec_problem": "spec",
 }

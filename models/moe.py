@@ -8,6 +8,7 @@ autocast. Modules for a site are made when it is invited, with weights from torc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -18,6 +19,9 @@ from models.attention import exact, linear
 
 Attention = Literal["per_pixel", "per_sample"]
 Mixing = Literal["attention", "gate"]
+
+# The weights that a mixture has for a site, in its state.
+KNOWN = re.compile(r"(?P<part>transform\.own|mixing\.rows)\.site:(?P<site>[^.]+)\.weight")
 
 # Width of the space that all of a site's transforms share, of vectors and of dense features.
 COMMON = 512
@@ -214,6 +218,7 @@ class Mixture(nn.Module):
             self.mixing.invite(own)
         else:
             raise ValueError(f"mixing must be 'attention' or 'gate', not {mixing!r}")
+        self.register_load_state_dict_pre_hook(_invite_whom_it_knows)  # type: ignore[no-untyped-call]  # as torch has it
 
     def invite(self, site: str, features: int) -> bool:
         """Make what another site's head of so many input features needs here; whether there are new weights."""
@@ -236,6 +241,14 @@ class Mixture(nn.Module):
             }
             mixed: Tensor = self.mixing(feature, predictions)
         return mixed
+
+
+def _invite_whom_it_knows(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
+    """Before a state is loaded, make what the sites in it need."""
+    for name, weight in state.items():
+        if known := KNOWN.fullmatch(name.removeprefix(prefix)):
+            own = known["part"] == "transform.own"
+            mixture.invite(known["site"], weight.shape[0] if own else mixture.features)
 
 
 def _key(site: str) -> str:

@@ -116,3 +116,21 @@ class Network(nn.Module):
             raise ValueError(
                 f"{name} cannot train on one sample of {space}: batch norm needs a batch of at least 2{larger}"
             )
+
+
+def head_width(head: nn.Module) -> int:
+    """How many features a head takes: those of its first layer.
+
+    Raises:
+        ValueError: its first layer with parameters is none of a kind whose input width is known.
+    Example:
+        >>> head_width(nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
+        5
+    """
+    for layer in head.modules():
+        for name in ("in_features", "in_channels", "num_features"):
+            if isinstance(width := getattr(layer, name, None), int):
+                return width
+        if next(layer.parameters(recurse=False), None) is not None:
+            break
+    raise ValueError(f"the head {type(head).__name__} does not say how many features it takes")

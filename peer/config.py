@@ -9,33 +9,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, Strict, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
+from models.spec import HYPER
 from peer import toml
 from peer.core import limits, roster
 from peer.core.plan import PLANS, Kind, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
-from peer.toml import Table, matching, split_address, suggestion, wrong
+from peer.toml import Address, Count, Listen, Loose, NotNegative, Seconds, Share, Table, matching, suggestion, wrong
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
-
-
-def _listen(text: str) -> str:
-    split_address(text)
-    return text
-
-
-def _address(text: str) -> str:
-    if split_address(text)[1] == 0:
-        raise ValueError(f"{text!r} has port 0, which nobody can dial")
-    return text
 
 
 def _digest(text: str) -> str:
@@ -44,14 +35,8 @@ def _digest(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(roster.site_name)]
-Address = Annotated[str, AfterValidator(_address)]
 Digest = Annotated[str, AfterValidator(_digest)]
 ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Loose = Strict(False)  # TOML has lists only; they become tuples
 
 
 class Task(Table):
@@ -88,6 +73,7 @@ class Stage(Table):
     count: Count
     learning_rate: Annotated[float, Field(gt=0)]
     weight_decay: NotNegative = 0.0
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class Schedule(Table):
@@ -246,6 +232,8 @@ class Federation(Table):
                 raise wrong("site", f"{count} sites have the address {address!r}")
         if self.quorum is not None and self.quorum >= len(self.site):
             raise wrong("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
+        if (problem := self._shared_problem()) is not None:
+            raise wrong("shared_model", problem)
         if self.schedule.kind == "derangement" and len(self.site) < 2:
             raise wrong("schedule.kind", "a derangement needs at least 2 sites")
         if self.pace.silence_s < 3 * self.beat_s:
@@ -254,11 +242,17 @@ class Federation(Table):
             raise wrong("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
         return self
 
+    def _shared_problem(self) -> str | None:
+        """Whether the method needs a ``[shared_model]`` that is not there."""
+        plan, method = self.plan, self.method.name
+        needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
+        return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
+
 
 class Augmentation(Table):
-    """Random changes of a training sample; all zero: none."""
+    """Random changes of a training sample; all zero: none. ``flip`` is by default 0.5, and 0 for signals."""
 
-    flip: Share = 0.5
+    flip: Share | None = None
     rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
     translate_share: Share = 0.05
     scale_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -266,7 +260,7 @@ class Augmentation(Table):
 
 
 class Data(Table):
-    """Where the samples are; paths are relative to the site.toml."""
+    """Where the samples are; paths are relative to the site.toml. ``scale`` is super-resolution's alone."""
 
     datalist: str = "datalist.json"
     root: str | None = None
@@ -276,6 +270,7 @@ class Data(Table):
     cache: Literal["memory", "disk", "none"] = "memory"
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     normalise: Literal["none", "zscore", "unit"] = "none"
+    scale: Literal[2, 4, 8] | None = None
     augmentation: Augmentation = Augmentation()
 
 
@@ -320,7 +315,7 @@ class Egress(Table):
 class Site(Table):
     """``site.toml``. Made by ``load``, which also remembers its folder."""
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:7443"
+    listen: Listen = "127.0.0.1:7443"
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
     allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
     addresses: dict[Name, Address] = Field(default_factory=dict)
@@ -369,11 +364,32 @@ def check_site(federation: Federation, site: Site, name: str) -> None:
         problems.append(f"egress.kinds: {federation.method.name} sends a {plan.artifact}, which is not listed")
     if plan.artifact is not None and (left_out := [other for other in others if not egress.permits_receiver(other)]):
         problems.append(f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}")
+    shared = federation.shared_model
+    if shared is not None and plan.shared != "beside":
+        hyper = dict(shared.__pydantic_extra__)
+        if (site.model.name, site.model.parameters) != (shared.name, hyper):
+            problems.append(f"model: {federation.method.name} trains one model, [shared_model] {shared.name} {hyper}")
     if federation.weighting == "samples" and not egress.training_set_size:
         problems.append('egress.training_set_size: weighting = "samples" tells it to the others, but it is false')
     if len(site.data.input_size) != federation.task.spatial_dims:
         problems.append(
             f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
         )
+    problems += _scale_problems(federation.task.kind, site)
     if problems:
         toml.refuse(site.where, sorted(problems))
+
+
+def _scale_problems(kind: str, site: Site) -> Iterator[str]:
+    """What super-resolution needs to know of a site, and other tasks do not."""
+    data, model = site.data, site.model
+    if kind != "super_resolution":
+        if data.scale is not None:
+            yield f"data.scale: {kind} has none; leave it out"
+        return
+    if data.normalise != "none":
+        yield f"data.normalise: {data.normalise} would part an image from its target; super-resolution takes none"
+    if data.scale is None:
+        yield "data.scale: super-resolution needs 2, 4 or 8"
+    elif "scale" in HYPER.get(model.name, ()) and model.parameters.get("scale") != data.scale:
+        yield f"model.parameters.scale: {model.name} must have {data.scale}, as [data] scale has"

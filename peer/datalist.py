@@ -1,7 +1,9 @@
 """A site's datalist, checked without opening an image: the file in MONAI's form (Medical Segmentation Decathlon).
 
 ``{"training": [{"image": "a.nii.gz", "label": 0, "subject": "p1"}, ...], "test": [...]}``. An ``image`` may be a list
-of files, one a channel or group of channels. Paths are relative to the datalist's folder or to ``root``. Entries of
+of files, one a channel or group of channels. Paths are relative to the datalist's folder or to ``root``. A ``label`` is
+a class number, in segmentation a label map on the image's grid, in super-resolution the large image; there an entry
+without one (or a bare path) is the large image itself, from which the small one is made. In the other tasks entries of
 ``test`` without a label (Decathlon writes them as bare paths) cannot be evaluated and are only counted.
 """
 
@@ -17,17 +19,27 @@ from typing import Any
 SPLITS = ("training", "test")
 CLASS_LABELS = frozenset({"classification", "time_series"})
 """Task kinds whose label is a class index; the others' labels are files."""
+SELF_LABELLED = frozenset({"super_resolution"})
+"""Task kinds in which an image without a label is its own target."""
+
+AXES = {".npy": "as stored", ".npz": "as stored", ".nii": None, ".gz": None}
+"""The order of a file's axes by its ending: as whoever made an array stored them; all others, as pictures and DICOM are
+read, width first; None where an array's producer would have kept that order."""
 
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One labelled entry. ``name`` is the image as the datalist writes it; ``label`` is a class, or a file."""
+    """One entry to train on or to evaluate.
+
+    ``name`` is the image as the datalist writes it; ``label`` is a class, a file, or nothing where the image is its own
+    target.
+    """
 
     name: str
     images: tuple[Path, ...]
-    label: int | Path
+    label: int | Path | None
     subject: str | None = None
 
 
@@ -83,7 +95,8 @@ def inspect_datalist(
     splits: dict[str, tuple[Sample, ...]] = {}
     for split in SPLITS:
         entries = document.get(split, [])
-        labelled = [(index, entry) for index, entry in enumerate(entries) if split != "test" or _has_label(entry)]
+        needed = split == "test" and task not in SELF_LABELLED
+        labelled = [(index, entry) for index, entry in enumerate(entries) if not needed or _has_label(entry)]
         unlabelled += len(entries) - len(labelled)
         samples = []
         for index, entry in labelled:
@@ -112,6 +125,8 @@ def _has_label(entry: Any) -> bool:
 
 def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
     """The entry as a sample, or what is wrong with it."""
+    if isinstance(entry, str) and task in SELF_LABELLED:
+        entry = {"image": entry}
     if not isinstance(entry, Mapping):
         return "must be an object with 'image' and 'label'"
     images = entry.get("image")
@@ -122,7 +137,7 @@ def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
     if task in CLASS_LABELS:
         if not isinstance(label, int) or isinstance(label, bool):
             return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
-    elif not isinstance(label, str) or not label:
+    elif not (isinstance(label, str) and label) and not (label is None and task in SELF_LABELLED):
         return f"'label' of {images[0]} must be a path, not {label!r}"
     if subject is not None and not isinstance(subject, str | int):
         return f"'subject' of {images[0]} must be a text or a number, not {subject!r}"
@@ -147,6 +162,12 @@ def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str,
     missing = [str(path) for _, path in files if not path.exists()]
     if missing:
         found.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
+    turned = [str(sample.label) for sample in (*training, *test) if not _same_axes(sample)]
+    if turned:
+        found.append(
+            f"labels are stored in another order of axes than their images: {named(turned)}; save both as arrays, or "
+            "neither"
+        )
     if task in CLASS_LABELS:
         found += _class_problems(training, test, classes)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
@@ -156,6 +177,14 @@ def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str,
     if common and not shared:
         found.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
     return found
+
+
+def _same_axes(sample: Sample) -> bool:
+    """Whether a label file has its axes in the order of its image: on a square grid nothing else would show it."""
+    if not isinstance(sample.label, Path):
+        return True
+    image, label = (AXES.get(path.suffix.lower(), "width first") for path in (sample.images[0], sample.label))
+    return image is None or label is None or image == label
 
 
 def _class_problems(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:

@@ -8,9 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from peer.errors import ConfigError
@@ -128,3 +128,23 @@ def _follows(details: ErrorDetails, found: Iterable[ErrorDetails]) -> bool:
     """Whether an error only follows from one further in, as a list that is too short without its wrong item."""
     place = details["loc"]
     return any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in found)
+
+
+def _listen(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _address(text: str) -> str:
+    if split_address(text)[1] == 0:
+        raise ValueError(f"{text!r} has port 0, which nobody can dial")
+    return text
+
+
+Listen = Annotated[str, AfterValidator(_listen)]
+Address = Annotated[str, AfterValidator(_address)]
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Loose = Strict(False)  # TOML has lists only; they become tuples

@@ -25,7 +25,7 @@ listen = "127.0.0.1:7443"
 datalist = "datalist.json"
 # What the paths in the datalist are relative to; left out: the datalist's folder (an example).
 #root = "/data/abide"
-# The size to which each sample is brought: one number a spatial dimension.
+# The size to which each sample is brought: one number a spatial dimension; in super-resolution the small image's.
 input_size = [32, 32, 32]
 # Region masks for FedSKD: a NIfTI label map, or .npz with `masks` (r, *space) (an example).
 #regions = "aal116.nii.gz"
@@ -37,10 +37,12 @@ input_size = [32, 32, 32]
 #validation_share = 0.0
 # What becomes of an image's values: "none", "zscore" (mean 0, deviation 1) or "unit" (from 0 to 1).
 #normalise = "none"
+# Super-resolution alone: how many times larger the target is than the image, 2, 4 or 8 (an example).
+#scale = 4
 
-# Random changes of training samples; all zero: none.
+# Random changes of training samples and of label maps with them; all zero: none. Super-resolution is only flipped.
 [data.augmentation]
-# Probability that an axis is flipped.
+# Probability that an axis is flipped; left out: 0.5, and 0 in one dimension, where it would reverse time (an example).
 #flip = 0.5
 # Largest rotation.
 #rotate_degrees = 15.0

@@ -6,7 +6,7 @@ A ``Persist`` stands before whatever depends on it. Commands to the worker trave
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from peer.core.facts import Artifact, Purpose
@@ -131,7 +131,6 @@ class Aggregate(Command):
     attempt: int
     base: str
     sources: tuple[Source, ...]
-    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +146,13 @@ class Adopt(Command):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Command):
-    """Measure the local model on the local test split."""
+    """Measure what the site predicts with on the local test split: its networks, and the heads that it holds."""
 
     generation: int
     round: int
     attempt: int
     base: str
+    sources: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 Pattern = Literal["permutation", "circulate", "all_to_all", "none"]
 Kind = Literal["model", "head", "proxy", "messenger"]
 Unit = Literal["step", "epoch"]
+Shared = Literal["maybe", "itself", "beside"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
 SHARE_SLACK = 1e-9
@@ -58,12 +59,20 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How long one training stage lasts and how it steps; the paper's figures are the defaults."""
+    """How long one training stage lasts and how it steps; the paper's figures are the defaults.
+
+    ``decay`` multiplies the learning rate from round to round.
+    """
 
     unit: Unit
     count: int
     learning_rate: float
     weight_decay: float = 0.0
+    decay: float = 1.0
+
+    def in_round(self, round: int) -> Work:
+        """The work of round t: its learning rate has decayed t - 1 times."""
+        return replace(self, learning_rate=self.learning_rate * self.decay ** (round - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,9 @@ class Plan:
 
     ``published`` names the phase after which the artifact appears: ``commit`` is the end of the round before the one
     that consumes it, a stage's name is that stage of the same round. ``cached`` keeps the last artifact of every peer.
+    ``shared`` says what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or
+    (``maybe``) the local one if the federation chooses to be homogeneous; ``shared_default`` names it where the file
+    has none.
     """
 
     pattern: Pattern
@@ -83,6 +95,8 @@ class Plan:
     never_leaves: tuple[Kind, ...]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     cached: bool = False
+    shared: Shared = "maybe"
+    shared_default: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -108,6 +122,14 @@ class Plan:
         return found
 
 
+DENSE = {
+    "segmentation_loss": Parameter(
+        "dice_ce", "supervised loss of segmentation; other tasks have one", choices=("dice_ce", "dice", "ce")
+    ),
+}
+DICE = {"segmentation_loss": replace(DENSE["segmentation_loss"], default="dice")}
+CE = {"segmentation_loss": replace(DENSE["segmentation_loss"], default="ce")}
+
 FEDSKD_PARAMETERS = {
     "gamma": Parameter(1.0, "weight of the similarity distillation; the paper uses 1 (FedASD) and 100 (FedSkin)", 0.0),
     "terms": Parameter(
@@ -121,7 +143,44 @@ FEDSKD_PARAMETERS = {
     ),
     "position_form": Parameter("auto", "form of the position similarity", choices=("auto", "direct", "linear")),
     "accumulate": Parameter("float32", "precision of the similarity sums", choices=("float32", "float64")),
+    **DENSE,
 }
+MH_PFLID_PARAMETERS = {
+    "injection": Parameter(0.9, "injection's weight of the local model's loss; the messenger's has the rest", 0.0, 1.0),
+    "distillation": Parameter(
+        0.9, "weight of the messenger's supervised loss in distillation; the divergence has the rest", 0.0, 1.0
+    ),
+    "receiver": Parameter("attention", "addition is the ablation", choices=("attention", "addition")),
+    "transmitter": Parameter("attention", "addition is the ablation", choices=("attention", "addition")),
+    "tie": Parameter(False, "one set of weights for receiver and transmitter, as the authors' code has it"),
+    "average": Parameter("both", "part of the messenger that is sent and averaged", choices=("both", "body", "head")),
+    "temperature": Parameter(1.0, "outputs are divided by it in the supervised losses; the authors run 4 and 2", 0.1),
+    **DICE,
+}
+FEDDAL_PARAMETERS = {
+    "top": Parameter(1, "classes that the proxy feeds back (v); the paper uses 2 on Fed-ISIC", 1),
+    "backward": Parameter(
+        "feeding", "transfer is the ablation that passes the distribution", choices=("feeding", "transfer")
+    ),
+    "consensus": Parameter("jaccard", "weight of the feeding; one is the ablation", choices=("jaccard", "one")),
+    "alternating": Parameter(True, "both steps on each batch; false: all batches for the proxy, then for the private"),
+    "proxy_supervision": Parameter(0.0, "weight of the labels in the proxy's loss", 0.0),
+    "forward_kl_updates_private": Parameter(False, "the composite loss as printed"),
+    **CE,
+}
+MIXTURE_PARAMETERS = {
+    "mixing": Parameter("attention", "gate is the ablation without the paper's mixture", choices=("attention", "gate")),
+    "attention": Parameter("per_pixel", "queries of dense tasks", choices=("per_pixel", "per_sample")),
+    "detach": Parameter(False, "no gradient from the mixture into the body"),
+    **DENSE,
+}
+DFLMOE_PARAMETERS = {
+    **MIXTURE_PARAMETERS,
+    "transform": Parameter(True, "false is the ablation without the transform; features must be equally wide then"),
+}
+
+WEIGHT_DECAY = 1e-4  # of Adam, in the code of the MH-pFLID and FedDAL authors
+EVERY_KIND: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
 
 PLANS: dict[str, Plan] = {
     "local": Plan(
@@ -131,7 +190,8 @@ PLANS: dict[str, Plan] = {
         published=None,
         phases=("train",),
         stages={"train": Work("step", 20, 1e-4)},
-        never_leaves=("model", "head", "proxy", "messenger"),
+        never_leaves=EVERY_KIND,
+        parameters=DENSE,
         source="every paper's lower bound",
     ),
     "fedskd": Plan(
@@ -144,6 +204,123 @@ PLANS: dict[str, Plan] = {
         never_leaves=(),
         parameters=FEDSKD_PARAMETERS,
         source="FedSKD, arXiv 2503.18981",
+    ),
+    "mh_pflid": Plan(
+        pattern="all_to_all",
+        artifact="messenger",
+        state="the messenger: parameters and buffers",
+        published="distill",
+        phases=("train:inject", "train:distill", "exchange", "aggregate"),
+        stages={
+            "inject": Work("epoch", 4, 1e-4, WEIGHT_DECAY),
+            "distill": Work("epoch", 1, 1e-5, WEIGHT_DECAY),
+        },
+        never_leaves=("model", "head"),
+        parameters=MH_PFLID_PARAMETERS,
+        shared="beside",
+        shared_default={task: f"messenger_{task}" for task in ("classification", "segmentation", "time_series")},
+        source="MH-pFLID, ICML 2024",
+    ),
+    "feddal": Plan(
+        pattern="all_to_all",
+        artifact="proxy",
+        state="the proxy: parameters and buffers",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": Work("epoch", 5, 1e-4, WEIGHT_DECAY)},
+        never_leaves=("model", "head"),
+        parameters=FEDDAL_PARAMETERS,
+        shared="beside",
+        source="FedDAL",
+    ),
+    "dflmoe": Plan(
+        pattern="all_to_all",
+        artifact="head",
+        state="the local model's head: parameters and buffers",
+        published="local",
+        phases=("train:local", "exchange", "train:decide"),
+        stages={
+            "local": Work("epoch", 4, 1e-3, WEIGHT_DECAY),
+            "decide": Work("epoch", 1, 1e-4, WEIGHT_DECAY),
+        },
+        never_leaves=("model",),
+        parameters=DFLMOE_PARAMETERS,
+        cached=True,
+        source="dFLMoE, CVPR 2025",
+    ),
+    "dflmoe_models": Plan(
+        pattern="all_to_all",
+        artifact="model",
+        state="the whole local model: parameters and buffers",
+        published="local",
+        phases=("train:local", "exchange", "train:decide"),
+        stages={
+            "local": Work("epoch", 4, 1e-3, WEIGHT_DECAY),
+            "decide": Work("epoch", 1, 1e-4, WEIGHT_DECAY),
+        },
+        never_leaves=(),
+        parameters=MIXTURE_PARAMETERS,
+        cached=True,
+        source="dFLMoE, table 8: whole models as experts",
+    ),
+    "fedcross": Plan(
+        pattern="circulate",
+        artifact="model",
+        state="the model that is passed on: parameters and buffers",
+        published="commit",
+        phases=("exchange", "train"),
+        stages={"train": Work("step", 20, 1e-4)},
+        never_leaves=(),
+        parameters=DENSE,
+        source="FedCross, and FedCross-het of the FedSKD paper",
+    ),
+    "proxyfl": Plan(
+        pattern="permutation",
+        artifact="proxy",
+        state="the proxy: parameters and buffers",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": Work("epoch", 1, 1e-3, WEIGHT_DECAY)},
+        never_leaves=("model", "head"),
+        parameters={"alpha": Parameter(0.5, "weight of learning from the other network", 0.0, 1.0), **CE},
+        shared="beside",
+        source="ProxyFL, Nature Communications 2023",
+    ),
+    "fedavg": Plan(
+        pattern="all_to_all",
+        artifact="model",
+        state="the one model of all: parameters and buffers",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": Work("step", 5, 1e-4)},
+        never_leaves=(),
+        parameters=DENSE,
+        shared="itself",
+        source="FedAvg, AISTATS 2017, without its server",
+    ),
+    "fedprox": Plan(
+        pattern="all_to_all",
+        artifact="model",
+        state="the one model of all: parameters and buffers",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": Work("step", 5, 1e-4)},
+        never_leaves=(),
+        parameters={"mu": Parameter(0.01, "pull towards the mean that the round began with", 0.0), **DENSE},
+        shared="itself",
+        source="FedProx, MLSys 2020, without its server",
+    ),
+    "fedbn": Plan(
+        pattern="all_to_all",
+        artifact="model",
+        state="the one model of all without its normalisation layers",
+        published="train",
+        phases=("train", "exchange", "aggregate"),
+        stages={"train": Work("step", 5, 1e-4)},
+        never_leaves=(),
+        parameters=DENSE,
+        shared="itself",
+        source="FedBN, ICLR 2021, without its server",
     ),
 }
 

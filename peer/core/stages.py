@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peer.core import commands, exchange, pace, waiting
+from peer.core.commands import Source
 from peer.core.facts import Artifact, Seen
 from peer.core.replay import body_of
 from peer.core.roster import Sha256, SiteName
@@ -118,7 +119,7 @@ def next_phase(site: Site) -> None:
     site.progress = None
     if current.position == len(rules.plan.phases):
         if rules.evaluates(current.number) and not circulates and not current.evaluated:
-            _evaluate(site, current.number, current.state)
+            _evaluate(site, current.number, current.state, current.sources)
         else:
             commit(site)
         return
@@ -137,9 +138,10 @@ def next_phase(site: Site) -> None:
         site.emit(commands.Train(*order, site.next_attempt(), stage, current.state, current.sources, slot))
 
 
-def _evaluate(site: Site, round: int, base: str) -> None:
+def _evaluate(site: Site, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:
     site.enter(Phase.EVALUATE)
-    site.emit(commands.Evaluate(site.memory.generation, round, site.next_attempt(), base))
+    cached = sources if site.rules.plan.cached else ()
+    site.emit(commands.Evaluate(site.memory.generation, round, site.next_attempt(), base, cached))
 
 
 def commit(site: Site) -> None:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from losses import similarity_terms
-from models import Output
-from peer.methods.local import predict
-from peer.methods.method import DAM, KTM, Batch, Forward, Method, Scene, Stage, Term
-from peer.methods.supervised import SUPERVISED, supervised_stage
+from models import Network, Output
+from peer.methods.method import DAM, KTM, Batch, Forward, Method, Scene, Stage, Term, one_move
+from peer.methods.supervised import supervised, supervised_stage
 
 ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
@@ -27,19 +26,20 @@ ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 def train(scene: Scene) -> Stage:
     """One round's training; without a received model it is self-consolidation, as long and with the labels alone."""
     if not scene.received:
-        return supervised_stage(DAM, scene.dam, task=scene.task)
-    (ktm,) = scene.received
+        return supervised_stage(scene, DAM, scene.dam)
+    (ktm,) = scene.received.values()
+    assert isinstance(ktm, Network)
     # Frozen is the header's weight, not the mode: both networks see batch statistics, and the KTM's die with it.
     for parameter in ktm.head.parameters():
         parameter.requires_grad_(False)
-    supervised, gamma = SUPERVISED[scene.task], float(scene.parameters["gamma"])
-    ce_dam, ce_ktm = f"{supervised.name}_{DAM}", f"{supervised.name}_{KTM}"
+    loss, gamma = supervised(scene.task, scene.parameters["segmentation_loss"]), float(scene.parameters["gamma"])
+    ce_dam, ce_ktm = f"{loss.name}_{DAM}", f"{loss.name}_{KTM}"
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         dam, received = forward(DAM, batch.images), forward(KTM, batch.images)
         terms = {
-            ce_dam: Term(supervised.loss(dam.prediction.float(), batch.targets)),
-            ce_ktm: Term(supervised.loss(received.prediction.float(), batch.targets)),
+            ce_dam: Term(loss.loss(dam.prediction.float(), batch.targets)),
+            ce_ktm: Term(loss.loss(received.prediction.float(), batch.targets)),
         }
         if gamma > 0:
             similarity = _similarity(dam.taps, received.taps, batch.masks, scene.parameters)
@@ -50,12 +50,12 @@ def train(scene: Scene) -> Stage:
         distilled = gamma * sum(means.get(name, 0.0) for name in ("batch", "position", "region"))
         return {"distillation_ratio": distilled / means[ce_dam]} if means[ce_dam] > 0 else {}
 
-    return Stage(networks={DAM: scene.dam, KTM: ktm}, losses=losses, summary=summary)
+    return one_move({DAM: scene.dam, KTM: ktm}, (DAM, KTM), losses, summary=summary)
 
 
-def unfit(output: Output, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
     """A local model must show stage features, and the only term must not be one that has no masks."""
-    if not output.taps:
+    if not own.taps:
         return "fedskd compares stage features, but the model shows none; name its layers in [model] features"
     if tuple(parameters["terms"]) == ("region",) and not masks:
         return "[method] terms = ['region'] needs masks; set [data] regions"
@@ -95,4 +95,4 @@ def _similarity(
     )
 
 
-FEDSKD = Method(stages={"train": train}, predict=predict, unfit=unfit, mismatch=mismatch)
+FEDSKD = Method(stages={"train": train}, unfit=unfit, mismatch=mismatch)

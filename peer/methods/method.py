@@ -1,13 +1,13 @@
 """What a method declares. It runs no loop, opens no file and logs nothing: that is ``peer.training``'s, for all alike.
 
-A stage of a method is a function from a ``Scene`` (the local model, what came, the parameters) to a ``Stage`` (which
-networks run, what steps them, the loss of a batch).
+A stage of a method is a function from a ``Scene`` (the site's networks, what came, the parameters) to a ``Stage``
+(which networks run, what steps them, the losses of a batch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from models import Network, Output
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
 
+PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
+"""Names of what a site keeps beside its local model, by method."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One minibatch on the device.
 
-    ``images`` are ``(b, c, *space)``, ``targets`` are classes ``(b,)``, ``masks`` are regions: ``(r, *space)``, or
-    ``(b, r, *space)`` where the images were moved.
+    ``images`` are ``(b, c, *space)``; ``targets`` are classes ``(b,)``, label maps ``(b, *space)`` or images
+    ``(b, c, *space)``; ``masks`` are regions: ``(r, *space)``, or ``(b, r, *space)`` where the images were moved.
     """
 
     images: Tensor
@@ -42,61 +45,144 @@ class Term:
 class Forward(Protocol):
     """Runs a network by name, under the stage's precision and with the step's own randomness for that network."""
 
-    def __call__(self, network: str, images: Tensor) -> Output:
-        """The network's output for these images."""
+    def __call__(self, network: str, *inputs: Any, part: str = "") -> Any:
+        """The output of the network, or of its submodule ``part``, for these inputs."""
+
+
+Losses = Callable[[Batch, Forward], Mapping[str, Term]]
+"""The terms of a batch by name, computed in float32 outside autocast; their weighted sum is minimised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of the optimisers of ``trains``: those networks are in train mode, all others are frozen.
+
+    Frozen is: evaluation mode, no gradient to its parameters, no optimiser. Gradients do pass through to its inputs.
+    """
+
+    trains: tuple[str, ...]
+    losses: Losses
 
 
 @dataclass(frozen=True)
 class Stage:
     """A training stage, ready to run.
 
-    Every network is in train mode; one with ``requires_grad`` parameters has an Adam of its own over exactly those.
+    Each network that a move trains has an Adam of its own over those of its parameters that require a gradient.
 
     Attributes:
         networks: by name, the local one as ``dam``.
-        losses: the terms of a batch by name, computed in float32 outside autocast; their weighted sum is minimised.
+        passes: what is done with each batch, in order; the batches are gone through once for each pass.
         summary: further numbers from the stage's mean terms.
     """
 
     networks: Mapping[str, nn.Module]
-    losses: Callable[[Batch, Forward], Mapping[str, Term]]
+    passes: tuple[tuple[Move, ...], ...]
     summary: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
+
+    @property
+    def trains(self) -> tuple[str, ...]:
+        """Every network that some move trains."""
+        return tuple(dict.fromkeys(name for moves in self.passes for move in moves for name in move.trains))
+
+
+def one_move(networks: Mapping[str, nn.Module], trains: tuple[str, ...], losses: Losses, **summary: Any) -> Stage:
+    """A stage of one pass with one step a batch."""
+    return Stage(networks, ((Move(trains, losses),),), **summary)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the networks that a method keeps are made.
+
+    Attributes:
+        site: this site's name.
+        task: the task's kind.
+        classes: of the predictions.
+        parameters: the method's.
+        output: the local model's, for one image of zeros: its shapes are what the others must fit.
+        shared_output: that of the network of ``[shared_model]``, where there is one.
+        make_shared: makes that network, with weights from torch's global generator.
+    """
+
+    site: str
+    task: str
+    classes: int
+    parameters: Mapping[str, Any]
+    output: Output
+    shared_output: Output | None
+    make_shared: Callable[[], Network]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a stage starts from; ``received`` holds the sources' networks in roster order, loaded, not yet frozen."""
+    """What a stage or a prediction starts from.
 
+    Attributes:
+        site: this site's name.
+        task: the task's kind.
+        parameters: the method's.
+        networks: what the site keeps: the local model as ``dam``, and what the method's ``keeps`` made.
+        received: the sources' networks by origin in roster order, loaded, not yet frozen.
+        seeded: gives torch's global generator the seed for something that is made on the way, by what it is for.
+    """
+
+    site: str
     task: str
     parameters: Mapping[str, Any]
-    dam: Network
-    received: tuple[Network, ...] = ()
+    networks: Mapping[str, Any]
+    received: Mapping[str, nn.Module]
+    seeded: Callable[..., None] = lambda *purpose: None
+
+    @property
+    def dam(self) -> Network:
+        """The local model."""
+        dam: Network = self.networks[DAM]
+        return dam
 
 
-def any_local(output: Output, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """No demands on the local model."""
+def any_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """No demands on the networks."""
     return None
 
 
 def any_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """No demands on a received model."""
+    """No demands on what came."""
     return None
+
+
+def whole(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
+    """Every parameter and buffer."""
+    return list(network.state_dict())
+
+
+def predict_locally(scene: Scene, images: Tensor) -> Tensor:
+    """The local model's prediction."""
+    prediction: Tensor = scene.dam(images).prediction
+    return prediction
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its stages under the names of its plan, how it predicts, and what it needs of the networks.
+    """A method: its stages under the names of its plan, what a site keeps and sends, and how it predicts.
 
     Attributes:
         stages: by the plan's stage name.
-        predict: the prediction of the networks that the site keeps, by name, for images ``(b, c, *space)``.
-        unfit: given an output of the local model, the parameters and whether there are region masks: why the method
-            cannot work here, or nothing.
-        mismatch: given outputs of the local and of a received model for the same image: why the method cannot use
-            what came, or nothing.
+        keeps: how each network that a site keeps beside its local model is made, by name; a maker is given those
+            made before it.
+        sends: the name of the kept network whose state is the artifact.
+        sent: the names in that network's state that are sent (and averaged where the plan averages).
+        predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
+        unfit: given outputs of the local and of the shared model, the parameters and whether there are region masks:
+            why the method cannot work here, or nothing.
+        mismatch: given outputs of the local model and of what came (of a head: for a feature of zeros): why the method
+            cannot use it, or nothing.
     """
 
     stages: Mapping[str, Callable[[Scene], Stage]]
-    predict: Callable[[Mapping[str, nn.Module], Tensor], Tensor]
+    keeps: Mapping[str, Callable[[Place, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
+    sends: str = DAM
+    sent: Callable[[Network, Mapping[str, Any]], Collection[str]] = whole
+    predict: Callable[[Scene, Tensor], Tensor] = predict_locally
     unfit: Callable[..., str | None] = any_local
     mismatch: Callable[[Output, Output, Mapping[str, Any]], str | None] = any_received

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peer.methods.method import Batch, Forward, Stage, Term
+from losses import dice_ce_loss, dice_loss
+from peer.methods.method import Batch, Forward, Scene, Stage, Term, one_move
 
 
 class Supervised(NamedTuple):
@@ -21,15 +22,32 @@ class Supervised(NamedTuple):
 SUPERVISED: dict[str, Supervised] = {
     "classification": Supervised("ce", F.cross_entropy),
     "time_series": Supervised("ce", F.cross_entropy),
+    "segmentation": Supervised("dice_ce", dice_ce_loss),
+    "super_resolution": Supervised("l1", F.l1_loss),
 }
+"""By task kind; of segmentation the one that a method takes unless it says otherwise."""
+
+SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "dice_ce": dice_ce_loss,
+    "dice": dice_loss,
+    "ce": F.cross_entropy,
+}
+"""The losses of segmentation among which a method chooses, by the name that its parameter has."""
 
 
-def supervised_stage(network: str, module: nn.Module, *, task: str) -> Stage:
+def supervised(task: str, segmentation: str = "dice_ce") -> Supervised:
+    """The task's loss; ``segmentation``, a key of ``SEGMENTATION_LOSSES``, matters to segmentation alone."""
+    if task == "segmentation":
+        return Supervised(segmentation, SEGMENTATION_LOSSES[segmentation])
+    return SUPERVISED[task]
+
+
+def supervised_stage(scene: Scene, name: str, network: nn.Module) -> Stage:
     """Train one network on the labels alone, all of its parameters."""
-    supervised = SUPERVISED[task]
+    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
-        prediction = forward(network, batch.images).prediction
-        return {f"{supervised.name}_{network}": Term(supervised.loss(prediction.float(), batch.targets))}
+        prediction = forward(name, batch.images).prediction
+        return {f"{loss.name}_{name}": Term(loss.loss(prediction.float(), batch.targets))}
 
-    return Stage(networks={network: module}, losses=losses)
+    return one_move({name: network}, (name,), losses)

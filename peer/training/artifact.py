@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import models
 from models import Network
@@ -50,7 +51,11 @@ def write_artifact(
     return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
 
 
-def read_artifact(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> Network:
+Sent = Callable[[Network], Collection[str]]
+"""Which names of a network's state its artifact holds."""
+
+
+def read_network(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> Network:
     """A received model, built on the CPU and loaded.
 
     In this order: the spec may be named here; it is of this federation's task; the network built on the meta device,
@@ -60,17 +65,48 @@ def read_artifact(folder: Path, source: Source, task: Task, *, allow: Collection
     Raises:
         UnusableArtifact: the first of these that does not hold.
     """
-    try:
-        state = _judged(folder, source.artifact, task, allow)
-    except ValueError as error:
-        raise UnusableArtifact(source, str(error)) from error
+    state, _ = _judge(folder, source, task, allow, _whole)
     network = models.build(source.artifact.spec)
     network.load_state_dict(state)
     return network
 
 
-def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str]) -> State:
-    """The artifact's state; ``ValueError`` says why it must not be used."""
+def read_head(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> nn.Module:
+    """A received head, on the CPU and loaded; of the network around it nothing is built. Judged as a whole model is."""
+    state, network = _judge(folder, source, task, allow, head_names)
+    head = network.head.to_empty(device="cpu")
+    known = {f"{network.head_name}.{name}" for name, _ in (*head.named_parameters(), *head.named_buffers())}
+    if known != state.keys():
+        raise UnusableArtifact(source, "its head has values that its state does not hold")
+    head.load_state_dict({name.removeprefix(f"{network.head_name}."): tensor for name, tensor in state.items()})
+    return head
+
+
+def read_state(folder: Path, source: Source, task: Task, *, like: Network, sent: Sent, allow: Collection[str]) -> State:
+    """A received state that is to be averaged with that of ``like``; judged as a model is, and of the same spec."""
+    if source.artifact.spec != like.spec:
+        raise UnusableArtifact(source, f"its spec is not this site's {like.spec['name']}, with which it is averaged")
+    return _judge(folder, source, task, allow, sent)[0]
+
+
+def head_names(network: Network) -> list[str]:
+    """The names of the head's state in the network's."""
+    return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
+
+
+def _whole(network: Network) -> list[str]:
+    return list(network.state_dict())
+
+
+def _judge(folder: Path, source: Source, task: Task, allow: Collection[str], sent: Sent) -> tuple[State, Network]:
+    """The artifact's state, and its network on the meta device; ``UnusableArtifact`` says why it must not be used."""
+    try:
+        return _judged(folder, source.artifact, task, allow, sent)
+    except ValueError as error:
+        raise UnusableArtifact(source, str(error)) from error
+
+
+def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str], sent: Sent) -> tuple[State, Network]:
     reason = remote_spec_problem(artifact.spec, allow=allow)
     if reason is not None:
         raise ValueError(reason)
@@ -79,10 +115,17 @@ def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str]
             raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
     try:
         with torch.device("meta"):
-            expected = describe(models.build(artifact.spec).state_dict())
+            network = models.build(artifact.spec)
+        names = set(sent(network))
+        expected = describe({name: tensor for name, tensor in network.state_dict().items() if name in names})
     except Exception as error:
         raise ValueError(f"its spec cannot be built: {error}") from error
     _compare("the manifest", artifact.tensors, "the spec", expected)
+    return _read(folder, artifact), network
+
+
+def _read(folder: Path, artifact: Artifact) -> State:
+    """The state in the artifact's file, if that is the file and the state of the manifest."""
     path = artifact_path(folder, artifact.sha256)
     try:
         if path.stat().st_size != artifact.bytes:

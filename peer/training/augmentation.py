@@ -47,14 +47,29 @@ def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
     return matrix
 
 
-def warp(images: Tensor, maps: Tensor) -> Tensor:
-    """The images ``(b, c, *space)`` under their maps, linearly interpolated; beyond the edge lies the edge's value."""
+def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
+    """The images ``(b, c, *space)`` under their maps; beyond the edge lies the edge's value.
+
+    ``mode`` is ``bilinear`` (linear along every axis) or ``nearest``, by which a mere flip is exact.
+    """
     size, maps = images.shape[2:], maps.to(images.device)
     if len(size) == 1:  # torch samples planes and volumes: a line is a plane of one row
         plane = torch.zeros(len(maps), 2, 3, device=maps.device)
         plane[:, 0, 0], plane[:, 0, 2], plane[:, 1, 1] = maps[:, 0, 0], maps[:, 0, 1], 1.0
-        return warp(images[:, :, None], plane)[:, :, 0]
-    return F.grid_sample(images, _grid(maps, size), mode="bilinear", padding_mode="border", align_corners=False)
+        return warp(images[:, :, None], plane, mode=mode)[:, :, 0]
+    return F.grid_sample(images, _grid(maps, size), mode=mode, padding_mode="border", align_corners=False)
+
+
+def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
+    """Targets under the maps of their images, each place with the value nearest to where it comes from.
+
+    Classes ``(b,)`` stay; label maps ``(b, *space)`` of integers and images ``(b, c, *space)`` at any grid move.
+    """
+    if targets.ndim == 1:
+        return targets
+    if targets.is_floating_point():
+        return warp(targets, maps, mode="nearest")
+    return warp(targets[:, None].float(), maps, mode="nearest")[:, 0].to(targets.dtype)
 
 
 def _grid(maps: Tensor, size: Sequence[int]) -> Tensor:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load as unpacked
+from safetensors.torch import save as packed
 from torch import Tensor
 
 from peer.core.plan import Work
-from peer.datalist import Sample, inspect_datalist, named
+from peer.datalist import CLASS_LABELS, Sample, inspect_datalist, named
 from peer.methods.method import Batch
 from peer.training import disk
-from peer.training.augmentation import affine_maps, warp
+from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.fault import DataError
-from peer.training.images import Preparation, load_regions
+from peer.training.images import load_regions
 from peer.training.recipe import Augmentation, Recipe
 from peer.training.seeding import derive
+from peer.training.targets import Example, Reading, reading_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,29 +35,42 @@ Seed = Callable[..., int]
 
 @dataclass(frozen=True)
 class Split:
-    """Readable samples of one purpose. ``load(k)`` is the image of sample ``k``, prepared, on the CPU."""
+    """Readable samples of one purpose.
+
+    Attributes:
+        samples: the entries.
+        load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer type.
+        in_memory: whether that takes no reading.
+        present: the classes that occur in the targets; none in super-resolution.
+    """
 
     samples: Sequence[Sample]
-    load: Callable[[int], Tensor]
+    load: Callable[[int], Example]
     in_memory: bool
+    present: frozenset[int]
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    @cached_property
-    def labels(self) -> Tensor:
-        """The class of every sample."""
-        return torch.tensor([sample.label for sample in self.samples], dtype=torch.int64)
-
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images ``(b, c, *space)`` and labels ``(b,)``; ``DataError`` when one that was readable is not any more."""
-        images = []
+        """Images ``(b, c, *space)`` and their targets.
+
+        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images ``(b, classes, *(scale * space))``,
+        float32.
+
+        Raises:
+            DataError: a sample that was readable is not any more.
+        """
+        images, targets = [], []
         for index in indices:
             try:
-                images.append(self.load(index))
+                image, target = self.load(index)
             except Exception as error:
                 raise DataError(f"sample {self.samples[index].name} was readable and is not now: {error}") from error
-        return torch.stack(images), self.labels[list(indices)]
+            images.append(image)
+            targets.append(target)
+        stacked = torch.stack(targets)
+        return torch.stack(images), stacked if stacked.is_floating_point() else stacked.long()
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples once, in order."""
@@ -74,6 +87,7 @@ class SiteData:
     test: Split
     unreadable: int
     masks: Tensor | None
+    task: str
 
     @property
     def counts(self) -> dict[str, int]:
@@ -91,7 +105,8 @@ def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteD
         pulse: called before each sample; what it raises ends the reading.
 
     Raises:
-        DataError: the datalist has a problem, or more than ``unreadable_share_max`` of its samples cannot be read.
+        DataError: the datalist has a problem, more than ``unreadable_share_max`` of its samples cannot be read, or
+            those for training teach nothing.
     """
     data, task = recipe.data, recipe.task
     listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
@@ -99,7 +114,7 @@ def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteD
         raise DataError(f"{data.datalist}: " + "; ".join(listed.problems))
     if listed.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", listed.unlabelled)
-    preparation = Preparation(task.in_channels, data.input_size, data.normalise)
+    reading = reading_of(task, data)
     held_out = validation_names(listed.training, data.validation_share, seed)
     groups = {
         "training": [sample for sample in listed.training if sample.name not in held_out],
@@ -107,29 +122,31 @@ def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteD
         "test": list(listed.test),
     }
     unreadable: list[str] = []
-    splits = {name: _split(samples, preparation, recipe, unreadable, pulse) for name, samples in groups.items()}
+    splits = {name: _split(samples, reading, recipe, unreadable, pulse) for name, samples in groups.items()}
     total = len(listed.training) + len(listed.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise DataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
             f"unreadable_share_max = {data.unreadable_share_max}; the log has the reasons"
         )
-    if len(torch.unique(splits["training"].labels)) < 2:
-        raise DataError(f"{data.datalist}: what can be read for training has one class only; a classifier needs two")
+    lack = _lack(splits["training"], task.kind)
+    if lack is not None:
+        raise DataError(f"{data.datalist}: what can be read for training {lack}")
     masks = load_regions(data.regions, input_size=data.input_size) if data.regions is not None else None
-    return SiteData(**splits, unreadable=len(unreadable), masks=masks)
+    return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
     """Which training samples are held out: of each class the same share of its subjects, drawn by the seed.
 
-    A subject is never divided; a sample without a subject is one of its own.
+    A subject is never divided; a sample without a subject is one of its own. Samples whose labels are files are all of
+    one class here.
     """
-    subjects: dict[Any, dict[str, list[str]]] = {}
-    home: dict[str, Any] = {}
+    subjects: dict[int | None, dict[str, list[str]]] = {}
+    home: dict[str, int | None] = {}
     for sample in samples:
         subject = sample.subject or f"/{sample.name}"
-        first_label = home.setdefault(subject, sample.label)
+        first_label = home.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
         subjects.setdefault(first_label, {}).setdefault(subject, []).append(sample.name)
     names: set[str] = set()
     for members in subjects.values():
@@ -139,41 +156,49 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
     return names
 
 
+def _lack(training: Split, kind: str) -> str | None:
+    """Why nothing could be learnt from these samples, or nothing."""
+    if kind in CLASS_LABELS:
+        return "has one class only; a classifier needs two" if len(training.present) < 2 else None
+    if kind == "segmentation":
+        return None if training.present - {0} else "has no foreground: every label map is 0 all over"
+    return None if len(training) else "is nothing"
+
+
 def _split(
     samples: Sequence[Sample],
-    preparation: Preparation,
+    reading: Reading,
     recipe: Recipe,
     unreadable: list[str],
     pulse: Callable[[], None],
 ) -> Split:
     """Read the samples once; those that fail are logged, named in ``unreadable`` and left out."""
     cache = recipe.data.cache
-    load = _cached(samples, preparation, recipe.home / "cache") if cache == "disk" else _direct(samples, preparation)
-    readable: list[int] = []
-    images: list[Tensor] = []
-    for index, sample in enumerate(samples):
+    read = _cached(reading, recipe.home / "cache") if cache == "disk" else reading
+    readable: list[Sample] = []
+    examples: list[Example] = []
+    present: set[int] = set()
+    for sample in samples:
         pulse()
         try:
-            image = load(index)
+            example = read(sample)
         except Exception as error:
             logger.warning("sample unreadable: image=%s reason=%s", sample.name, " ".join(str(error).split()))
             unreadable.append(sample.name)
             continue
-        readable.append(index)
+        readable.append(sample)
+        _, target = example
+        if not target.is_floating_point():
+            present.update(torch.unique(target).tolist())
         if cache == "memory":
-            images.append(image)
-    kept = [samples[index] for index in readable]
-    if cache == "memory":
-        return Split(kept, images.__getitem__, in_memory=True)
-    return Split(kept, lambda k: load(readable[k]), in_memory=False)
+            examples.append(example)
+    in_memory = cache == "memory"
+    load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
+    return Split(readable, load, in_memory, frozenset(present))
 
 
-def _direct(samples: Sequence[Sample], preparation: Preparation) -> Callable[[int], Tensor]:
-    return lambda index: preparation(samples[index].images)
-
-
-def _cached(samples: Sequence[Sample], preparation: Preparation, folder: Path) -> Callable[[int], Tensor]:
-    """Prepared images on disk. The key holds each file's size and time, so that a change is noticed.
+def _cached(reading: Reading, folder: Path) -> Reading:
+    """Prepared samples on disk. The key holds each file's size and time, so that a change is noticed.
 
     Not MONAI's PersistentDataset: that one passes images through the system's temporary folder, and a crash on the way
     leaves half of one, which then counts as unreadable.
@@ -181,18 +206,19 @@ def _cached(samples: Sequence[Sample], preparation: Preparation, folder: Path) -
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     disk.clear_unfinished(folder)
 
-    def load(index: int) -> Tensor:
-        images = samples[index].images
-        stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in images]
-        path = folder / f"{hashlib.sha256(repr((preparation, stamps)).encode()).hexdigest()}.npy"
+    def read(sample: Sample) -> Example:
+        label = sample.label
+        files = (*sample.images, label) if isinstance(label, Path) else sample.images
+        stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        path = folder / f"{hashlib.sha256(repr((reading, stamps, label)).encode()).hexdigest()}.safetensors"
         if path.exists():
-            return torch.from_numpy(np.load(path, allow_pickle=False))
-        image, content = preparation(images), io.BytesIO()
-        np.save(content, image.numpy(), allow_pickle=False)
-        disk.write_file(path, content.getvalue())
-        return image
+            found = unpacked(path.read_bytes())
+            return found["image"], found["target"]
+        image, target = reading(sample)
+        disk.write_file(path, packed({"image": image, "target": target}))
+        return image, target
 
-    return load
+    return read
 
 
 class Batches:
@@ -200,6 +226,9 @@ class Batches:
 
     Every epoch is a permutation of the samples drawn from its own seed; step s takes the slice that is its turn. The
     last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an epoch is one full batch.
+
+    The augmentation moves targets and masks with their images. In super-resolution images are only flipped, whatever
+    else it says: every other move interpolates, and would teach the network a blurred target.
     """
 
     def __init__(
@@ -212,7 +241,9 @@ class Batches:
         device: torch.device,
     ) -> None:
         """``seed`` is that of the site, round and stage: every part that is the same for the whole stage."""
-        self._split, self._augmentation, self._seed, self._device = data.training, augmentation, seed, device
+        self._split, self._seed, self._device = data.training, seed, device
+        self._flips_only = data.task == "super_resolution"
+        self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
         self._size = min(batch_size, len(data.training))
         self._masks = None if data.masks is None else self._coarse(data.masks).to(device)
         self._ahead: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
@@ -234,15 +265,16 @@ class Batches:
         return [int(index) for index in order[turn * self._size : (turn + 1) * self._size]]
 
     def __getitem__(self, step: int) -> Batch:
-        images, labels = (tensor.to(self._device) for tensor in self._read(step))
+        images, targets = (tensor.to(self._device) for tensor in self._read(step))
         masks = self._masks
         if self._augmentation.active:
             seeds = [self._seed("augment", step, index) for index in self.indices(step)]
             maps = affine_maps(self._augmentation, seeds, images.shape[2:])
-            images = warp(images, maps)
+            images = warp(images, maps, mode="nearest" if self._flips_only else "bilinear")
+            targets = warp_targets(targets, maps)
             if masks is not None:  # the anatomy moves with the image
                 masks = torch.stack([warp(masks[None], one[None])[0] for one in maps])
-        return Batch(images=images, targets=labels, masks=masks)
+        return Batch(images=images, targets=targets, masks=masks)
 
     def close(self) -> None:
         """Stop reading ahead."""

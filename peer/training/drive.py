@@ -36,7 +36,7 @@ class Drive:
     halted: Callable[[], bool]
     clock: Callable[[], float]
 
-    def run(self, loop: Loop, batches: Batches, *, steps: int, work: str) -> float:
+    def run(self, loop: Loop, batches: Batches, *, work: str) -> float:
         """Train to the last step, from the partial checkpoint of this ``work`` if there is one.
 
         Returns:
@@ -46,14 +46,15 @@ class Drive:
             Interrupted: a halt came; the partial checkpoint is on disk.
             Diverged: the total loss is not finite.
         """
-        began = saved = self.clock()
+        began, steps = self.clock(), loop.steps
+        saved = began
         reported = -math.inf
         partial = self.checkpoints.read_partial(work)
         if partial is not None:
             loop.load(partial.networks, partial.optimisers)
             loop.resume(partial.record["step"], partial.record["sums"])
             began -= partial.record["duration_s"]
-        for step in loop.run(batches, steps=steps):
+        for step in loop.run(batches):
             now = self.clock()
             if step == steps or now - reported >= PROGRESS_S:
                 losses = loop.losses()

@@ -29,6 +29,7 @@ READERS: dict[str, type[ImageReader]] = {
 """MONAI's reader by the end of the name; a folder, or a file without an ending, is DICOM."""
 
 ARRAYS = (".npz", ".npy")
+BYTE_MAX = 255  # the brightest value of an 8-bit picture
 NORMALISE = ("none", "zscore", "unit")
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -47,11 +48,14 @@ class Preparation:
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
         """The image in these files, float32 ``(in_channels, *input_size)``; ``ValueError`` says what does not fit."""
-        image = torch.cat([load_image(path, spatial_dims=len(self.input_size)) for path in paths])
-        if image.shape[0] != self.in_channels:
-            raise ValueError(f"has {image.shape[0]} channels, [task] in_channels is {self.in_channels}")
-        if not torch.isfinite(image).all():
-            raise ValueError("holds a NaN or an infinity")
+        return self.finish(self.load(paths))
+
+    def load(self, paths: Sequence[Path]) -> Tensor:
+        """The image as these files have it, float32 ``(in_channels, *space)``."""
+        return load_images(paths, spatial_dims=len(self.input_size), channels=self.in_channels, key="in_channels")
+
+    def finish(self, image: Tensor) -> Tensor:
+        """A loaded image at ``input_size``, normalised."""
         image = resized(image, self.input_size)
         if self.normalise == "zscore":
             image = NormalizeIntensity(channel_wise=True)(image)
@@ -60,18 +64,49 @@ class Preparation:
         return _plain(image).contiguous()
 
 
-def load_image(path: Path, *, spatial_dims: int) -> Tensor:
-    """One file as float32 ``(c, *space)``; whatever its reader cannot make of it raises."""
+def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key: str, unit: bool = False) -> Tensor:
+    """The files' channels as one image, float32 ``(channels, *space)``.
+
+    Args:
+        paths: the files.
+        spatial_dims: of the task.
+        channels: how many there must be in all.
+        key: the key of ``[task]`` that says so.
+        unit: as :func:`load_image` has it.
+
+    Raises:
+        ValueError: the number of channels is another, or a value is not finite.
+        Exception: whatever a reader raises.
+    """
+    image = torch.cat([load_image(path, spatial_dims=spatial_dims, unit=unit) for path in paths])
+    if image.shape[0] != channels:
+        raise ValueError(f"has {image.shape[0]} channels, [task] {key} is {channels}")
+    if not torch.isfinite(image).all():
+        raise ValueError("holds a NaN or an infinity")
+    return image
+
+
+def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool = False) -> Tensor:
+    """One file as float32 ``(c, *space)``; whatever its reader cannot make of it raises.
+
+    Args:
+        path: the file.
+        spatial_dims: of the task.
+        key: the array of an ``.npz`` that is taken; without one of that name the first.
+        unit: bring 8-bit pictures to [0, 1].
+    """
     ending = _ending(path)
     if ending in ARRAYS:
-        image = torch.from_numpy(np.ascontiguousarray(_load_array(path), dtype=np.float32))
+        image = torch.from_numpy(np.ascontiguousarray(_load_array(path, key), dtype=np.float32))
         image = image if image.ndim > spatial_dims else image[None]
     else:
         if ending not in READERS:
             raise ValueError(f"has the ending {ending!r}, none of {', '.join([*ARRAYS, *filter(None, READERS)])}")
         reader = READERS[ending]()
         array, meta = reader.get_data(reader.read(str(path)))
+        byte = unit and isinstance(reader, PILReader) and array.dtype == np.uint8
         image = _plain(EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta))
+        image = image / BYTE_MAX if byte else image
     if image.ndim != spatial_dims + 1 or not image.numel():
         raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
     return image
@@ -122,12 +157,12 @@ def _plain(image: Tensor) -> Tensor:
     return image.as_tensor() if isinstance(image, MetaTensor) else image
 
 
-def _load_array(path: Path) -> np.ndarray:
+def _load_array(path: Path, key: str) -> np.ndarray:
     found = np.load(path, allow_pickle=False)
     if isinstance(found, np.ndarray):
         return found
     with found as arrays:
-        array: np.ndarray = arrays["image" if "image" in arrays else arrays.files[0]]
+        array: np.ndarray = arrays[key if key in arrays else arrays.files[0]]
         return array
 
 

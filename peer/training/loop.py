@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from models import Output
 from peer.core.plan import Work
-from peer.methods.method import Batch, Stage
+from peer.methods.method import Batch, Move, Stage
 from peer.training.data import Batches, Seed
 from peer.training.device import precision
 from peer.training.optimiser import adam, adam_state, load_adam_state, trainable
@@ -24,27 +24,38 @@ class Loop:
     Args:
         stage: what the method declared.
         work: learning rate and weight decay of every optimiser.
+        steps: batches of one pass.
         device: where the networks go.
         precision: of the forward passes; losses are computed in float32 or better.
         seed: of the site, round and stage.
     """
 
-    def __init__(self, stage: Stage, work: Work, *, device: torch.device, precision: str, seed: Seed) -> None:
-        self.stage = stage
+    def __init__(
+        self, stage: Stage, work: Work, *, steps: int, device: torch.device, precision: str, seed: Seed
+    ) -> None:
+        self.stage, self.steps = stage, steps * len(stage.passes)
+        self._pass_steps = steps
         self._device, self._precision, self._seed = device, precision, seed
         for network in stage.networks.values():
-            network.to(device).train()
-        self.optimisers = {name: adam(network, work) for name, network in stage.networks.items() if trainable(network)}
+            network.to(device)
+        learning = {name: network for name, network in stage.networks.items() if name in stage.trains}
+        self.optimisers = {name: adam(network, work) for name, network in learning.items() if trainable(network)}
+        self._learnt = {name: list(trainable(network).values()) for name, network in stage.networks.items()}
+        self._frozen: dict[str, bool] = {}
         self._sums: dict[str, Tensor] = {}
-        self._last: Mapping[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, Tensor] = {}
         self.step = 0
 
-    def run(self, batches: Batches, *, steps: int) -> Iterator[int]:
-        """Train up to ``steps`` steps in all, from wherever the stage stands; yields the count after each step."""
-        while self.step < steps:
-            self._last = self._train(self.step, batches[self.step])
+    def run(self, batches: Batches) -> Iterator[int]:
+        """Train up to the last step, from wherever the stage stands; yields the count after each step."""
+        while self.step < self.steps:
+            number, turn = divmod(self.step, self._pass_steps)
+            batch = batches[turn]
+            self._last = self._train(self.step, self.stage.passes[number], batch)
             for name, value in self._last.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value.double()
+                self._counts[name] = self._counts.get(name, 0) + 1
             self.step += 1
             yield self.step
 
@@ -53,8 +64,8 @@ class Loop:
         return {name: float(value) for name, value in self._last.items()}
 
     def means(self) -> dict[str, float]:
-        """The mean of each term over the steps so far."""
-        return {name: float(value) / self.step for name, value in self._sums.items()}
+        """The mean of each term over the steps so far that had it."""
+        return {name: float(value) / self._counts[name] for name, value in self._sums.items()}
 
     def networks(self) -> dict[str, State]:
         """A copy of every network's state."""
@@ -64,9 +75,9 @@ class Loop:
         """A copy of every optimiser's state."""
         return {name: adam_state(adam, self.stage.networks[name]) for name, adam in self.optimisers.items()}
 
-    def sums(self) -> dict[str, float]:
-        """The sum of each term over the steps so far, for a resume."""
-        return {name: float(value) for name, value in self._sums.items()}
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """The sum of each term and how many steps had it, for a resume."""
+        return {name: (float(value), self._counts[name]) for name, value in self._sums.items()}
 
     def load(self, networks: Mapping[str, State], moments: Mapping[str, State]) -> None:
         """Put back states of networks and optimisers; those that are not named stay as they are."""
@@ -75,26 +86,52 @@ class Loop:
         for name, state in moments.items():
             load_adam_state(self.optimisers[name], self.stage.networks[name], state)
 
-    def resume(self, step: int, sums: Mapping[str, float]) -> None:
+    def resume(self, step: int, sums: Mapping[str, tuple[float, int]]) -> None:
         """Go on after this step, with these sums of losses."""
         self.step = step
-        self._sums = {
-            name: torch.tensor(value, dtype=torch.float64, device=self._device) for name, value in sums.items()
-        }
+        for name, (value, count) in sums.items():
+            self._sums[name] = torch.tensor(value, dtype=torch.float64, device=self._device)
+            self._counts[name] = count
 
-    def _train(self, step: int, batch: Batch) -> dict[str, Tensor]:
-        def forward(network: str, images: Tensor) -> Output:
+    def thaw(self) -> None:
+        """Let every parameter that a move froze require a gradient again: the networks outlive the stage."""
+        for name in self._learnt:
+            self._freeze(name, frozen=False)
+
+    def _train(self, step: int, moves: tuple[Move, ...], batch: Batch) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        totals = []
+        for number, move in enumerate(moves):
+            terms = self._move(step, number, move, batch)
+            totals.append(terms.pop(TOTAL))
+            found |= terms
+        return {TOTAL: torch.stack(totals).sum()} | found
+
+    def _move(self, step: int, number: int, move: Move, batch: Batch) -> dict[str, Tensor]:
+        def forward(network: str, *inputs: Any, part: str = "") -> Any:
             # Each network has randomness of its own: what others run beside it does not change its dropout.
-            torch.manual_seed(self._seed("forward", step, network))
+            torch.manual_seed(self._seed("forward", step, network, *([number] if number else ())))
+            module = self.stage.networks[network]
             with precision(self._precision, self._device):
-                output: Output = self.stage.networks[network](images)
-            return output
+                return (module.get_submodule(part) if part else module)(*inputs)
 
-        for optimiser in self.optimisers.values():
+        for name in self.stage.networks:
+            self._freeze(name, frozen=name not in move.trains)
+        optimisers = [self.optimisers[name] for name in move.trains if name in self.optimisers]
+        for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
-        terms = self.stage.losses(batch, forward)
+        terms = move.losses(batch, forward)
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
         torch.autograd.backward(total)
-        for optimiser in self.optimisers.values():
+        for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
+
+    def _freeze(self, name: str, *, frozen: bool) -> None:
+        """Frozen: no gradient to what could learn, and evaluation mode. Parts that never learn keep theirs."""
+        if self._frozen.get(name) == frozen:
+            return
+        self._frozen[name] = frozen
+        self.stage.networks[name].train(not frozen)
+        for parameter in self._learnt[name]:
+            parameter.requires_grad_(not frozen)

@@ -1,8 +1,8 @@
-"""How good predictions are: accuracy, macro F1, area under the ROC curve."""
+"""How good predictions are: of classes accuracy, macro F1 and AUC; of label maps Dice; of images PSNR and SSIM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,30 +10,84 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Labels = NDArray[np.int64]
+Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Pairs = Iterable[tuple[Tensor, Tensor]]
+
+# Of the structural similarity, as Wang et al. 2004 have them.
+WINDOW = 11  # places along an axis
+SIGMA = 1.5  # places
+K1, K2 = 0.01, 0.03
 
 
 def measure(
     predict: Callable[[Tensor], Tensor],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    batches: Iterable[tuple[Tensor, Tensor]],
+    supervised_loss: Loss,
+    batches: Pairs,
+    *,
+    task: str,
 ) -> dict[str, float]:
-    """``classification`` of everything in the batches, and the mean ``loss`` a sample; empty where there is none.
+    """The task's metrics of everything in the batches, and the mean ``loss`` a sample; empty where there is none.
+
+    Of label maps and images no prediction is kept beyond the next batch.
 
     Args:
-        predict: logits ``(b, classes)`` of images ``(b, c, *space)``, on any device.
-        loss: the mean over a batch, of logits and classes.
-        batches: images and classes, on the CPU.
+        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, of images ``(b, c, *space)``; on any
+            device.
+        supervised_loss: the mean over a batch, of predictions and targets.
+        batches: images and targets, on the CPU.
+        task: its kind; it says which of :func:`classification`, :func:`segmentation` and :func:`super_resolution`.
     """
+    return MEASURES[task](((predict(images).float(), targets) for images, targets in batches), supervised_loss)
+
+
+def _classes(pairs: Pairs, loss: Loss) -> dict[str, float]:
     predictions, targets = [], []
-    for images, labels in batches:
-        predictions.append(predict(images).cpu().float())
+    for prediction, labels in pairs:
+        predictions.append(prediction.cpu())
         targets.append(labels)
     if not predictions:
         return {}
     logits, labels = torch.cat(predictions), torch.cat(targets)
     found = classification(logits.double().softmax(dim=1).numpy(), labels.numpy())
     return found | {"loss": float(loss(logits, labels))}
+
+
+def _label_maps(pairs: Pairs, loss: Loss) -> dict[str, float]:
+    tables, total = [], 0.0
+    for logits, targets in pairs:
+        labels = targets.to(logits.device)
+        tables.append(confusion(logits.argmax(dim=1), labels, classes=logits.shape[1]))
+        total += float(loss(logits, labels)) * len(labels)
+    if not tables:
+        return {}
+    table = np.concatenate(tables)
+    return segmentation(table) | {"loss": total / len(table)}
+
+
+def _images(pairs: Pairs, loss: Loss) -> dict[str, float]:
+    errors, similarities, total, window = [], [], 0.0, WINDOW
+    for images, targets in pairs:
+        references = targets.to(images.device)
+        errors.append((images.double() - references).square().flatten(1).mean(1).cpu().numpy())
+        similarities.append(structural_similarity(images, references).cpu().numpy())
+        total += float(loss(images, references)) * len(references)
+        window = min(_windows(references.shape[2:]))
+    if not errors:
+        return {}
+    squared = np.concatenate(errors)
+    found = super_resolution(squared, np.concatenate(similarities)) | {"loss": total / len(squared)}
+    return found | ({"ssim_window": float(window)} if window < WINDOW else {})
+
+
+MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
+    "classification": _classes,
+    "time_series": _classes,
+    "segmentation": _label_maps,
+    "super_resolution": _images,
+}
+"""The metrics of predictions and targets, and their loss, by task kind."""
 
 
 def classification(probabilities: Scores, labels: Labels) -> dict[str, float]:
@@ -85,3 +139,103 @@ def f1_macro(predicted: Labels, labels: Labels) -> float:
         hits = np.sum((predicted == k) & (labels == k))
         scores.append(2 * hits / (np.sum(predicted == k) + np.sum(labels == k)))
     return float(np.mean(scores))
+
+
+def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
+    """How many places of each image have which true and which predicted class, ``(b, classes, classes)``.
+
+    Args:
+        predicted: classes ``(b, *space)``, int64.
+        labels: the true ones, alike and on the same device.
+        classes: how many there are.
+    """
+    images = torch.arange(len(labels), device=labels.device)[:, None]
+    pairs = (images * classes + labels.flatten(1)) * classes + predicted.flatten(1)
+    counts: Counts = torch.bincount(pairs.flatten(), minlength=len(labels) * classes**2).cpu().numpy()
+    return counts.reshape(len(labels), classes, classes)
+
+
+def segmentation(table: Counts) -> dict[str, float]:
+    """The metrics of label maps.
+
+    Args:
+        table: :func:`confusion` of each image, ``(n, classes, classes)``; class 0 is the background.
+
+    Returns:
+        ``dice``, twice the places that an image's predicted and true extent of a class share over the sum of both, its
+        mean over images and foreground classes, 1 where both are empty; with more than two classes also ``dice_1`` and
+        so on, the mean over images; ``pixel_accuracy``, the share of places with the right class; ``empty``, how many
+        pairs of image and foreground class are empty in both; ``samples``.
+    """
+    shared = np.diagonal(table, axis1=1, axis2=2)[:, 1:]
+    extents = (table.sum(axis=1) + table.sum(axis=2))[:, 1:]
+    empty = extents == 0
+    dice = np.where(empty, 1.0, 2 * shared / np.where(empty, 1, extents))
+    found = {
+        "dice": float(dice.mean()),
+        "pixel_accuracy": float(np.trace(table.sum(axis=0)) / table.sum()),
+        "empty": float(empty.sum()),
+        "samples": float(len(table)),
+    }
+    if dice.shape[1] > 1:
+        found |= {f"dice_{k}": float(value) for k, value in enumerate(dice.mean(axis=0), start=1)}
+    return found
+
+
+def super_resolution(squared_errors: Scores, similarities: Scores) -> dict[str, float]:
+    """The metrics of images whose values are in [0, 1]; predictions count as they are, not clipped to that range.
+
+    Args:
+        squared_errors: the mean over all values of each image, ``(n,)``.
+        similarities: :func:`structural_similarity` of each image, ``(n,)``.
+
+    Returns:
+        ``psnr`` in dB, the mean over the images; ``psnr_undefined``, how many are exact and have none; ``ssim``, the
+        mean over the images; ``samples``. Where all images are exact there is no ``psnr``.
+    """
+    inexact = squared_errors[squared_errors > 0]
+    found = {
+        "psnr_undefined": float(len(squared_errors) - len(inexact)),
+        "ssim": float(similarities.mean()),
+        "samples": float(len(squared_errors)),
+    }
+    if len(inexact):
+        found["psnr"] = float(np.mean(-10 * np.log10(inexact)))
+    return found
+
+
+def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
+    """The mean structural similarity (SSIM) of each image and its reference, float64 ``(b,)``, at most 1.
+
+    Source: Wang et al. 2004, for values in [0, 1]: the mean over all places where a Gaussian window lies wholly inside,
+        and over the channels.
+    Differs: along an axis of fewer than 11 places the window has the largest odd number of places that fits.
+    Args:
+        images: ``(b, c, *space)``.
+        references: alike.
+    """
+    x, y = images.double(), references.double()
+    mean_x, mean_y = _smooth(x), _smooth(y)
+    variances = _smooth(x * x) - mean_x**2 + _smooth(y * y) - mean_y**2
+    covariance = _smooth(x * y) - mean_x * mean_y
+    c1, c2 = K1**2, K2**2
+    brightness = (2 * mean_x * mean_y + c1) / (mean_x**2 + mean_y**2 + c1)
+    return (brightness * (2 * covariance + c2) / (variances + c2)).flatten(1).mean(1)
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """The Gaussian mean at each place of ``(b, c, *space)`` where the window lies inside: one axis after the other."""
+    for axis, window in enumerate(_windows(images.shape[2:]), start=2):
+        offsets = torch.arange(window, dtype=torch.float64) - window // 2
+        weights = torch.exp(-((offsets / SIGMA) ** 2) / 2)
+        places = images.shape[axis] - window + 1
+        mean = torch.zeros_like(images.narrow(axis, 0, places))
+        for first, weight in enumerate((weights / weights.sum()).tolist()):
+            mean.add_(images.narrow(axis, first, places), alpha=weight)
+        images = mean
+    return images
+
+
+def _windows(space: Sequence[int]) -> list[int]:
+    """The places of the window along each axis: 11, or the largest odd number that fits."""
+    return [min(WINDOW, length - 1 + length % 2) for length in space]

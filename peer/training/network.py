@@ -1,6 +1,9 @@
-"""The local model as the site's configuration has it, and the proof that a network fits the task."""
+"""The networks that a site's configuration names, and the proof that a network fits the task."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,31 +13,68 @@ from models import Network, Output
 from peer.training.fault import ConfigurationError
 from peer.training.recipe import Recipe, Task
 
+VECTORS = ("classification", "time_series")
+"""Tasks that predict one vector a sample; the others predict maps."""
 
-def build_local(recipe: Recipe, *, seed: int) -> Network:
-    """The site's own model with the weights that the seed gives; ``ConfigurationError`` names what is wrong with it."""
-    given, task = recipe.model, recipe.task
-    spec = {
-        "name": given["name"],
-        "spatial_dims": task.spatial_dims,
-        "in_channels": task.in_channels,
-        "classes": task.classes,
-        "hyper": dict(given.get("parameters", {})),
-    } | {key: given[key] for key in ("features", "head") if given.get(key)}
-    torch.manual_seed(seed)
+
+def local_spec(recipe: Recipe) -> dict[str, Any]:
+    """The spec of the site's own model."""
+    given = recipe.model
+    taps: dict[str, Any] = {key: given[key] for key in ("features", "head") if given.get(key)}
+    return _spec(recipe.task, given["name"], given.get("parameters", {}), taps)
+
+
+def shared_spec(recipe: Recipe) -> dict[str, Any] | None:
+    """The spec of the network in ``[shared_model]``, or nothing where there is none."""
+    if recipe.shared_model is None:
+        return None
+    given = dict(recipe.shared_model)
+    name = given.pop("name")
+    foreign = name not in models.MODELS
+    taps: dict[str, Any] = {key: given.pop(key) for key in ("features", "head") if foreign and key in given}
+    return _spec(recipe.task, name, given, taps)
+
+
+def _spec(task: Task, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {"spatial_dims": task.spatial_dims, "in_channels": task.in_channels, "classes": task.classes}
+    return {"name": name, **sizes, "hyper": dict(hyper), **taps}
+
+
+def build_spec(spec: Mapping[str, Any], where: str) -> Network:
+    """The network of a spec from this site's configuration, with weights from torch's global generator.
+
+    Raises:
+        ConfigurationError: it cannot be built; the message begins with ``where``, the table of the configuration.
+    """
     try:
         return models.build(spec)
     except Exception as error:
-        raise ConfigurationError(f"[model] {given['name']}: {error}") from error
+        raise ConfigurationError(f"{where} {spec['name']}: {error}") from error
 
 
-def probe(network: nn.Module, task: Task, input_size: tuple[int, ...]) -> Output:
+def probe(network: nn.Module, task: Task, input_size: tuple[int, ...], *, scale: int = 1) -> Output:
     """The network's output for one image of zeros; ``ValueError`` unless it is a prediction of this task."""
     network.eval()
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
-    if output.prediction.shape != (1, task.classes):
-        raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {(1, task.classes)}")
+    space = () if task.kind in VECTORS else tuple(scale * side for side in input_size)
+    expect(output, (1, task.classes, *space))
+    return output
+
+
+def probe_head(head: nn.Module, own: Output) -> Output:
+    """The output of a head for a feature of zeros on this site's grid; ``ValueError`` unless it predicts alike."""
+    head.eval()
+    feature = torch.zeros(1, models.head_width(head), *own.penultimate.shape[2:])
+    with torch.no_grad():
+        output = Output(head(feature), (), feature, feature)
+    expect(output, tuple(own.prediction.shape))
+    return output
+
+
+def expect(output: Output, shape: tuple[int, ...]) -> None:
+    """``ValueError`` unless the prediction has this shape and is finite."""
+    if output.prediction.shape != shape:
+        raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {shape}")
     if not torch.isfinite(output.prediction).all():
         raise ValueError("predicts a NaN or an infinity for an image of zeros")
-    return output

@@ -27,7 +27,7 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
     """The optimiser's moments and step counts on the CPU, as ``<parameter>/<moment>``; empty before its first step."""
     return {
         f"{name}/{key}": value.detach().to("cpu", copy=True)
-        for name, parameter in trainable(network).items()
+        for name, parameter in network.named_parameters()
         for key, value in optimiser.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
@@ -35,10 +35,21 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
 
 def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Put back what ``adam_state`` took; ``ConfigurationError`` where it belongs to another network."""
-    parameters = trainable(network)
+    moved = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in moved}
     for key, value in state.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None or (value.ndim and value.shape != parameter.shape):
             raise ConfigurationError(f"the optimiser's state of {name!r} fits no parameter of the model; see [model]")
         optimiser.state[parameter][moment] = value.to(parameter.device, copy=True)
+
+
+def fitting(state: Mapping[str, Tensor], network: nn.Module) -> State:
+    """The part of an optimiser's state that is of this network's parameters; what was made anew has none."""
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    return {
+        key: value
+        for key, value in state.items()
+        if key.rpartition("/")[0] in shapes and (not value.ndim or value.shape == shapes[key.rpartition("/")[0]])
+    }

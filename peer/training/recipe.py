@@ -48,7 +48,11 @@ class Augmentation:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where the site's samples are and what becomes of an image before the network sees it."""
+    """Where the site's samples are and what becomes of an image before the network sees it.
+
+    ``scale`` is how many times larger the target of super-resolution is than its image, of which ``input_size`` is the
+    size.
+    """
 
     datalist: Path
     root: Path
@@ -58,6 +62,7 @@ class Data:
     unreadable_share_max: float = 0.05
     validation_share: float = 0.0
     cache: str = "memory"
+    scale: int | None = None
     augmentation: Augmentation = Augmentation()
 
 
@@ -83,6 +88,8 @@ class Recipe:
     batch_size: int
     checkpoint_s: float
     tells_samples: bool
+    weighted: bool = False
+    shared_model: Mapping[str, Any] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -122,12 +129,21 @@ class Recipe:
             batch_size=training.get("batch_size", 8),
             checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
             tells_samples=weighted and bool(egress.get("training_set_size", False)),
+            weighted=weighted,
+            shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
 
 
 def _given(document: Mapping[str, Any] | None) -> dict[str, Any]:
     """The keys that have a value: absent options are null in a dumped document."""
     return {key: value for key, value in (document or {}).items() if value is not None}
+
+
+def _shared(given: Mapping[str, Any] | None, plan: Plan, task: str) -> dict[str, Any] | None:
+    """The table ``[shared_model]``, or the method's own choice for the task."""
+    if given is not None:
+        return _given(given)
+    return {"name": plan.shared_default[task]} if task in plan.shared_default else None
 
 
 def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
@@ -137,6 +153,7 @@ def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
         count=given.get("count", default.count),
         learning_rate=float(given.get("learning_rate", default.learning_rate)),
         weight_decay=float(given.get("weight_decay", default.weight_decay)),
+        decay=float(given.get("decay", default.decay)),
     )
 
 
@@ -144,14 +161,16 @@ def _data(document: Mapping[str, Any], base_folder: Path) -> Data:
     datalist = base_folder / document.get("datalist", "datalist.json")
     given = {
         key: document[key]
-        for key in ("normalise", "unreadable_share_max", "validation_share", "cache")
+        for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale")
         if key in document
     }
+    # A signal that is reversed in time is another signal.
+    still = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
     return Data(
         datalist=datalist,
         root=base_folder / document["root"] if "root" in document else datalist.parent,
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,
-        augmentation=Augmentation(**_given(document.get("augmentation"))),
+        augmentation=Augmentation(**still | _given(document.get("augmentation"))),
         **given,
     )

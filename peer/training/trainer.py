@@ -14,26 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import Network, Output
+from models import Network
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.facts import Artifact
-from peer.core.roster import SiteName
+from peer.core.roster import Sha256, SiteName
 from peer.core.work import Setting, from_json, to_json
 from peer.methods import METHODS
 from peer.methods.method import DAM, VISITOR, Scene, Stage
-from peer.methods.supervised import SUPERVISED, supervised_stage
-from peer.training.artifact import artifact_path, read_artifact, write_artifact
-from peer.training.checkpoint import Checkpoint, Checkpoints, checkpoint_name
+from peer.methods.supervised import supervised, supervised_stage
+from peer.training.artifact import artifact_path
+from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, Seed, SiteData, Split, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
 from peer.training.drive import Diverged, Drive
 from peer.training.fault import ConfigurationError, Interrupted, UnusableArtifact
+from peer.training.kept import Kept
 from peer.training.loop import Loop
 from peer.training.metrics import measure
-from peer.training.network import build_local, probe
+from peer.training.optimiser import fitting
+from peer.training.parcels import Parcels
 from peer.training.recipe import Recipe
-from peer.training.tensors import State, non_finite, state_of
+from peer.training.tensors import non_finite, pack
 
 INITIAL = checkpoint_name(0, "initial")
 
@@ -57,17 +59,15 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recipe = recipe = Recipe.of(setting)
-        if recipe.task.kind not in SUPERVISED:
-            kinds = ", ".join(SUPERVISED)
-            raise ConfigurationError(f'[task] kind = "{recipe.task.kind}" cannot be trained yet; these can: {kinds}')
         self.method = METHODS[recipe.method]
         self._report, self._halted, self._clock = report, halted, clock
         self._seed: Seed = site_seed(recipe)
         self.device = choose_device(recipe.device)
         make_reproducible(self.device, threads=recipe.threads)
         self._checkpoints = Checkpoints(recipe.home / "checkpoints")
-        self._held = ""  # the checkpoint that the DAM and its moments equal, bit for bit
-        self._moments: Mapping[str, State] = {}
+        self.kept = Kept(recipe, self.method, self._seed, self._checkpoints)
+        self.parcels = Parcels(recipe, self.method, self.kept)
+        self._scene: Scene | None = None  # what a prediction starts from
 
     def perform(self, command: commands.Command) -> events.Event:
         """Carry out one command; the event answers it.
@@ -85,40 +85,28 @@ class Trainer:
         }
         return handlers[type(command)](command)
 
-    # --- made at first use ------------------------------------------------------------------------------------------
     @cached_property
     def data(self) -> SiteData:
         """The site's data, checked and read."""
         return load_data(self.recipe, self._seed, pulse=self._heed_halt)
-
-    @cached_property
-    def dam(self) -> Network:
-        """The local model: initial until a checkpoint is loaded into it."""
-        return build_local(self.recipe, seed=self._seed("init"))
-
-    @cached_property
-    def _own_output(self) -> Output:
-        """What the local model makes of one image of zeros: proof that it fits the task, and its stages."""
-        try:
-            return probe(self.dam.cpu(), self.recipe.task, self.recipe.data.input_size)
-        except Exception as error:
-            raise ConfigurationError(f"[model] {self.recipe.model['name']}: {error}") from error
 
     # --- commands ---------------------------------------------------------------------------------------------------
     def _initialise(self, command: commands.Initialise) -> events.Initialised:
         work = self._digest("initialise", command.generation)
         record = self._finished(INITIAL, work)
         if record is None:
-            masks = self.recipe.data.regions is not None
-            problem = self.method.unfit(self._own_output, self.recipe.parameters, masks=masks)
+            masks, place = self.recipe.data.regions is not None, self.kept.place
+            problem = self.method.unfit(place.output, place.shared_output, self.recipe.parameters, masks=masks)
             if problem is not None:
                 raise ConfigurationError(problem)
             record = {"work": work, "steps": 0, "artifact": None, "samples": self.data.counts}
-            if self.recipe.plan.published == "commit":
-                artifact = self._write_artifact(self.dam, owner=self.recipe.site, steps=0)
-                self._judge_own(artifact)
-                record["artifact"] = to_json(artifact)
-            self._checkpoints.write(INITIAL, Checkpoint(record, {DAM: state_of(self.dam)}))
+            if self.recipe.plan.artifact is not None:
+                artifact = self._send(self.kept.sent, owner=self.recipe.site, steps=0)
+                self.parcels.judge_own(artifact)
+                record["shared"] = artifact.sha256
+                if self.recipe.plan.published == "commit":
+                    record["artifact"] = to_json(artifact)
+            self.kept.write(INITIAL, record, {})
         return events.Initialised(
             generation=command.generation,
             attempt=command.attempt,
@@ -154,44 +142,96 @@ class Trainer:
         )
 
     def _aggregate(self, command: commands.Aggregate) -> events.Event:
-        raise ConfigurationError(f"method {self.recipe.method!r} averages nothing")
+        name = checkpoint_name(command.round, "aggregate")
+        base = self._base(command.base)
+        work = self._digest(name, base["work"], *map(_identity, command.sources))
+        record = self._finished(name, work)
+        if record is None:
+            self.kept.hold(command.base)
+            try:
+                averaged, contributors = self.parcels.averaged(command.sources, samples=len(self.data.training))
+            except UnusableArtifact as error:
+                return _rejected(command, error)
+            self.kept.let_go()
+            self.kept.sent.load_state_dict(averaged, strict=False)
+            digest = hashlib.sha256(pack(averaged)).hexdigest()
+            record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
+            record["contributors"] = contributors
+            private = {name: state for name, state in self.kept.moments.items() if name != self.method.sends}
+            self.kept.write(name, record, private)
+            self._checkpoints.prune([command.base])
+        order = (command.generation, command.round, command.attempt, name)
+        return events.Aggregated(*order, Sha256(record["sha256"]), tuple(map(SiteName, record["contributors"])))
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
         work = self._digest(name, self._base(command.base)["work"], _identity(command.source))
         record = self._finished(name, work)
         if record is None:
+            self.kept.hold(command.base)
+            dam = self.kept.dam
             try:
-                returned, _ = self._receive(command.source)
-                if returned.spec != self.dam.spec:
+                returned, _ = self.parcels.receive(command.source)
+                if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
             except UnusableArtifact as error:
                 return _rejected(command, error)
             steps = command.source.artifact.steps
-            artifact = self._write_artifact(returned, owner=self.recipe.site, steps=steps)
+            artifact = self._send(returned, owner=self.recipe.site, steps=steps)
             record = {"work": work, "steps": steps, "artifact": to_json(artifact)}
-            self._checkpoints.write(name, Checkpoint(record, {DAM: state_of(returned)}))
+            self.kept.let_go()
+            dam.load_state_dict(returned.state_dict())
+            self.kept.write(name, record, {})
         return events.Adopted(command.generation, command.round, command.attempt, name, _artifact(record))
 
-    def _evaluate(self, command: commands.Evaluate) -> events.Evaluated:
-        self._hold(command.base)
-        self.dam.to(self.device).eval()
+    def _evaluate(self, command: commands.Evaluate) -> events.Event:
+        try:
+            self.hold(command.base, command.sources)
+        except UnusableArtifact as error:
+            return _rejected(command, error)
         found = self.measured(self.data.test)
         found |= {f"validation_{name}": value for name, value in self.measured(self.data.validation).items()}
         return events.Evaluated(command.generation, command.round, command.attempt, found)
 
+    # --- what the site can do with a finished state -----------------------------------------------------------------
+    def hold(self, state: str, sources: tuple[Source, ...] = ()) -> None:
+        """Have the site's networks as they were in a checkpoint, with what its round had received, ready to predict."""
+        self.kept.hold(state)
+        received = self.parcels.received(sources) if self.recipe.plan.cached else {}
+        self._scene = self._make_scene(received)
+        for network in (*self._scene.networks.values(), *received.values()):
+            network.to(self.device).eval()
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The prediction of the networks in hand for prepared images ``(b, c, *space)``, on the CPU, float32.
+
+        Returns:
+            Logits ``(b, classes)`` or ``(b, classes, *space)``, or the images of super-resolution.
+        """
+        if self._scene is None:
+            raise ConfigurationError("nothing to predict with: hold a checkpoint first")
+        with torch.inference_mode(), precision(self.recipe.precision, self.device):
+            return self.method.predict(self._scene, images.to(self.device)).float().cpu()
+
+    def measured(self, split: Split) -> dict[str, float]:
+        """The metrics of the networks in hand on a split, which may be another site's."""
+
+        def predict(images: Tensor) -> Tensor:
+            self._heed_halt()
+            return self.predict(images)
+
+        chosen = self.recipe.parameters.get("segmentation_loss", "dice_ce")
+        loss = supervised(self.recipe.task.kind, str(chosen)).loss
+        return measure(predict, loss, split.batches(self.recipe.batch_size), task=self.recipe.task.kind)
+
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the end, keep the result, and give its record."""
-        recipe, to_do = self.recipe, self.recipe.works[command.stage]
-        self._hold(command.base)
+        recipe = self.recipe
+        to_do = recipe.works[command.stage].in_round(command.round)
+        self.kept.hold(command.base)
         stage = self._stage(command)
         seed = functools.partial(self._seed, command.round, command.stage)
-        loop = Loop(stage, to_do, device=self.device, precision=recipe.precision, seed=seed)
-        own = DAM in stage.networks
-        if own:
-            loop.load({}, self._moments)
-            self._held = ""
         batches = Batches(
             self.data,
             batch_size=recipe.batch_size,
@@ -200,38 +240,52 @@ class Trainer:
             device=self.device,
         )
         steps = batches.steps(to_do)
+        loop = Loop(stage, to_do, steps=steps, device=self.device, precision=recipe.precision, seed=seed)
+        kept = [network for network in stage.trains if network in self.kept.networks]
+        for network in kept:
+            loop.load({}, {network: fitting(self.kept.moments.get(network, {}), stage.networks[network])})
+        self.kept.let_go()
         try:
-            duration_s = self._drive(command).run(loop, batches, steps=steps, work=work)
+            duration_s = self._drive(command).run(loop, batches, work=work)
             artifact = self._outcome(command, stage, steps=steps, steps_before=steps_before)
         except Diverged as error:
             raise self._blamed(command, str(error)) from error
         finally:
+            loop.thaw()
             batches.close()
         record = {
             "work": work,
-            "steps": steps_before + (steps if own else 0),
+            "steps": steps_before + (steps if DAM in kept else 0),
             "artifact": to_json(artifact),
             "metrics": _stage_metrics(command.stage, loop),
             "threads": recipe.threads,
             "duration_s": duration_s,
         }
-        moments = {DAM: loop.moments()[DAM]} if own else self._moments
-        self._checkpoints.write(name, Checkpoint(record, {DAM: state_of(self.dam)}, moments))
+        self.kept.write(name, record, {**self.kept.moments, **{key: loop.moments()[key] for key in kept}})
         self._checkpoints.clear_partial()
         self._checkpoints.prune([command.base])
-        self._held, self._moments = name, moments
         return record
 
     def _stage(self, command: commands.Train) -> Stage:
         """What to run: the method's stage, or a visitor's supervised training in a round that only moves models on."""
-        task, owner = self.recipe.task.kind, command.circulate
+        owner = command.circulate
         if owner is None:
-            received = tuple(self._matching(source) for source in command.sources)
-            return self.method.stages[command.stage](Scene(task, self.recipe.parameters, self.dam, received))
+            return self.method.stages[command.stage](self._make_scene(self.parcels.received(command.sources)))
         if not command.sources and owner != self.recipe.site:
             raise ConfigurationError(f"round {command.round} moves {owner}'s model, of which there is no copy here")
-        visitor = self._receive(command.sources[0])[0] if command.sources else copy.deepcopy(self.dam)
-        return supervised_stage(VISITOR, visitor, task=task)
+        visitor = self.parcels.receive(command.sources[0])[0] if command.sources else copy.deepcopy(self.kept.dam)
+        return supervised_stage(self._make_scene({}), VISITOR, visitor)
+
+    def _make_scene(self, received: Mapping[str, nn.Module]) -> Scene:
+        recipe = self.recipe
+        return Scene(
+            recipe.site,
+            recipe.task.kind,
+            recipe.parameters,
+            self.kept.networks,
+            received,
+            lambda *purpose: _sow(self._seed("init", *purpose)),
+        )
 
     def _drive(self, command: commands.Train) -> Drive:
         order = (command.generation, command.round, command.attempt, command.stage)
@@ -244,17 +298,17 @@ class Trainer:
         )
 
     def _outcome(self, command: commands.Train, stage: Stage, *, steps: int, steps_before: int) -> Artifact | None:
-        """What the stage gives away: the visitor, or the local model where the plan publishes here."""
+        """What the stage gives away: the visitor, or the site's own artifact where the plan publishes here."""
         plan, owner = self.recipe.plan, command.circulate
-        kept = stage.networks[DAM if owner is None else VISITOR]
-        if (bad := non_finite(kept.state_dict())) is not None:
-            raise Diverged(f"tensor {bad!r} is not finite after step {steps}")
+        for name in stage.trains:
+            if (bad := non_finite(stage.networks[name].state_dict())) is not None:
+                raise Diverged(f"tensor {bad!r} is not finite after step {steps}")
         if owner is not None:
             before = command.sources[0].artifact.steps if command.sources else steps_before
-            return self._write_artifact(kept, owner=owner, steps=before + steps)
+            return self._send(stage.networks[VISITOR], owner=owner, steps=before + steps)
         last = plan.phases[-1] in ("train", f"train:{command.stage}")
         if plan.published == command.stage or (plan.published == "commit" and last):
-            return self._write_artifact(kept, owner=self.recipe.site, steps=steps_before + steps)
+            return self._send(self.kept.sent, owner=self.recipe.site, steps=steps_before + steps)
         return None
 
     def _blamed(self, command: commands.Train, reason: str) -> Exception:
@@ -266,68 +320,14 @@ class Trainer:
             "look for extreme values in the data"
         )
 
-    # --- artifacts, checkpoints, measures ---------------------------------------------------------------------------
-    def _receive(self, source: Source) -> tuple[Network, Output]:
-        """The source's model, on the CPU, and its output for one image of zeros.
-
-        A model of this site's own spec comes home, and needs no entry in ``allow_models``.
-        """
-        allow = {*self.recipe.allow_models, *([self.dam.spec["name"]] if source.artifact.spec == self.dam.spec else [])}
-        network = read_artifact(self.recipe.artifacts, source, self.recipe.task, allow=allow)
-        try:
-            return network, probe(network, self.recipe.task, self.recipe.data.input_size)
-        except Exception as error:
-            raise UnusableArtifact(source, str(error)) from error
-
-    def _matching(self, source: Source) -> Network:
-        """The source's model, if the method can use it beside the local one."""
-        network, output = self._receive(source)
-        reason = self.method.mismatch(self._own_output, output, self.recipe.parameters)
-        if reason is not None:
-            raise UnusableArtifact(source, reason)
-        return network
-
-    def _write_artifact(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
-        kind = self.recipe.plan.artifact
-        if kind is None or not isinstance(network, Network):
-            raise ConfigurationError(f"method {self.recipe.method!r} shares no model")
-        samples = len(self.data.training) if self.recipe.tells_samples else None
-        return write_artifact(
-            self.recipe.artifacts,
-            state_of(network),
-            spec=network.spec,
-            kind=kind,
-            owner=owner,
-            steps=steps,
-            training_samples=samples,
-        )
-
-    def _judge_own(self, artifact: Artifact) -> None:
-        """Refuse at the start a model that every other site would refuse in round 1."""
-        own = Source(self.recipe.site, 1, artifact)
-        try:
-            read_artifact(self.recipe.artifacts, own, self.recipe.task, allow={self.dam.spec["name"]})
-        except UnusableArtifact as error:
-            raise ConfigurationError(
-                f"[model] {self.dam.spec['name']} would be refused by other sites: {error}"
-            ) from error
+    # --- artifacts and checkpoints ----------------------------------------------------------------------------------
+    def _send(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
+        return self.parcels.send(network, owner=owner, steps=steps, samples=len(self.data.training))
 
     def _base(self, name: str) -> dict[str, Any]:
         """The record of a checkpoint that must be there."""
         record = self._checkpoints.record(name)
         return record if record is not None else dict(self._checkpoints.read(name).record)
-
-    def _hold(self, name: str) -> None:
-        """Have the DAM and its moments equal a checkpoint."""
-        if self._held == name:
-            return
-        self._held = ""
-        checkpoint = self._checkpoints.read(name)
-        try:
-            self.dam.load_state_dict(checkpoint.networks[DAM])
-        except (KeyError, RuntimeError) as error:
-            raise ConfigurationError(f"checkpoint {name} does not fit [model]: {error}") from error
-        self._held, self._moments = name, checkpoint.optimisers
 
     def _finished(self, name: str, work: str) -> dict[str, Any] | None:
         """The record of this very work, if it was done before and what it gave away is still there."""
@@ -345,20 +345,13 @@ class Trainer:
         text = json.dumps([recipe.federation, recipe.site, *map(repr, settings), *parts])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def measured(self, split: Split) -> dict[str, float]:
-        """The metrics of the networks in hand on a split, which may be another site's."""
-
-        def predict(images: Tensor) -> Tensor:
-            self._heed_halt()
-            with torch.inference_mode(), precision(self.recipe.precision, self.device):
-                return self.method.predict({DAM: self.dam}, images.to(self.device))
-
-        loss = SUPERVISED[self.recipe.task.kind].loss
-        return measure(predict, loss, split.batches(self.recipe.batch_size))
-
     def _heed_halt(self) -> None:
         if self._halted():
             raise Interrupted
+
+
+def _sow(seed: int) -> None:
+    torch.manual_seed(seed)
 
 
 def _identity(source: Source) -> tuple[str, str, str, int]:
@@ -371,7 +364,9 @@ def _artifact(record: Mapping[str, Any]) -> Artifact | None:
     return None if found is None else from_json(Artifact, found)
 
 
-def _rejected(command: commands.Train | commands.Adopt, error: UnusableArtifact) -> events.ArtifactRejected:
+def _rejected(
+    command: commands.Train | commands.Aggregate | commands.Adopt | commands.Evaluate, error: UnusableArtifact
+) -> events.ArtifactRejected:
     source = error.source
     order = (command.generation, command.round, command.attempt)
     return events.ArtifactRejected(*order, source.origin, source.artifact.sha256, str(error))

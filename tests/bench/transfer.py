@@ -1,13 +1,10 @@
 """How fast an artifact moves, verified and on disk, against a bare grpc.aio stream over mutual TLS that only hashes.
 
-``python tests/bench/transfer.py [MB ...] [--rounds N]`` prints both medians, their ratio (the target is at least 0.6)
-and the peak memory of a process that only sends and of one that only receives. Both ways run in turn, so that they see
-the same machine.
+Both ways run in turn, so that they see the same machine; the sender and the receiver are processes of their own.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import datetime
 import hashlib
@@ -24,7 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import grpc
+from row import Row, at_least, below
 
 from peer import identity
 from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec
@@ -36,6 +36,8 @@ from peer.transport.server import ExchangeServer, Grant
 from peer.transport.tls import Pki
 from peer.transport.wire import Request
 
+RATIO_MIN = 0.6
+MEMORY_MIB_MAX = 120.0
 MIB = 1 << 20
 EUROPE, AFRICA = SiteName("europe"), SiteName("africa")
 FEDERATION = Sha256("00" * 32)
@@ -181,27 +183,33 @@ def peak_mib() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
-def main(sizes: list[int], rounds: int) -> None:
-    """One line a size."""
-    for megabytes in sizes:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            admit(folder)
-            wanted = artifact(folder, megabytes)
-            servers = {}
-            for way in ("bare", "ours"):
-                command = [sys.executable, __file__, "serve", scratch, way]
-                servers[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            ports = {way: server.stdout.readline().strip() for way, server in servers.items()}
-            command = [sys.executable, __file__, "receive", scratch, wanted.sha256, str(rounds), *ports.values()]
-            received = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-            sender = {way: server.communicate()[0].strip() for way, server in servers.items()}
-            bare, ours = (statistics.median(received[way]) for way in ("bare", "ours"))
-            print(
-                f"{megabytes} MB: bare {bare:.3f} s, ours {ours:.3f} s, ratio {bare / ours:.2f}; "
-                f"peak memory {received['peak']} MiB receiving, {sender['ours']} MiB sending",
-                flush=True,
-            )
+def measure(*, quick: bool) -> list[Row]:
+    """Speed against the bare stream, and memory that does not grow with the artifact."""
+    rows = []
+    for megabytes in (20,) if quick else (20, 60, 250, 1024):
+        figures = timed(megabytes, 3 if quick or megabytes > 250 else 11)
+        rows.append(at_least(f"transfer of {megabytes} MB: speed / bare stream", figures["ratio"], "", RATIO_MIN))
+        for side in ("receiving", "sending"):
+            rows.append(below(f"transfer of {megabytes} MB: memory {side}", figures[side], "MiB", MEMORY_MIB_MAX))
+    return rows
+
+
+def timed(megabytes: int, rounds: int) -> dict[str, float]:
+    """The ratio of the medians of both ways, and the peak memory of both ends in MiB."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        admit(folder)
+        wanted = artifact(folder, megabytes)
+        servers = {}
+        for way in ("bare", "ours"):
+            command = [sys.executable, __file__, "serve", scratch, way]
+            servers[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        ports = {way: server.stdout.readline().strip() for way, server in servers.items()}
+        command = [sys.executable, __file__, "receive", scratch, wanted.sha256, str(rounds), *ports.values()]
+        received = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        sender = {way: server.communicate()[0].strip() for way, server in servers.items()}
+    bare, ours = (statistics.median(received[way]) for way in ("bare", "ours"))
+    return {"ratio": bare / ours, "receiving": received["peak"], "sending": float(sender["ours"])}
 
 
 if __name__ == "__main__":
@@ -210,9 +218,3 @@ if __name__ == "__main__":
             asyncio.run(serve(Path(folder), way))
         case ["receive", folder, sha256, rounds, bare, ours]:
             asyncio.run(receive(Path(folder), {"bare": bare, "ours": ours}, Sha256(sha256), int(rounds)))
-        case _:
-            parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-            parser.add_argument("megabytes", nargs="*", type=int, default=[20, 60, 250])
-            parser.add_argument("--rounds", type=int, default=11)
-            chosen = parser.parse_args()
-            main(chosen.megabytes, chosen.rounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,24 @@ in_channels = 1
 classes = 2
 [method]
 name = "{method}"
-[stages.train]
-count = {steps}
-learning_rate = 1e-3
+{stages}
+{shared}
 [pace]
 linger_s = 20
 {pace}
 """
+STAGES = "[stages.train]\ncount = {steps}\nlearning_rate = 1e-3"
 SITE = """
 [data]
 datalist = "{datalist}"
 input_size = [12, 12, 12]
 [model]
-name = "resnet10"
-[model.parameters]
-width = {width}
-stem_stride = 2
+{model}
 [training]
 device = "cpu"
 checkpoint_s = {checkpoint_s}
 """
+MODEL = 'name = "resnet10"\n[model.parameters]\nwidth = {width}\nstem_stride = 2'
 
 
 def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
@@ -83,13 +81,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
         top: str = "",
         site: str = "",
         checkpoint_s: float = 300,
+        stages: str = "",
+        shared: str = "",
+        models: Mapping[str, str] | None = None,
     ) -> Loopback:
         root = tmp_path_factory.mktemp("federation")
         texts = {}
         for index, name in enumerate(sites):
             datalist = synthetic_site(root / "data" / name, seed=index)
-            texts[name] = SITE.format(datalist=datalist, width=8 - index, checkpoint_s=checkpoint_s) + site
-        draft = DRAFT.format(rounds=rounds, steps=steps, method=method, pace=pace, top=top)
+            model = (models or {}).get(name, MODEL.format(width=8 - index))
+            texts[name] = SITE.format(datalist=datalist, model=model, checkpoint_s=checkpoint_s) + site
+        stages = stages or STAGES.format(steps=steps)
+        draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, pace=pace, top=top)
         return Loopback.found(root, draft, texts)
 
     return make

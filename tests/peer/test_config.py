@@ -100,8 +100,9 @@ def test_worker_gets_plain_json_with_every_default() -> None:
     assert json.loads(json.dumps(dumped)) == dumped
     assert dumped["method"] == {"name": "fedskd", "gamma": 1.0, "terms": ["batch", "position", "region"],
                                 "taps": [1, 2, 3, 4], "activation": 0.0, "position_form": "auto",
-                                "accumulate": "float32"}  # fmt: skip
-    assert dumped["stages"] == {"train": {"unit": "step", "count": 20, "learning_rate": 0.0001, "weight_decay": 0.0}}
+                                "accumulate": "float32", "segmentation_loss": "dice_ce"}  # fmt: skip
+    train = {"unit": "step", "count": 20, "learning_rate": 0.0001, "weight_decay": 0.0, "decay": 1.0}
+    assert dumped["stages"] == {"train": train}
     assert dumped["site"][1] == {"name": "asia", "address": None, "description": ""}
 
 
@@ -195,6 +196,22 @@ def test_shared_model_takes_any_hyper_parameter() -> None:
     assert made.model_dump(mode="json")["shared_model"] == {"name": "resnet10", "width": 16, "channels": [1, 2]}
 
 
+@pytest.mark.parametrize("method", ["feddal", "proxyfl", "fedavg"])
+def test_a_method_with_a_shared_network_needs_its_name(method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"shared_model: {method} needs one"):
+        federation(method={"name": method})
+    assert federation(method={"name": method}, shared_model={"name": "resnet10"}).plan.shared != "maybe"
+    assert federation(method={"name": "mh_pflid"}).shared_model is None
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedskd"])
+def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
+    one = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
+    check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
+    with pytest.raises(ConfigError, match=r"model: \w+ trains one model, \[shared_model\] resnet10 {'width': 8}"):
+        check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
+
+
 def test_super_resolution_has_output_channels() -> None:
     assert federation(**task(kind="super_resolution", classes=1)).task.classes == 1
 
@@ -226,6 +243,7 @@ def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
         ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\] = 0"),
         ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
         ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip = 2"),
+        ({"data": {"input_size": [8], "scale": 3}}, "data.scale = 3: input should be 2, 4 or 8"),
         ({"listen": "7443"}, "listen: '7443' is not host:port"),
         ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
         ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
@@ -250,6 +268,15 @@ def test_site_that_fits(tmp_path: Path) -> None:
     check_site(federation(), site(tmp_path, egress={"kinds": ["model"], "receivers": ["africa", "asia"]}), "europe")
 
 
+LARGER = task(kind="super_resolution", classes=1)
+
+
+@pytest.mark.parametrize("model", [{"name": "srcnn", "parameters": {"scale": 4}}, {"name": "a.b:C"}])
+def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> None:
+    made = site(tmp_path, data={"input_size": [8] * 3, "scale": 4}, model=model)
+    check_site(federation(**LARGER), made, "europe")
+
+
 @pytest.mark.parametrize(
     ("federation_changes", "site_changes", "message"),
     [
@@ -261,6 +288,14 @@ def test_site_that_fits(tmp_path: Path) -> None:
         ({"method": {"name": "local"}}, {"egress": {"kinds": ["model"]}}, "egress.kinds: local never lets a model"),
         ({"weighting": "samples"}, {}, "egress.training_set_size: weighting = \"samples\" tells it"),
         ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
+        ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
+        (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "normalise": "unit"}},
+         "data.normalise: unit would part an image from its target; super-resolution takes none"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn"}},
+         r"model.parameters.scale: srcnn must have 2, as \[data\] scale has"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn", "parameters": {"scale": 4}}},
+         "model.parameters.scale: srcnn must have 2"),
     ],
 )  # fmt: skip
 def test_sites_that_do_not_fit(
@@ -320,7 +355,7 @@ def test_example_federation_is_valid_and_shows_every_key() -> None:
     document = tomllib.loads(uncommented(EXAMPLES / "federation.toml"))
     full = Federation.parse(uncommented(EXAMPLES / "federation.toml"), "full")
     assert keys(Federation, document) == set()
-    assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay"}
+    assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay", "decay"}
     assert set(document["method"]) == {"name", *PLANS["fedskd"].parameters}
     shown = {"ca_certificate", "quorum", "shared_model", "pace"}
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
@@ -334,9 +369,11 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     check_site(Federation.load(EXAMPLES / "federation.toml"), example, "europe")
     (tmp_path / "site.toml").write_text(uncommented(EXAMPLES / "site.toml"))
     full = Site.load(tmp_path / "site.toml")
-    check_site(Federation.load(EXAMPLES / "federation.toml"), full, "europe")
+    with pytest.raises(ConfigError, match=r"data.scale: classification has none; leave it out; "):
+        check_site(Federation.load(EXAMPLES / "federation.toml"), full, "europe")
     assert keys(Site, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
-    shown = {"addresses": True, "data": {"root", "regions"}, "model": {"features", "head", "parameters"},
+    shown = {"addresses": True, "data": {"root": True, "regions": True, "scale": True,
+             "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
              "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
     assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
 

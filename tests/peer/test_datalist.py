@@ -65,6 +65,39 @@ def test_labels_of_segmentation_are_files(folder: Path) -> None:
     assert gone.problems == (f"files are missing: {folder / 'gone.png'}; correct the paths or set [data] root",)
 
 
+def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(folder: Path) -> None:
+    document = {"training": ["a.png", {"image": "b.png", "label": "mask.png"}], "test": ["c.png", {"image": "d.png"}]}
+    found = inspected(folder, document, task="super_resolution", classes=1)
+    assert (found.problems, found.unlabelled) == ((), 0)
+    assert [sample.label for sample in (*found.training, *found.test)] == [None, folder / "mask.png", None, None]
+    assert found.test[0].images == (folder / "c.png",)
+    assert found.counts("training") == {}
+    other = inspected(folder, document, task="segmentation")
+    assert other.problems == ("training[0]: must be an object with 'image' and 'label'",)
+    assert other.unlabelled == 2
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "fits"),
+    [
+        ("a.png", "b.npy", False),
+        ("a.npz", "b.PNG", False),
+        ("a.dcm", "b.npz", False),
+        ("a.png", "b.bmp", True),
+        ("a.npz", "b.npy", True),
+        ("a.nii.gz", "b.npy", True),
+        ("a.npy", "b.nii", True),
+        ("a.dcm", "b.nii.gz", True),
+    ],
+)
+def test_a_label_in_another_order_of_axes_is_named(folder: Path, image: str, label: str, fits: bool) -> None:
+    (folder / image).touch()
+    (folder / label).touch()
+    found = inspected(folder, {"training": [{"image": image, "label": label}]}, task="segmentation")
+    problem = f"labels are stored in another order of axes than their images: {folder / label}; save both as arrays, or"
+    assert found.problems == (() if fits else (f"{problem} neither",))
+
+
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [

@@ -14,35 +14,10 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.facts import Artifact, Greeting, Pulse, Seen, Unavailable
-from peer.core.plan import PLANS, Plan, Work
 from peer.core.replay import Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.round import Round
 from peer.core.rules import Pace, Rules
-
-WORK = Work("epoch", 1, 1e-4)
-CHOREOGRAPHIES = {
-    "feddal": Plan(
-        pattern="all_to_all",
-        artifact="proxy",
-        state="the proxy",
-        published="train",
-        phases=("train", "exchange", "aggregate"),
-        stages={"train": WORK},
-        never_leaves=("model", "head", "messenger"),
-    ),
-    "dflmoe": Plan(
-        pattern="all_to_all",
-        artifact="head",
-        state="the prediction head",
-        published="local",
-        phases=("train:local", "exchange", "train:decide"),
-        stages={"local": WORK, "decide": WORK},
-        never_leaves=("model", "proxy", "messenger"),
-        cached=True,
-    ),
-}
-"""Methods of the all-to-all pattern, whether this version trains them or not: the core only reads the plan."""
 
 PACE = {field.name for field in dataclasses.fields(Pace)}
 FEDERATION = Sha256("fe" * 32)
@@ -50,16 +25,6 @@ UNTOLD: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
 QUIET = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
 """Keys of rows that it leaves out, because they hardly matter or stand there twice."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedRules(Rules):
-    """Rules whose method may be one of the choreographies above."""
-
-    @property
-    def plan(self) -> Plan:
-        """The method's choreography."""
-        return PLANS[self.method] if self.method in PLANS else CHOREOGRAPHIES[self.method]
 
 
 class Scenario:
@@ -114,7 +79,7 @@ class Scenario:
                 parameters[key] = value
             else:
                 fields[key] = value
-        self.rules = PlannedRules(
+        self.rules = Rules(
             roster=Roster.of(fields.pop("sites").split(",")),
             federation=FEDERATION,
             round_key=RoundKey(bytes(range(32))),

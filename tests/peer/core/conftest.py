@@ -15,7 +15,6 @@ import pytest
 
 from peer.core import commands, events, turn
 from peer.core.facts import PURPOSES, Artifact, Greeting, Pulse, Seen, Unavailable
-from peer.core.plan import PLANS, Plan, Work
 from peer.core.replay import Memory, Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.round import Round
@@ -28,60 +27,8 @@ FEDERATION = Sha256("fe" * 32)
 BEAT_S = 3.0
 SITES = ("africa", "america", "asia", "europe", "oceania")
 
-WORK = Work("epoch", 1, 1e-4)
-CHOREOGRAPHIES: dict[str, Plan] = {
-    "dflmoe": Plan(
-        pattern="all_to_all",
-        artifact="head",
-        state="the prediction head",
-        published="local",
-        phases=("train:local", "exchange", "train:decide"),
-        stages={"local": WORK, "decide": WORK},
-        never_leaves=("model", "proxy", "messenger"),
-        cached=True,
-    ),
-    "feddal": Plan(
-        pattern="all_to_all",
-        artifact="proxy",
-        state="the proxy",
-        published="train",
-        phases=("train", "exchange", "aggregate"),
-        stages={"train": WORK},
-        never_leaves=("model", "head", "messenger"),
-    ),
-    "mh_pflid": Plan(
-        pattern="all_to_all",
-        artifact="messenger",
-        state="the messenger's body",
-        published="distill",
-        phases=("train:inject", "train:distill", "exchange", "aggregate"),
-        stages={"inject": WORK, "distill": WORK},
-        never_leaves=("model", "head", "proxy"),
-    ),
-    "fedcross": Plan(
-        pattern="circulate",
-        artifact="model",
-        state="the whole model",
-        published="commit",
-        phases=("exchange", "train"),
-        stages={"train": WORK},
-        never_leaves=("head", "proxy", "messenger"),
-    ),
-}
-"""Methods of every exchange pattern, whether this version trains them or not: the core only reads the plan."""
 
-
-@dataclasses.dataclass(frozen=True)
-class PlannedRules(Rules):
-    """Rules whose method may be one of the choreographies above."""
-
-    @property
-    def plan(self) -> Plan:
-        """The method's choreography."""
-        return PLANS[self.method] if self.method in PLANS else CHOREOGRAPHIES[self.method]
-
-
-def make_rules(site: str, sites: Sequence[str], **changes: Any) -> PlannedRules:
+def make_rules(site: str, sites: Sequence[str], **changes: Any) -> Rules:
     """Rules of a small federation with short waits."""
     fields: dict[str, Any] = {
         "site": SiteName(site),
@@ -92,7 +39,7 @@ def make_rules(site: str, sites: Sequence[str], **changes: Any) -> PlannedRules:
         "rounds": 4,
         "pace": Pace(linger_s=60.0),
     }
-    return PlannedRules(**{**fields, **changes})
+    return Rules(**{**fields, **changes})
 
 
 def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:
@@ -313,7 +260,7 @@ class Solo:
 class Machine:
     """One site: its process (a Round, or nothing while it is dead) and its disk."""
 
-    rules: PlannedRules
+    rules: Rules
     round: Round | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     files: set[Sha256] = dataclasses.field(default_factory=set)
@@ -628,7 +575,7 @@ def solo() -> Callable[..., Solo]:
 
 
 @pytest.fixture
-def rules() -> Callable[..., PlannedRules]:
+def rules() -> Callable[..., Rules]:
     """Makes rules: ``rules(site, sites, **changes)``."""
     return make_rules
 

@@ -25,7 +25,7 @@ MESSAGES: list[Any] = [
     commands.Initialise(1, 2),
     commands.Train(1, 3, 4, "train", "round-000002", (SOURCE, SOURCE)),
     commands.Train(1, 3, 4, "train", "round-000002", (), SiteName("asia")),
-    commands.Aggregate(1, 3, 4, "round-000002", (SOURCE,), {"asia": 0.5}),
+    commands.Aggregate(1, 3, 4, "round-000002", (SOURCE,)),
     commands.Adopt(1, 3, 4, "round-000002", SOURCE),
     commands.Evaluate(1, 3, 4, "round-000002"),
     commands.Halt(1, 4),

@@ -27,11 +27,16 @@ def network(seed: int, width: int = 4) -> models.Network:
 
 def stage(**parameters: Any) -> Stage:
     chosen = {**PLANS["fedskd"].defaults(), **parameters}
-    return train(Scene("classification", chosen, network(0), (network(1, width=6),)))
+    return train(scene_of(chosen, {"beta": network(1, width=6)}))
+
+
+def scene_of(parameters: Mapping[str, Any], received: Mapping[str, models.Network]) -> Scene:
+    return Scene("alpha", "classification", parameters, {DAM: network(0)}, received)
 
 
 def terms_of(stage: Stage, batch: Batch = BATCH) -> Mapping[str, Term]:
-    return stage.losses(batch, lambda name, images: stage.networks[name](images))
+    ((move,),) = stage.passes
+    return move.losses(batch, lambda name, images: stage.networks[name](images))
 
 
 def total_of(terms: Mapping[str, Term]) -> Tensor:
@@ -135,7 +140,7 @@ def test_terms_and_stages_can_be_chosen() -> None:
 
 
 def test_without_a_received_model_the_labels_alone_train() -> None:
-    built = train(Scene("classification", PLANS["fedskd"].defaults(), network(0)))
+    built = train(scene_of(PLANS["fedskd"].defaults(), {}))
     assert set(built.networks) == {DAM}
     assert set(terms_of(built)) == {"ce_dam"}
 
@@ -167,10 +172,10 @@ def output(stages: int) -> Output:
 
 def test_what_does_not_fit_is_said() -> None:
     defaults = PLANS["fedskd"].defaults()
-    assert "name its layers in [model] features" in str(unfit(output(0), defaults, masks=False))
+    assert "name its layers in [model] features" in str(unfit(output(0), None, defaults, masks=False))
     regions = {**defaults, "terms": ("region",)}
-    assert "set [data] regions" in str(unfit(output(4), regions, masks=False))
-    assert unfit(output(4), regions, masks=True) is None
+    assert "set [data] regions" in str(unfit(output(4), None, regions, masks=False))
+    assert unfit(output(4), None, regions, masks=True) is None
     assert mismatch(output(4), output(3), defaults) is None
     assert mismatch(output(4), output(3), {**defaults, "taps": (1,)}) == (
         "taps [1] choose no stage that 4 and 3 have in common"

@@ -1,15 +1,21 @@
-"""One battery over every method: its stages are its plan's, it trains what it may, it predicts."""
+"""One battery over every method: its stages are its plan's, its terms are finite and move what learns, it predicts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import models
 from peer.core.plan import PLANS
 from peer.methods import METHODS
-from peer.methods.method import DAM, Batch, Scene
-from peer.methods.supervised import SUPERVISED
+from peer.methods.method import DAM, Batch, Place, Scene
+from peer.methods.supervised import supervised
+
+BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
 
 
 def network(seed: int, width: int = 4) -> models.Network:
@@ -17,51 +23,72 @@ def network(seed: int, width: int = 4) -> models.Network:
     return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
 
 
-def scene(method: str, received: int) -> Scene:
-    others = tuple(network(seed, width=6) for seed in range(1, 1 + received))
-    return Scene("classification", PLANS[method].defaults(), network(0), others)
+def kept(name: str, dam: models.Network) -> dict[str, nn.Module]:
+    """What a site keeps under the method, beside its local model."""
+    with torch.no_grad():
+        own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
+    place = Place("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
+    made: dict[str, nn.Module] = {}
+    for key, make in METHODS[name].keeps.items():
+        made[key] = make(place, made)
+    return made
 
 
-BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
-SCENES = [("local", 0), ("fedskd", 0), ("fedskd", 1)]
+def scene(name: str, received: int) -> Scene:
+    dam = network(0)
+    others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
+    if PLANS[name].artifact == "head":
+        others = {site: other.head for site, other in others.items()}
+    return Scene("alpha", "classification", PLANS[name].defaults(), {DAM: dam, **kept(name, dam)}, others)
+
+
+SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2)]
 
 
 def test_methods_are_those_of_the_plans() -> None:
     assert METHODS.keys() == PLANS.keys()
     for name, method in METHODS.items():
         assert method.stages.keys() == PLANS[name].stages.keys()
+        assert method.sends == DAM or method.sends in method.keeps
+        assert (PLANS[name].shared == "beside") == (method.sends in method.keeps)
 
 
 @pytest.mark.parametrize(("name", "received"), SCENES)
-def test_a_stage_has_finite_terms_that_move_the_local_model(name: str, received: int) -> None:
+def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received: int) -> None:
     for build in METHODS[name].stages.values():
         stage = build(scene(name, received))
-        terms = stage.losses(BATCH, lambda name, images, networks=stage.networks: networks[name](images))
-        assert all(term.value.shape == () and torch.isfinite(term.value) for term in terms.values())
-        torch.autograd.backward(sum(term.value * term.weight for term in terms.values()))
-        assert all(parameter.grad is not None for parameter in stage.networks[DAM].parameters())
-        means = {term: float(value.value.detach()) for term, value in terms.items()}
-        assert all(isinstance(value, float) for value in stage.summary(means).values())
+
+        def forward(network: str, *inputs: Any, part: str = "", networks: Mapping[str, Any] = stage.networks) -> Any:
+            return (networks[network].get_submodule(part) if part else networks[network])(*inputs)
+
+        for moves in stage.passes:
+            for move in moves:
+                terms = move.losses(BATCH, forward)
+                assert all(term.value.shape == () and torch.isfinite(term.value) for term in terms.values())
+                torch.autograd.backward(torch.stack([term.value * term.weight for term in terms.values()]).sum())
+                for learns in move.trains:
+                    moved = [p.grad is not None for p in stage.networks[learns].parameters() if p.requires_grad]
+                    # With no head from elsewhere a mixture's transform has nothing to transform for.
+                    assert any(moved) if learns == "mixture" else all(moved), learns
+                means = {term: float(value.value.detach()) for term, value in terms.items()}
+                assert all(isinstance(value, float) for value in stage.summary(means).values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("dflmoe")])
 def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
-    dam = network(0).eval()
-    prediction = METHODS[name].predict({DAM: dam}, BATCH.images)
-    assert torch.equal(prediction, dam(BATCH.images).prediction)
+    at = scene(name, 0)
+    at.dam.eval()
+    assert torch.equal(METHODS[name].predict(at, BATCH.images), at.dam(BATCH.images).prediction)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_own_network_with_stages_fits_every_method(name: str) -> None:
     output = network(0).eval()(BATCH.images)
-    assert METHODS[name].unfit(output, PLANS[name].defaults(), masks=False) is None
+    assert METHODS[name].unfit(output, output, PLANS[name].defaults(), masks=False) is None
     assert METHODS[name].mismatch(output, output, PLANS[name].defaults()) is None
 
 
-@pytest.mark.parametrize("task", SUPERVISED)
-def test_a_supervised_loss_is_a_mean_over_the_batch(task: str) -> None:
-    logits, targets = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
-    loss = SUPERVISED[task].loss
-    assert loss(logits.repeat(3, 1), targets.repeat(3)).item() == pytest.approx(loss(logits, targets).item())
-    by_hand = -logits.log_softmax(1)[torch.arange(4), targets].mean()
-    assert SUPERVISED["classification"].loss(logits, targets).item() == pytest.approx(by_hand.item())
+def test_methods_choose_their_loss_of_segmentation() -> None:
+    chosen = {name: PLANS[name].defaults()["segmentation_loss"] for name in ("mh_pflid", "feddal", "dflmoe", "fedskd")}
+    assert chosen == {"mh_pflid": "dice", "feddal": "ce", "dflmoe": "dice_ce", "fedskd": "dice_ce"}
+    assert supervised("segmentation", "dice").name == "dice"

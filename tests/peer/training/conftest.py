@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from peer.core.plan import PLANS
 from peer.core.work import Setting
 
 LENGTH = 24
@@ -57,6 +58,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         learning_rate: float = 1e-2,
         weighting: str = "uniform",
         task: Mapping[str, Any] | None = None,
+        shared_model: Mapping[str, Any] | None = None,
         **parts: Mapping[str, Any],
     ) -> Setting:
         home = home or tmp_path / site
@@ -70,14 +72,16 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         for table, keys in parts.items():
             document[table] = {**document.get(table, {}), **keys}
         kind = {"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2, **(task or {})}
-        stages = {"train": {"unit": "step", "count": steps, "learning_rate": learning_rate, "weight_decay": 0.0}}
+        chosen = dict(method or {"name": "fedskd"})
+        work = {"unit": "step", "count": steps, "learning_rate": learning_rate, "weight_decay": 0.0}
         federation = {
             "name": "test",
             "rounds": 3,
             "weighting": weighting,
             "task": kind,
-            "method": dict(method or {"name": "fedskd"}),
-            "stages": stages,
+            "method": chosen,
+            "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
+            "shared_model": shared_model,
         }
         return Setting(site, "ab" * 32, federation, document, str(home), str(signals))
 

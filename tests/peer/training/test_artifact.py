@@ -14,7 +14,7 @@ import models
 from peer.core.commands import Source
 from peer.core.facts import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.training.artifact import artifact_path, read_artifact, write_artifact
+from peer.training.artifact import artifact_path, read_network, write_artifact
 from peer.training.fault import UnusableArtifact
 from peer.training.recipe import Task
 from peer.training.tensors import State, state_of
@@ -48,7 +48,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, network: models.Network) 
     artifact = written(tmp_path / "new", network)
     assert (artifact.owner, artifact.steps, artifact.kind) == ("beta", 5, "model")
     assert artifact.bytes == artifact_path(tmp_path / "new", artifact.sha256).stat().st_size
-    found = read_artifact(tmp_path / "new", source(artifact), TASK, allow=())
+    found = read_network(tmp_path / "new", source(artifact), TASK, allow=())
     assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in network.state_dict().items())
     assert all(parameter.requires_grad for parameter in found.parameters())
     assert written(tmp_path / "new", found) == artifact
@@ -137,7 +137,7 @@ def first_tensor(**changes: Any) -> Callable[[Artifact], Artifact]:
 def test_what_must_not_be_used_is_refused(tmp_path: Path, network: models.Network, change: Change, reason: str) -> None:
     artifact = change(tmp_path, network)
     with pytest.raises(UnusableArtifact, match=reason) as caught:
-        read_artifact(tmp_path, source(artifact), TASK, allow=())
+        read_network(tmp_path, source(artifact), TASK, allow=())
     assert caught.value.source.artifact is artifact
 
 
@@ -145,6 +145,6 @@ def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:
     spec = {"name": "torch.nn:Sequential", "spatial_dims": 1, "in_channels": 2, "classes": 3, "hyper": {}, "head": "0"}
     artifact = Artifact("model", SiteName("beta"), Sha256("0" * 64), 1, 0, spec, ())
     with pytest.raises(UnusableArtifact, match="may name here"):
-        read_artifact(tmp_path, source(artifact), TASK, allow=())
+        read_network(tmp_path, source(artifact), TASK, allow=())
     with pytest.raises(UnusableArtifact, match="cannot be built"):
-        read_artifact(tmp_path, source(artifact), TASK, allow=("torch.nn:Sequential",))
+        read_network(tmp_path, source(artifact), TASK, allow=("torch.nn:Sequential",))

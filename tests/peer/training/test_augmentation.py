@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from peer.training.augmentation import affine_maps, warp
+from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.recipe import Augmentation
 
 STILL = Augmentation(flip=0, rotate_degrees=0, translate_share=0, scale_share=0, probability=1)
@@ -74,6 +74,35 @@ def test_a_line_is_shifted_by_a_share_of_its_length() -> None:
     images = torch.arange(8.0).reshape(1, 1, 8)
     maps = torch.tensor([[[1.0, 2 * 2 / 8]]])
     assert warp(images, maps).flatten().tolist() == pytest.approx([2, 3, 4, 5, 6, 7, 7, 7], abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [(8,), (5, 8), (4, 5, 6)])
+def test_the_nearest_place_makes_a_flip_exact(size: tuple[int, ...]) -> None:
+    images = torch.randn(2, 3, *size)
+    maps = affine_maps(changed(flip=1, probability=0), [1, 2], size)
+    axes = tuple(range(2, images.ndim))
+    assert torch.equal(warp(images, maps, mode="nearest"), images.flip(axes))
+    assert torch.equal(warp_targets(images.repeat_interleave(4, 2), maps), images.repeat_interleave(4, 2).flip(axes))
+    labels = torch.randint(0, 300, (2, *size))
+    assert torch.equal(warp_targets(labels, maps), labels.flip(tuple(range(1, labels.ndim))))
+
+
+def test_classes_do_not_move() -> None:
+    classes = torch.tensor([3, 0])
+    assert warp_targets(classes, affine_maps(Augmentation(), [1, 2], (6, 6))) is classes
+
+
+def test_a_label_map_under_any_map_holds_labels_alone() -> None:
+    labels = torch.randint(0, 2, (4, 30, 20)) * 7
+    moved = warp_targets(labels, affine_maps(Augmentation(), [1, 2, 3, 4], (30, 20)))
+    assert moved.dtype == torch.int64
+    assert moved.unique().tolist() == [0, 7]
+    assert not torch.equal(moved, labels)
+
+
+def test_label_maps_are_shifted_to_the_place_and_go_on_beyond_the_edge() -> None:
+    labels = torch.tensor([[0, 1, 2, 3, 4, 5]])
+    assert warp_targets(labels, torch.tensor([[[1.0, 2 * 2 / 6]]])).tolist() == [[2, 3, 4, 5, 5, 5]]
 
 
 def test_a_map_depends_on_its_seed_only() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,9 @@ def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: s
 
 def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, signals: Path) -> None:
     recipe = Recipe.of(make_setting(data={"cache": "disk"}))
-    before = loaded(recipe).training.load(0)
+    before, _ = loaded(recipe).training.load(0)
     np.savez(signals / "training0.npz", image=np.ones((2, 24), dtype=np.float32), note=np.zeros(1))
-    after = loaded(recipe).training.load(0)
+    after, _ = loaded(recipe).training.load(0)
     assert not torch.equal(before, after)
     assert torch.equal(after, torch.ones(2, 24))
 
@@ -77,7 +79,7 @@ def test_unreadable_samples_are_named_and_skipped(
         data = loaded(Recipe.of(make_setting(data={"unreadable_share_max": 0.2})))
     assert data.counts == {"training": 9, "test": 5, "unreadable": 2}
     assert data.training.samples[0].name == "training1.npz"
-    assert torch.equal(data.training.load(0), Preparation(2, (24,))([signals / "training1.npz"]))
+    assert torch.equal(data.training.load(0)[0], Preparation(2, (24,))([signals / "training1.npz"]))
     text = caplog.text
     assert "image=training0.npz" in text
     assert "image=test1.npz reason=holds a NaN or an infinity" in text
@@ -126,6 +128,153 @@ def test_a_sample_that_vanishes_later_is_a_fault(make_setting, signals: Path) ->
         data.training.read([5])
 
 
+# --- targets that are files -----------------------------------------------------------------------------------------
+DENSE = {
+    "segmentation": {"task": {"kind": "segmentation", "spatial_dims": 2, "in_channels": 1, "classes": 3}},
+    "super_resolution": {
+        "task": {"kind": "super_resolution", "spatial_dims": 2, "in_channels": 1, "classes": 1},
+        "data": {"scale": 2},
+    },
+}
+
+
+@pytest.fixture(params=DENSE)
+def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callable[..., Recipe]:
+    """Makes recipes of a dense task over SYNTHETIC planes of 4x6 whose places all differ, and their labels."""
+    kind = request.param
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for split, count in (("training", 5), ("test", 2)):
+        listed[split] = []
+        for index in range(count):
+            plane = np.random.default_rng(index).permutation(24).reshape(4, 6)
+            label = plane % 3 if kind == "segmentation" else plane.repeat(2, 0).repeat(2, 1) / 24
+            np.save(signals / f"{split}{index}.npy", plane / 24)
+            np.save(signals / f"{split}{index}-label.npy", label)
+            entry = {"image": f"{split}{index}.npy", "label": f"{split}{index}-label.npy", "subject": f"{split}{index}"}
+            listed[split].append(entry)
+    edit(signals, **listed)
+    given = DENSE[kind]
+    return lambda **data: Recipe.of(
+        make_setting(task=given["task"], data={"input_size": [4, 6], **given.get("data", {}), **data})
+    )
+
+
+def expected_target(kind: str, image: torch.Tensor) -> torch.Tensor:
+    """What the target of these images must be, wherever they were moved: each place's value says which it was."""
+    if kind == "segmentation":
+        return (image[:, 0] * 24).round().long() % 3
+    return image.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "none"])
+def test_every_cache_gives_the_same_targets(dense: Callable[..., Recipe], cache: str) -> None:
+    recipe = dense(cache=cache)
+    for data in (loaded(recipe), loaded(recipe)):
+        assert data.counts == {"training": 5, "test": 2, "unreadable": 0}
+        images, targets = data.training.read([4, 0])
+        expected = expected_target(recipe.task.kind, images)
+        assert targets.dtype == expected.dtype
+        assert torch.allclose(targets, expected)
+        assert data.training.present == (frozenset({0, 1, 2}) if recipe.task.kind == "segmentation" else frozenset())
+        assert data.task == recipe.task.kind
+
+
+def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
+    dense: Callable[..., Recipe], signals: Path
+) -> None:
+    recipe = dense(cache="disk")
+    _, before = loaded(recipe).training.load(0)
+    np.save(signals / "training0-label.npy", np.zeros((4, 6) if before.ndim == 2 else (8, 12)))
+    _, after = loaded(recipe).training.load(0)
+    assert before.count_nonzero() > 0
+    assert after.count_nonzero() == 0
+
+
+def test_an_unreadable_label_is_an_unreadable_sample(
+    dense: Callable[..., Recipe], signals: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.save(signals / "training3-label.npy", np.full((4, 6), 7.0))
+    with caplog.at_level(logging.WARNING):
+        data = loaded(dense(unreadable_share_max=0.2))
+    assert data.counts == {"training": 4, "test": 2, "unreadable": 1}
+    assert [sample.name for sample in data.training.samples] == [f"training{k}.npy" for k in (0, 1, 2, 4)]
+    images, targets = data.training.read([3])
+    assert torch.allclose(targets, expected_target(data.task, images))
+    assert "image=training3.npy reason=" in caplog.text
+    assert re.search("label map holds the value 7;|holds values from 7 to 7;", caplog.text)
+
+
+def test_the_augmentation_moves_a_target_with_its_image(dense: Callable[..., Recipe]) -> None:
+    data = loaded(dense())
+    straight = batches(data, batch_size=5)[2].images
+    flipped = batches(data, batch_size=5, augmentation=Augmentation(0.5, 0, 0, 0, 0))[2]
+    assert not torch.allclose(flipped.images, straight)
+    assert torch.allclose(flipped.targets, expected_target(data.task, flipped.images))
+
+
+@pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
+def test_a_label_map_is_turned_and_shifted_too(dense: Callable[..., Recipe], signals: Path) -> None:
+    for index in range(5):  # a ramp whose label is its rounded height: interpolated or not, both stay together
+        ramp = np.linspace(0, 2, 40)[:, None] + np.zeros((1, 60))
+        np.save(signals / f"training{index}.npy", ramp)
+        np.save(signals / f"training{index}-label.npy", ramp.round())
+    data = loaded(dense(input_size=[40, 60]))
+    batch = batches(data, augmentation=Augmentation(0.5, 40, 0.2, 0.1, 1))[0]
+    assert batch.targets.dtype == torch.int64
+    assert not torch.equal(batch.targets, data.training.read(batches(data).indices(0))[1])
+    agreeing = batch.targets == batch.images[:, 0].round()
+    assert agreeing.float().mean() > 0.95  # all but the places beside an edge between two labels
+    assert batch.targets.unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dense", ["super_resolution"], indirect=True)
+def test_super_resolution_is_only_flipped(dense: Callable[..., Recipe]) -> None:
+    data = loaded(dense())
+    batch = batches(data, batch_size=5, augmentation=Augmentation(0.5, 90, 0.5, 0.5, 1))[1]
+    originals, _ = data.training.read(batches(data, batch_size=5).indices(1))
+    for image, original in zip(batch.images, originals, strict=True):
+        flips = [original, original.flip(1), original.flip(2), original.flip(1, 2)]
+        assert any(torch.equal(image, flip) for flip in flips)  # to the bit
+    assert torch.allclose(batch.targets, expected_target(data.task, batch.images))
+
+
+def test_held_out_subjects_of_label_files_are_drawn_together(dense: Callable[..., Recipe]) -> None:
+    data = loaded(dense(validation_share=0.4))
+    assert data.counts == {"training": 3, "validation": 2, "test": 2, "unreadable": 0}
+
+
+@pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
+def test_label_maps_without_foreground_teach_nothing(dense: Callable[..., Recipe], signals: Path) -> None:
+    for index in range(5):
+        np.save(signals / f"training{index}-label.npy", np.zeros((4, 6)))
+    with pytest.raises(DataError, match=r"datalist.json: what can be read for training has no foreground"):
+        loaded(dense())
+
+
+@pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
+def test_an_image_without_its_label_map_is_a_fault(dense: Callable[..., Recipe], signals: Path) -> None:
+    edit(signals, training=[{"image": "training0.npy"}])
+    with pytest.raises(DataError, match=r"'label' of training0\.npy must be a path, not None"):
+        loaded(dense())
+
+
+@pytest.mark.parametrize("dense", ["super_resolution"], indirect=True)
+def test_an_image_without_a_label_is_its_own_target(dense: Callable[..., Recipe], signals: Path) -> None:
+    edit(signals, training=[{"image": "training0.npy"}, {"image": "training1.npy"}], test=["test0.npy"])
+    data = loaded(dense(input_size=[2, 3]))
+    assert data.counts == {"training": 2, "test": 1, "unreadable": 0}
+    images, targets = data.training.read([1])
+    assert torch.equal(targets[0, 0], torch.from_numpy(np.load(signals / "training1.npy")).float())
+    assert torch.allclose(images, torch.nn.functional.avg_pool2d(targets, 2))
+
+
+def test_nothing_to_train_on_is_a_fault(dense: Callable[..., Recipe], signals: Path) -> None:
+    for index in range(5):
+        (signals / f"training{index}-label.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"for training (is nothing|has no foreground)"):
+        loaded(dense(unreadable_share_max=1.0))
+
+
 # --- validation -----------------------------------------------------------------------------------------------------
 def test_validation_takes_whole_subjects_of_each_class() -> None:
     samples = [Sample(f"{subject}-{k}", (), subject % 2, f"s{subject}") for subject in range(20) for k in range(3)]
@@ -136,6 +285,13 @@ def test_validation_takes_whole_subjects_of_each_class() -> None:
     assert names == validation_names(samples[::-1], 0.3, lambda *parts: derive(1, *parts))
     assert names != validation_names(samples, 0.3, lambda *parts: derive(2, *parts))
     assert validation_names(samples, 0.0, lambda *parts: derive(1, *parts)) == set()
+
+
+def test_validation_knows_no_classes_of_label_files() -> None:
+    samples = [Sample(str(k), (), Path(f"{k}.npy"), f"s{k // 2}") for k in range(20)]
+    names = validation_names(samples, 0.3, lambda *parts: derive(1, *parts))
+    assert len(names) == 6
+    assert len({sample.subject for sample in samples if sample.name in names}) == 3
 
 
 def test_validation_samples_are_not_trained_on(make_setting) -> None:
@@ -194,7 +350,7 @@ def test_targets_belong_to_their_images(data: SiteData) -> None:
 def test_masks_are_shared_until_images_move(data: SiteData) -> None:
     masks = torch.zeros(2, 24)
     masks[0, :12], masks[1, 12:] = 1, 1
-    masked = SiteData(data.training, data.validation, data.test, 0, masks)
+    masked = SiteData(data.training, data.validation, data.test, 0, masks, data.task)
     assert torch.equal(batches(masked)[0].masks, masks)
     flipped = batches(masked, augmentation=Augmentation(1, 0, 0, 0, 0))[0].masks
     assert flipped.shape == (4, 2, 12)

@@ -73,6 +73,22 @@ def test_arrays_by_key_or_the_first(tmp_path: Path) -> None:
     assert load_image(tmp_path / "bare.npy", spatial_dims=1).tolist() == [wave[0].tolist()]
 
 
+def test_an_array_by_another_key(tmp_path: Path) -> None:
+    np.savez(tmp_path / "both.npz", image=np.zeros(2), label=np.ones(2))
+    assert load_image(tmp_path / "both.npz", spatial_dims=1, key="label").tolist() == [[1, 1]]
+    assert load_image(tmp_path / "both.npz", spatial_dims=1, key="other").tolist() == [[0, 0]]
+
+
+def test_only_bytes_of_pictures_are_brought_to_the_unit_range(tmp_path: Path) -> None:
+    pixels = np.array([[0, 255]], dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "bytes.bmp")
+    Image.fromarray(pixels.astype(np.uint16) * 100).save(tmp_path / "words.png")
+    np.save(tmp_path / "bytes.npy", pixels)
+    found = {path.name: load_image(path, spatial_dims=2, unit=True).max().item() for path in tmp_path.iterdir()}
+    assert found == {"bytes.bmp": 1, "words.png": 25500, "bytes.npy": 255}
+    assert load_image(tmp_path / "bytes.bmp", spatial_dims=2).max() == 255
+
+
 def test_objects_in_an_array_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "evil.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):

@@ -10,7 +10,7 @@ from torch import nn
 
 from models import Output
 from peer.core.plan import Work
-from peer.methods.method import Batch, Forward, Stage, Term
+from peer.methods.method import Batch, Forward, Move, Stage, Term, one_move
 from peer.training.loop import TOTAL, Loop
 from peer.training.seeding import derive
 
@@ -49,11 +49,11 @@ def stage_of(*names: str, weights: Mapping[str, float] | None = None) -> Stage:
             for name in names
         }
 
-    return Stage({name: Small(index) for index, name in enumerate(names)}, losses, lambda means: {})
+    return one_move({name: Small(index) for index, name in enumerate(names)}, names, losses)
 
 
-def loop_of(stage: Stage, *, precision: str = "fp32") -> Loop:
-    return Loop(stage, WORK, device=CPU, precision=precision, seed=lambda *parts: derive("stage", *parts))
+def loop_of(stage: Stage, *, steps: int = 6, precision: str = "fp32") -> Loop:
+    return Loop(stage, WORK, steps=steps, device=CPU, precision=precision, seed=lambda *parts: derive("stage", *parts))
 
 
 def states(loop: Loop) -> dict[str, torch.Tensor]:
@@ -66,39 +66,39 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 
 
 def test_a_second_network_does_not_change_the_first() -> None:
-    alone, together = loop_of(stage_of("dam")), loop_of(stage_of("dam", "ktm"))
-    assert list(alone.run(Stream(), steps=5)) == [1, 2, 3, 4, 5]
-    list(together.run(Stream(), steps=5))
+    alone, together = loop_of(stage_of("dam"), steps=5), loop_of(stage_of("dam", "ktm"), steps=5)
+    assert list(alone.run(Stream())) == [1, 2, 3, 4, 5]
+    list(together.run(Stream()))
     mine = {key: value for key, value in states(together).items() if key.startswith("dam")}
     assert equal(states(alone), mine)
 
 
 def test_a_resumed_stage_is_the_undisturbed_one_bit_by_bit() -> None:
     straight = loop_of(stage_of("dam", "ktm"))
-    list(straight.run(Stream(), steps=6))
-    half = loop_of(stage_of("dam", "ktm"))
-    list(half.run(Stream(), steps=2))
+    list(straight.run(Stream()))
+    half = loop_of(stage_of("dam", "ktm"), steps=2)
+    list(half.run(Stream()))
     later = loop_of(stage_of("dam", "ktm"))
     later.load(half.networks(), half.moments())
     later.resume(half.step, half.sums())
     torch.manual_seed(999)
-    assert list(later.run(Stream(), steps=6)) == [3, 4, 5, 6]
+    assert list(later.run(Stream())) == [3, 4, 5, 6]
     assert equal(states(straight), states(later))
     assert straight.means() == later.means()
     assert straight.losses() == later.losses()
 
 
 def test_losses_are_reported_unweighted_and_their_total_weighted() -> None:
-    loop = loop_of(stage_of("dam", "ktm", weights={"ktm": 3.0}))
-    list(loop.run(Stream(), steps=1))
+    loop = loop_of(stage_of("dam", "ktm", weights={"ktm": 3.0}), steps=1)
+    list(loop.run(Stream()))
     losses = loop.losses()
     assert losses[TOTAL] == pytest.approx(losses["ce_dam"] + 3 * losses["ce_ktm"])
     assert loop.means() == pytest.approx(losses)
 
 
 def test_a_mean_is_over_all_steps() -> None:
-    loop = loop_of(stage_of("dam"))
-    seen = [loop.losses()["ce_dam"] for _ in loop.run(Stream(), steps=4)]
+    loop = loop_of(stage_of("dam"), steps=4)
+    seen = [loop.losses()["ce_dam"] for _ in loop.run(Stream())]
     assert loop.means()["ce_dam"] == pytest.approx(sum(seen) / 4)
 
 
@@ -107,8 +107,8 @@ def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
         def __getitem__(self, step: int) -> Batch:
             return Stream()[0]
 
-    loop = loop_of(stage_of("dam"))
-    seen = [loop.losses()["ce_dam"] for _ in loop.run(Same(), steps=40)]
+    loop = loop_of(stage_of("dam"), steps=40)
+    seen = [loop.losses()["ce_dam"] for _ in loop.run(Same())]
     assert sum(seen[-5:]) < 0.7 * sum(seen[:5])
 
 
@@ -117,8 +117,8 @@ def test_frozen_parameters_stay_and_have_no_optimiser() -> None:
     for parameter in stage.networks["ktm"].parameters():
         parameter.requires_grad_(False)
     before = {key: value.clone() for key, value in stage.networks["ktm"].state_dict().items()}
-    loop = loop_of(stage)
-    list(loop.run(Stream(), steps=2))
+    loop = loop_of(stage, steps=2)
+    list(loop.run(Stream()))
     assert set(loop.optimisers) == {"dam"}
     assert equal(before, stage.networks["ktm"].state_dict())
 
@@ -127,7 +127,67 @@ def test_bf16_forward_has_float32_losses_and_weights() -> None:
     stage = stage_of("dam")
     seen: list[torch.dtype] = []
     stage.networks["dam"].head.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
-    loop = loop_of(stage, precision="bf16")
-    list(loop.run(Stream(), steps=2))
+    loop = loop_of(stage, steps=2, precision="bf16")
+    list(loop.run(Stream()))
     assert set(seen) == {torch.bfloat16}
     assert stage.networks["dam"].head.weight.dtype == torch.float32
+
+
+class Normed(nn.Module):
+    """A network whose batch norm shows in which mode it was run."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        feature = self.norm(x)
+        return Output(self.head(feature), (feature,), feature, feature)
+
+
+def turns(order: list[str], *, apart: bool) -> Stage:
+    """Two networks that learn in turn, on each batch or one after the other."""
+    networks = {name: Normed(index) for index, name in enumerate(("dam", "proxy"))}
+
+    def move(name: str) -> Move:
+        def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+            order.append(f"{name}{batch.targets.tolist()}")
+            mine, other = (forward(each, batch.images).prediction for each in networks)
+            return {f"gap_{name}": Term((mine - other).square().mean())}
+
+        return Move((name,), losses)
+
+    moves = move("proxy"), move("dam")
+    return Stage(networks, ((moves[0],), (moves[1],)) if apart else (moves,))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_moves_take_turns_on_a_batch_and_passes_on_all_batches(apart: bool) -> None:
+    order: list[str] = []
+    loop = loop_of(turns(order, apart=apart), steps=2)
+    steps = list(loop.run(Stream()))
+    who = [entry.partition("[")[0] for entry in order]
+    assert who == (["proxy", "proxy", "dam", "dam"] if apart else ["proxy", "dam", "proxy", "dam"])
+    assert steps == ([1, 2, 3, 4] if apart else [1, 2])
+    assert loop.steps == len(steps)
+    assert loop.means().keys() == {TOTAL, "gap_dam", "gap_proxy"}
+
+
+def test_who_does_not_learn_in_a_move_is_frozen_with_its_statistics() -> None:
+    stage = turns([], apart=True)
+    loop = loop_of(stage, steps=3)
+    before = {
+        name: {key: value.clone() for key, value in net.state_dict().items()} for name, net in stage.networks.items()
+    }
+    for step in loop.run(Stream()):
+        if step == 3:
+            assert equal(before["dam"], stage.networks["dam"].state_dict())
+            between = {key: value.clone() for key, value in stage.networks["proxy"].state_dict().items()}
+            assert not equal(before["proxy"], between)
+    assert equal(between, stage.networks["proxy"].state_dict())
+    assert not equal(before["dam"], stage.networks["dam"].state_dict())
+    assert set(loop.moments()) == {"dam", "proxy"}
+    assert all(loop.moments().values())
+    loop.thaw()
+    assert all(parameter.requires_grad for net in stage.networks.values() for parameter in net.parameters())

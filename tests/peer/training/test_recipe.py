@@ -33,13 +33,30 @@ def test_defaults_are_those_of_the_plan() -> None:
     assert found.artifacts == Path("/h/gen-0001/artifacts")
 
 
+def test_signals_are_not_reversed_unless_the_site_says_so() -> None:
+    def flip(size: list[int], augmentation: dict) -> float:
+        data = {"input_size": size, "augmentation": augmentation}
+        return recipe({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data.augmentation.flip
+
+    assert [flip([8], {"flip": None}), flip([8, 8], {"flip": None}), flip([8, 8, 8], {})] == [0.0, 0.5, 0.5]
+    assert [flip([8], {"flip": 0.3}), flip([8, 8], {"flip": 0.3})] == [0.3, 0.3]
+
+
+def test_the_scale_of_super_resolution() -> None:
+    def scale(**data: int | None) -> int | None:
+        site = {"data": {"input_size": [4], **data}, "model": {"name": "m"}}
+        return recipe({"method": {"name": "local"}}, site).data.scale
+
+    assert [scale(), scale(scale=None), scale(scale=4)] == [None, None, 4]
+
+
 def test_paths_are_relative_to_the_site_file() -> None:
     bare = recipe(
         {"method": {"name": "local"}}, {"data": {"input_size": [4], "datalist": "lists/a.json"}, "model": {"name": "m"}}
     )
     assert bare.data.datalist == Path("/etc/site/lists/a.json")
     assert bare.data.root == Path("/etc/site/lists")
-    data = {"input_size": [4], "root": "/mnt/images", "regions": "atlas.nii.gz", "augmentation": {"flip": 0.0}}
+    data = {"input_size": [4, 4], "root": "/mnt/images", "regions": "atlas.nii.gz", "augmentation": {"flip": 0.0}}
     given = recipe({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
     assert (given.root, given.regions) == (Path("/mnt/images"), Path("/etc/site/atlas.nii.gz"))
     assert given.augmentation == Augmentation(flip=0.0)

@@ -154,7 +154,6 @@ def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
     [
         ({"model": {"name": "resnet12"}}, r"\[model\] resnet12: .*did you mean"),
         ({"model": {"parameters": {"width": 0}}}, r"\[model\] resnet10: .*width"),
-        ({"task": {"kind": "segmentation"}}, r"kind = .segmentation. cannot be trained yet"),
         ({"method": {"name": "fedskd", "terms": ["region"]}}, r"set \[data\] regions"),
         ({"training": {"device": "cuda:9"}}, "usable GPUs"),
     ],
@@ -231,7 +230,7 @@ def test_the_received_model_is_gone_after_the_round(alpha: Setting, came: Source
     build = trainer.method.stages["train"]
 
     def watched(scene: Any) -> Any:
-        received.extend(weakref.ref(network) for network in scene.received)
+        received.extend(weakref.ref(network) for network in scene.received.values())
         return build(scene)
 
     trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
@@ -552,11 +551,6 @@ def test_a_halt_ends_a_measurement(alpha: Setting) -> None:
     state = initialised(Trainer(alpha)).state
     with pytest.raises(Interrupted):
         Trainer(alpha, halted=lambda: True).perform(commands.Evaluate(1, 1, 1, state))
-
-
-def test_aggregation_is_no_part_of_these_methods(alpha: Setting) -> None:
-    with pytest.raises(ConfigurationError, match="method 'fedskd' averages nothing"):
-        Trainer(alpha).perform(commands.Aggregate(1, 1, 1, "round-000000/initial", ()))
 
 
 def test_artifacts_travel_as_json_with_all_their_numbers(alpha: Setting) -> None:

@@ -1,0 +1,64 @@
+r"""Server-free FedAvg, FedProx and FedBN: every site trains the one model of all and averages what all others send.
+
+.. math:: L = \ell(M(x), y) + \frac{\mu}{2}\,\lVert\theta - \theta^{t-1}\rVert^2
+
+with :math:`\theta^{t-1}` the mean that the round began with; :math:`\mu = 0` is FedAvg.
+
+Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN); METHODS section 10.
+Differs: there is no server: every site averages, by default with equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from models import Network
+from peer.methods.method import DAM, Batch, Forward, Method, Scene, Stage, Term, one_move
+from peer.methods.supervised import supervised, supervised_stage
+
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+"""What counts as a normalisation layer: its type, not its name, which says nothing in most networks."""
+
+
+def train(scene: Scene) -> Stage:
+    """The labels alone."""
+    return supervised_stage(scene, DAM, scene.dam)
+
+
+def train_near(scene: Scene) -> Stage:
+    """The labels, and a pull towards the mean that the round began with."""
+    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    mu = float(scene.parameters["mu"])
+    anchor = {name: parameter.detach().clone() for name, parameter in scene.dam.named_parameters()}
+
+    def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        prediction = forward(DAM, batch.images).prediction
+        terms = {f"{loss.name}_{DAM}": Term(loss.loss(prediction.float(), batch.targets))}
+        return terms | {"proximal": Term(_distance(scene.dam, anchor), mu / 2)}
+
+    return one_move({DAM: scene.dam}, (DAM,), losses)
+
+
+def all_but_norms(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
+    """The state without that of normalisation layers."""
+    norms = tuple(f"{name}." for name, module in network.named_modules() if isinstance(module, NORMS))
+    return [name for name in network.state_dict() if not name.startswith(norms)]
+
+
+def _distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
+    """The squared distance to the anchor, which follows the network to its device."""
+    gaps = []
+    for name, parameter in network.named_parameters():
+        anchor[name] = anchor[name].to(parameter.device)
+        gaps.append((parameter - anchor[name]).square().sum())
+    return torch.stack(gaps).sum()
+
+
+FEDAVG = Method(stages={"train": train})
+FEDPROX = Method(stages={"train": train_near})
+FEDBN = Method(stages={"train": train}, sent=all_but_norms)

@@ -1,0 +1,17 @@
+"""FedCross without a server: models travel, each trained on the labels of the site where it is; nothing is averaged.
+
+Slot j is site j's own model; in every round each site trains the slot that the order names. After the last round the
+slots go home. Homogeneous federations name a ``[shared_model]``, with which all slots start alike; without one every
+slot keeps the architecture of its owner.
+
+Source: FedCross (Xu et al. 2022), as FedSKD's tables have it: FedCross and FedCross-het.
+Differs: the optimiser does not travel with the model, whose moments would double what is sent; slots are drawn by the
+round's order instead of a rotation.
+"""
+
+from __future__ import annotations
+
+from peer.methods.local import train
+from peer.methods.method import Method
+
+FEDCROSS = Method(stages={"train": train})

@@ -1,0 +1,76 @@
+r"""FedDAL: a private model that never leaves, and a proxy that travels; both learn from each other, unlike in what.
+
+For each batch first the proxy learns the private model's whole distribution, then the private one learns from the
+labels and from the proxy's most likely classes, as far as both agree:
+
+.. math:: L_p = \mathrm{KL}(w \Vert p) + \alpha_p\,\ell(p(x), y), \qquad L_w = \ell(w(x), y) + L_{back}
+
+Source: FedDAL, eqs. 1 to 3 and algorithm 1; the order of the two steps and the frozen network's evaluation mode from
+its authors' code.
+Differs: every site averages the proxies (the paper's algorithm uploads them); ``losses.mutual`` names the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from losses import consensus, feeding_loss, forward_kl, transfer_loss
+from models import Output
+from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Move, Place, Scene, Stage, Term
+from peer.methods.supervised import supervised
+
+
+def train(scene: Scene) -> Stage:
+    """Proxy and private model in turn, batch by batch; not alternating: all batches for the one, then for the other."""
+    parameters = scene.parameters
+    loss, top = supervised(scene.task, parameters["segmentation_loss"]), int(parameters["top"])
+    alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])
+    backward = transfer_loss if parameters["backward"] == "transfer" else feeding_loss
+
+    def teach(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        with torch.no_grad():
+            private = forward(DAM, batch.images).prediction
+        proxy = forward(PROXY, batch.images).prediction
+        terms = {"forward_kl": Term(forward_kl(private, proxy))}
+        if alpha > 0:
+            terms[f"{loss.name}_{PROXY}"] = Term(loss.loss(proxy.float(), batch.targets), alpha)
+        return terms
+
+    def learn(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+        with torch.no_grad():
+            proxy = forward(PROXY, batch.images).prediction
+        private = forward(DAM, batch.images).prediction
+        agreement = consensus(private, proxy, top=top)
+        weights: Tensor | float = 1.0 if parameters["consensus"] == "one" else agreement
+        terms = {
+            f"{loss.name}_{DAM}": Term(loss.loss(private.float(), batch.targets)),
+            "feeding": Term(backward(private, proxy, top=top, weights=weights)),
+            "consensus": Term(agreement.mean(), 0.0),
+        }
+        if mutual:
+            terms["forward_kl_private"] = Term(forward_kl(private, proxy, updates_private=True))
+        return terms
+
+    moves = Move((PROXY,), teach), Move((DAM,), learn)
+    passes = (moves,) if parameters["alternating"] else ((moves[0],), (moves[1],))
+    return Stage({DAM: scene.dam, PROXY: scene.networks[PROXY]}, passes)
+
+
+def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """The number of classes that are fed back must leave out one."""
+    top, classes = int(parameters["top"]), own.prediction.shape[1]
+    if top < classes:
+        return None
+    return f"[method] top = {top} must be less than the {classes} classes"
+
+
+def proxy(place: Place, made: Mapping[str, Any]) -> nn.Module:
+    """The network of ``[shared_model]``."""
+    return place.make_shared()
+
+
+FEDDAL = Method(stages={"train": train}, keeps={PROXY: proxy}, sends=PROXY, unfit=unfit)

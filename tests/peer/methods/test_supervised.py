@@ -1,0 +1,80 @@
+"""The supervised loss of each task: its value by hand, and that every sample counts alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, supervised
+
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
+MAPS, LABELS = torch.randn(4, 3, 5, 6, generator=GENERATOR), torch.randint(0, 3, (4, 5, 6), generator=GENERATOR)
+SMALL, LARGE = torch.rand(2, 4, 1, 5, 6, generator=GENERATOR)
+SAMPLES = {
+    "classification": (LOGITS, CLASSES),
+    "time_series": (LOGITS, CLASSES),
+    "segmentation": (MAPS, LABELS),
+    "super_resolution": (SMALL, LARGE),
+}
+
+
+def ce(logits: Tensor, labels: Tensor) -> float:
+    return -logits.log_softmax(1).gather(1, labels[:, None]).mean().item()
+
+
+def dice(logits: Tensor, labels: Tensor) -> float:
+    losses = []
+    for image, truth in zip(logits.softmax(1), labels, strict=True):
+        for k in range(1, 3):
+            there = (truth == k).float()
+            losses.append(1 - (2 * (image[k] * there).sum() + 1) / (image[k].sum() + there.sum() + 1))
+    return torch.stack(losses).mean().item()
+
+
+@pytest.mark.parametrize("task", SUPERVISED)
+def test_a_supervised_loss_is_a_mean_over_the_batch(task: str) -> None:
+    prediction, targets = SAMPLES[task]
+    loss = SUPERVISED[task].loss
+    twice = loss(torch.cat([prediction, prediction]), torch.cat([targets, targets])).item()
+    assert twice == pytest.approx(loss(prediction, targets).item())
+    apart = [loss(prediction[k : k + 1], targets[k : k + 1]).item() for k in range(4)]
+    assert loss(prediction, targets).item() == pytest.approx(sum(apart) / 4)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "expected"),
+    [
+        ("classification", "ce", ce(LOGITS, CLASSES)),
+        ("time_series", "ce", ce(LOGITS, CLASSES)),
+        ("segmentation", "dice_ce", dice(MAPS, LABELS) + ce(MAPS, LABELS)),
+        ("super_resolution", "l1", (SMALL - LARGE).abs().mean().item()),
+    ],
+)
+def test_the_loss_of_a_task(task: str, name: str, expected: float) -> None:
+    assert supervised(task) == SUPERVISED[task]
+    assert SUPERVISED[task].name == name
+    assert SUPERVISED[task].loss(*SAMPLES[task]).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dice_ce", dice(MAPS, LABELS) + ce(MAPS, LABELS)),
+        ("dice", dice(MAPS, LABELS)),
+        ("ce", ce(MAPS, LABELS)),
+    ],
+)
+def test_a_method_chooses_the_loss_of_segmentation(name: str, expected: float) -> None:
+    chosen = supervised("segmentation", name)
+    assert chosen.name == name
+    assert chosen.loss(MAPS, LABELS).item() == pytest.approx(expected)
+    for task in SUPERVISED.keys() - {"segmentation"}:
+        assert supervised(task, name) == SUPERVISED[task]
+
+
+def test_only_known_losses_of_segmentation_can_be_chosen() -> None:
+    assert SEGMENTATION_LOSSES.keys() == {"dice_ce", "dice", "ce"}
+    with pytest.raises(KeyError, match="focal"):
+        supervised("segmentation", "focal")
