@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -24,6 +25,9 @@ from peer.journal import Journal
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
+
+ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
+"""Of glibc's malloc.h: M_ARENA_MAX, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes: chunks are reused, few kept."""
 
 SAME_ON_RESUME = ("data", "model", "training")
 """Tables of site.toml that a generation keeps: other values would make other bits out of the same rounds."""
@@ -62,6 +66,7 @@ def run(folder: SiteFolder, options: Options) -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, quiet=options.quiet, debug=options.debug)
+        keep_memory_small()
         generation = _generation(folder, options)
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
         try:
@@ -71,6 +76,17 @@ def run(folder: SiteFolder, options: Options) -> None:
         except Exception:
             log.exception("the daemon failed")  # the command line shows one line only
             raise
+
+
+def keep_memory_small() -> None:
+    """Have this process give back the memory of chunks that it freed, where the C library is glibc.
+
+    Left alone, each of gRPC's threads has an arena that keeps them: a daemon that moves 250 MB grows to 170 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None)
+        for setting, value in ALLOCATOR.items():
+            allocator.mallopt(setting, value)
 
 
 async def _serve(

@@ -113,6 +113,7 @@ def main() -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, quiet=True)
+        lifecycle.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 
 
