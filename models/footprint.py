@@ -9,25 +9,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.network import Network
 from models.registry import build, create_model
+
+MESSENGER = "messenger_"
+"""What the names of the networks begin with that can be sent as an artifact of kind ``messenger``."""
 
 
 def describe(
-    model: str | Mapping[str, Any], input_size: Sequence[int], *, in_channels: int = 1, classes: int = 2
+    model: str | Mapping[str, Any], input_size: Sequence[int] | None = None, *, in_channels: int = 1, classes: int = 2
 ) -> dict[str, Any]:
     """What the network is, for one sample of this spatial size; takes no memory for weights or features.
 
     Args:
         model: a name in ``models.MODELS``, with default hyper-parameters and as many dimensions as the size has; or a
             spec, which says everything itself.
-        input_size: the sides of the input.
+        input_size: the sides of the input; without them a spec is described as far as it goes.
         in_channels: of the input, where ``model`` is a name.
         classes: of the prediction, where ``model`` is a name.
     Returns:
-        JSON values: ``spec``, ``parameters``, ``multiply_accumulates`` of convolutions and matrix products in one
-        forward pass, the shapes of one sample's ``prediction``, ``taps``, ``bottleneck`` and ``penultimate``, and
-        ``bytes``, the tensors of an artifact of kind ``model`` (``proxy`` and ``messenger`` are alike) and ``head``,
-        without the file's header of some 100 bytes a tensor.
+        JSON values: ``spec``, ``parameters``, ``state_values`` (parameters and buffers, the numbers of an artifact),
+        ``multiply_accumulates`` of convolutions and matrix products in one forward pass, the shapes of one sample's
+        ``prediction``, ``taps``, ``bottleneck`` and ``penultimate``, and ``bytes``, the tensors of an artifact of each
+        kind that the network could be sent as, without the file's header of some 100 bytes a tensor. What follows from
+        the input size is None without one.
     Raises:
         ValueError: there is no such network, or the input does not fit.
     Example:
@@ -35,27 +40,43 @@ def describe(
         >>> described["parameters"], described["multiply_accumulates"], described["taps"][-1]
         (4909896, 72552448, [512, 2, 2])
         >>> described["bytes"]
-        {'model': 19662720, 'head': 16416}
+        {'model': 19662720, 'proxy': 19662720, 'head': 16416}
     """
     with torch.device("meta"):
-        if isinstance(model, str):
+        if not isinstance(model, str):
+            network = build(model)
+        elif input_size is None:
+            raise ValueError(f"{model!r} alone does not say how many dimensions; give an input size, or a spec")
+        else:
             dims = len(input_size)
             network = create_model(model, spatial_dims=dims, in_channels=in_channels, classes=classes)
-        else:
-            network = build(model)
-        x = torch.empty(1, network.spec["in_channels"], *input_size)
-    network.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        output = network(x)
+    whole = _bytes(network)
+    kinds = {"model": whole, "proxy": whole, "head": _bytes(network.head)}
+    if network.spec["name"].startswith(MESSENGER):
+        kinds["messenger"] = whole
     return {
         "spec": network.spec,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "state_values": sum(tensor.numel() for tensor in network.state_dict().values()),
+        **_forward(network, input_size),
+        "bytes": kinds,
+    }
+
+
+def _forward(network: Network, input_size: Sequence[int] | None) -> dict[str, Any]:
+    """What one forward pass costs, and the shapes in it."""
+    if input_size is None:
+        return dict.fromkeys(("multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate"))
+    network.eval()
+    x = torch.empty(1, network.spec["in_channels"], *input_size, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        output = network(x)
+    return {
         "multiply_accumulates": counter.get_total_flops() // 2,
         "prediction": _shape(output.prediction),
         "taps": [_shape(tap) for tap in output.taps],
         "bottleneck": _shape(output.bottleneck),
         "penultimate": _shape(output.penultimate),
-        "bytes": {"model": _bytes(network), "head": _bytes(network.head)},
     }
 
 

@@ -39,7 +39,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "egress": ("peer.cli.watch:egress", "Every byte that left, to whom, when."),
     "events": ("peer.cli.watch:events", "The journal, line by line."),
     "plan": ("peer.cli.plan:plan", "Who receives from whom in the coming rounds."),
+    "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
+    "models": ("peer.cli.models:models", "The networks that there are, and what each would cost."),
 }
 """Name -> (module:attribute, one line of help), in the order in which ``--help`` lists them."""
 

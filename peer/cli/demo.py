@@ -4,61 +4,84 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli import output, picture, shared_options
+from peer.core.plan import PLANS
+from peer.errors import UsageError
+from peer.studies import STUDIES, Size, problem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from peer.demo import Progress
 
-SITE_COLUMNS = ("site", "training nodules", "malignant", "test nodules", "malignant", "model", "sent")
-AUC_COLUMNS = (
-    "site",
-    "local: Local Test",
-    "FedSKD: Local Test",
-    "local: Global Test",
-    "FedSKD: Global Test",
-    "size",
-    "scaled",
-)
+WHO = ("site", "training", "test", "model", "sent")
+SAMPLES = ("nodules", "cases", "slices", "patches")
+"""What a data set calls its samples."""
+METHODS = tuple(name for name in PLANS if name != "local")
 
 
-@click.command(short_help="Four real daemons on loopback with real data, one table at the end.")
+@click.command(short_help="Real daemons on loopback with real data, one table at the end.")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to make  [default: mhfl-demo-<time>].")
+@click.option(
+    "--study", default="nodules", show_default=True, type=click.Choice(list(STUDIES)), help="What is learnt from what."
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    default=("fedskd",),
+    show_default=True,
+    type=click.Choice(METHODS),
+    help="Compared with `local`; more than one may be given.",
+)
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(1), help="Rounds of each federation.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="Optimiser steps a round.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of data split and training.")
 @click.option(
     "--gamma", default=100.0, show_default=True, type=click.FloatRange(0), help="Weight of FedSKD's distillation."
 )
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Of both methods.")
+@click.option("--learning-rate", default=1e-3, show_default=True, type=float, help="Of all methods.")
 @output.json_option
 @shared_options
 def demo(
-    out: Path | None, rounds: int, steps: int, seed: int, gamma: float, learning_rate: float, as_json: bool
+    out: Path | None,
+    study: str,
+    methods: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    seed: int,
+    gamma: float,
+    learning_rate: float,
+    as_json: bool,
 ) -> None:
-    """Four real daemons on loopback with real data, one table at the end.
+    """Real daemons on loopback with real data, one table at the end.
 
-    Two federations run one after the other on the same data, seeds and steps: `local`, where nobody sends anything, and
-    `fedskd`. Everything that is made stays in one folder.
+    Federations run one after the other on the same data, seeds and steps: `local`, where nobody sends anything, and
+    each method. Everything that is made stays in one folder.
     """
     from peer import demo as demonstration
 
+    for method in methods:
+        if (reason := problem(study, method)) is not None:
+            raise UsageError(f"--study {study} --method {method}: {reason}")
     folder = out or Path(f"mhfl-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    size = demonstration.Size(rounds, steps, seed, gamma, learning_rate)
+    size = Size(rounds, steps, seed, gamma, learning_rate)
+    chosen = ("local", *dict.fromkeys(methods))
     if as_json:
-        document = demonstration.run(folder, size, lambda progress: None)
+        document = demonstration.run(folder, study, chosen, size, lambda progress: None)
     else:
         from rich.live import Live
 
         with Live(console=output.console(), auto_refresh=False, transient=True) as live:
-            document = demonstration.run(folder, size, lambda progress: live.update(_progress(progress), refresh=True))
+            document = demonstration.run(
+                folder, study, chosen, size, lambda progress: live.update(_progress(progress), refresh=True)
+            )
     output.emit(document, as_json=as_json, render=_table)
 
 
@@ -84,43 +107,52 @@ def _table(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    data, alone, together = document["data"], document["methods"]["local"], document["methods"]["fedskd"]
-    sites, rows = [], []
-    for name, site in together["sites"].items():
-        training, test = data["sites"][name]["training"], data["sites"][name]["test"]
-        sent = picture.size(site["sent_bytes"])
-        sites.append((name, *_counts(training), *_counts(test), f"ResNet-10, width {site['width']}", sent))
-        rows.append((name, *_aucs(name, alone, together), *_floors(name, data)))
-    mean = [statistics.fmean(row[column] for row in rows) for column in range(1, len(rows[0]))]
-    every = [("mean", *mean), *rows]
-    shown = [(row[0], *(f"{value:.3f}" for value in row[1:])) for row in every]
-    size = document["size"]
+    data, methods, metric, size = document["data"], document["methods"], document["metric"].upper(), document["size"]
+    last = list(methods.values())[-1]
+    sites = list(last["sites"])
+    tables = [output.table(WHO, [_who(name, data, last["sites"][name]) for name in sites], title="Who took part")]
+    for test in ("local", "global"):
+        rows = [(name, _values(method["sites"], f"{test}_test", sites)) for name, method in methods.items()]
+        if test == "local":
+            rows += [(f"floor: {name}", [floor.get(site) for site in sites]) for name, floor in _of(data, "floors")]
+        shown = [(name, _number(_mean(values)), *map(_number, values)) for name, values in rows]
+        tables.append(output.table(("", "mean", *sites), shown, title=f"{metric}, {test.title()} Test"))
     note = (
-        f"AUC of malignant against benign. Local Test: the site's model on its own test patients; Global Test: on "
-        f"every site's, unweighted mean. Both methods: same seeds, {size['rounds']} rounds of {size['steps']} steps. "
-        "`size` is the AUC of the nodule's volume alone, which scaling every nodule to one volume takes away; `scaled` "
-        "is the volume's AUC after it. Site names and training label skew are constructed; test shares are natural."
+        f"{document['title']} Local Test: a site's model on its own test data; Global Test: on every site's, "
+        f"unweighted mean. Same seeds, {size['rounds']} rounds of {size['steps']} steps for all. Constructed: "
+        f"{data.get('constructed', 'the sites')}. Differs from the papers: {document['differs']}."
     )
-    home = together["home"]
     commands = "\n".join(
-        f"  mhfl-peer --home {home} {command} --site europe" for command in ("rounds", "egress", "plan", "events")
+        f"  mhfl-peer --home {last['home']} {command} --site {sites[-1]}"
+        for command in ("rounds", "egress", "plan", "events")
     )
     where = f"Everything is in {document['folder']} ({document['seconds']:.0f} s). Look around:\n{commands}"
-    return Group(
-        output.table(SITE_COLUMNS, sites, title="Who took part"),
-        output.table(AUC_COLUMNS, shown, title="Area under the ROC curve"),
-        Text(note, style="dim"),
-        Text(where),
-    )
+    return Group(*tables, Text(note, style="dim"), Text(where))
 
 
-def _counts(part: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{part['nodules']} of {part['patients']}", f"{part['malignant_share']:.0%}"
+def _who(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = [_count(data["sites"][name][split]) for split in ("training", "test")]
+    return (name, *counts, site["model"], picture.size(site["sent_bytes"]))
 
 
-def _aucs(name: str, *methods: Mapping[str, Any]) -> list[float]:
-    return [method["sites"][name][f"{test}_test_auc"] for test in ("local", "global") for method in methods]
+def _count(split: Mapping[str, Any]) -> str:
+    """The samples of a split and, where the set has them, how many of them are malignant."""
+    text = next(f"{split[key]} {key}" for key in SAMPLES if key in split)
+    return text + (f", {split['malignant_share']:.0%} malignant" if "malignant_share" in split else "")
 
 
-def _floors(name: str, data: Mapping[str, Any]) -> list[float]:
-    return [data["floors"][floor][name] for floor in ("volume", "scaled_volume")]
+def _of(document: Mapping[str, Any], key: str) -> Iterable[tuple[str, Mapping[str, float | None]]]:
+    return document.get(key, {}).items()
+
+
+def _values(sites: Mapping[str, Any], key: str, names: Iterable[str]) -> list[float | None]:
+    return [sites[name][key] for name in names]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -276,6 +276,19 @@ def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return list(records.values())
 
 
+def used_sources(rows: Iterable[Row]) -> tuple[Source, ...]:
+    """What the last committed round used of other sites; a model that predicts with their heads needs them again."""
+    chosen: list[Any] = []
+    used: list[Any] = []
+    for kind, _, body in rows:
+        if kind in ("opened", "chosen"):
+            chosen = body["sources"]
+        elif kind == "committed":
+            used = chosen
+    sources: tuple[Source, ...] = from_json(tuple[Source, ...], used)
+    return sources
+
+
 def body_of(value: Any) -> Any:
     """A domain value as the JSON that a row holds."""
     return to_json(value)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peer.core import commands
+from peer.core.commands import Source
 from peer.core.work import Setting, from_json
 from peer.training.trainer import Trainer
 
@@ -22,26 +22,40 @@ Matrix = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Metrics by the model's site, then by the test split's site."""
 
 
-def cross_site(sites: Sequence[tuple[Setting, str]]) -> Matrix:
-    """Evaluate each site's model in a checkpoint on the test split of each.
+def cross_site(sites: Sequence[tuple[Setting, str, tuple[Source, ...]]]) -> Matrix:
+    """Evaluate what each site predicts with in a checkpoint on the test split of each.
 
     Args:
-        sites: of every site its worker's setting and the name of the checkpoint.
+        sites: of every site its worker's setting, the name of the checkpoint, and what its round had received.
+
+    Returns:
+        No metrics where a site enlarges by another factor than the model does.
     """
-    trainers = {setting.site_name: Trainer(setting) for setting, _ in sites}
+    trainers = {setting.site_name: Trainer(setting) for setting, _, _ in sites}
     matrix: dict[str, dict[str, Mapping[str, float]]] = {}
-    for setting, state in sites:
+    for setting, state, sources in sites:
         trainer = trainers[setting.site_name]
-        trainer.perform(commands.Evaluate(generation=1, round=1, attempt=1, base=state))
-        matrix[setting.site_name] = {name: trainer.measured(other.data.test) for name, other in trainers.items()}
+        trainer.hold(state, sources)
+        scale = trainer.recipe.data.scale
+        matrix[setting.site_name] = {
+            name: trainer.measured(other.data.test) if other.recipe.data.scale == scale else {}
+            for name, other in trainers.items()
+        }
     return matrix
 
 
 def main() -> None:
-    """Answer one document ``{"sites": [{"setting": {...}, "state": "..."}]}``."""
+    """Answer one document ``{"sites": [{"setting": {...}, "state": "...", "sources": [...]}]}``."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)
-    sites = [(from_json(Setting, site["setting"]), str(site["state"])) for site in request["sites"]]
+    sites = [
+        (
+            from_json(Setting, site["setting"]),
+            str(site["state"]),
+            tuple(from_json(Source, source) for source in site["sources"]),
+        )
+        for site in request["sites"]
+    ]
     with contextlib.redirect_stdout(sys.stderr):
         matrix = cross_site(sites)
     json.dump(matrix, sys.stdout)

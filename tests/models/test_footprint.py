@@ -20,7 +20,9 @@ def test_srcnn_counted_by_hand():
     assert described["taps"] == [[64, 24, 20], [32, 24, 20]]
     assert described["bottleneck"] == described["penultimate"] == [32, 24, 20]
     assert described["prediction"] == [1, 24, 20]
-    assert described["bytes"] == {"model": 4 * (weights + biases), "head": 4 * (5 * 5 * 32 + 1)}
+    whole = 4 * (weights + biases)
+    assert described["state_values"] == weights + biases
+    assert described["bytes"] == {"model": whole, "proxy": whole, "head": 4 * (5 * 5 * 32 + 1)}
 
 
 def test_attention_and_recurrence_are_counted():
@@ -37,8 +39,11 @@ def test_every_network_can_be_described_as_it_comes(name):
     assert json.loads(json.dumps(described)) == described
     assert described["spec"]["name"] == name
     assert described["multiply_accumulates"] > 0
-    assert described["bytes"]["head"] < described["bytes"]["model"]
-    assert described["bytes"]["model"] >= 4 * described["parameters"]
+    sizes = described["bytes"]
+    assert sizes["head"] < sizes["model"] == sizes["proxy"]
+    assert sizes.get("messenger", 0) == (sizes["model"] if "messenger" in name else 0)
+    assert sizes["model"] >= 4 * described["parameters"]
+    assert described["state_values"] >= described["parameters"]
 
 
 def test_a_spec_says_everything_itself_and_its_bytes_are_those_of_a_file():
@@ -61,7 +66,59 @@ def test_a_spec_says_everything_itself_and_its_bytes_are_those_of_a_file():
         assert described["bytes"][kind] == len(file) - 8 - header
 
 
+def spec_of(name, dims, in_channels, classes, **hyper):
+    sizes = {"spatial_dims": dims, "in_channels": in_channels, "classes": classes}
+    return {"name": name, **sizes, "hyper": hyper}
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters"),
+    [
+        (spec_of("resnet10", 3, 2, 2), 14.38e6),
+        (spec_of("resnet10", 3, 2, 2, width=62), 13.50e6),
+        (spec_of("resnet10", 2, 3, 8), 4.91e6),
+        (spec_of("resnet18", 2, 3, 8), 11.18e6),
+        (spec_of("resnet17", 2, 3, 8), 3.131e6),
+        (spec_of("resnet5", 2, 3, 8), 0.270e6),
+        (spec_of("messenger_segmentation", 2, 3, 1), 196_545),
+    ],
+)
+def test_the_papers_sizes(spec, parameters):
+    assert describe(spec)["parameters"] == pytest.approx(parameters, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "values"),
+    [
+        (spec_of("messenger_classification", 2, 3, 8), 35_209),
+        (spec_of("messenger_classification", 2, 1, 4), 32_005),
+        (spec_of("messenger_time_series", 1, 1, 5), 2_822),
+        (spec_of("messenger_segmentation", 2, 3, 1), 196_545),
+    ],
+)
+def test_the_papers_messengers_are_counted_with_their_buffers(spec, values):
+    assert describe(spec)["state_values"] == values
+
+
+def test_the_operations_of_the_papers_messenger():
+    found = [
+        describe("messenger_classification", (side, side), in_channels=channels)["multiply_accumulates"]
+        for side, channels in ((384, 3), (256, 1))
+    ]
+    assert found == [pytest.approx(70.4e6, rel=2e-3), pytest.approx(12.3e6, rel=2e-3)]
+
+
+def test_without_an_input_size_only_what_follows_from_it_is_unknown():
+    spec = spec_of("resnet10", 2, 1, 2, width=4)
+    sized, bare = describe(spec, (32, 32)), describe(spec)
+    unknown = {"multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate"}
+    assert {key for key, value in bare.items() if value is None} == unknown
+    assert bare == sized | dict.fromkeys(unknown)
+
+
 def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="'resnet10' alone does not say how many dimensions"):
+        describe("resnet10")
     with pytest.raises(ValueError, match="unknown model 'resnet'"):
         describe("resnet", (8, 8))
     with pytest.raises(ValueError, match="multiples of 16"):

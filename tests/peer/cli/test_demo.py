@@ -48,38 +48,61 @@ def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
 
 
 def document() -> dict[str, Any]:
-    part = {"nodules": 40, "patients": 30, "malignant_share": 0.25}
+    part = {"patients": 30, "nodules": 40, "malignant_share": 0.25}
 
     def method(auc: float) -> dict[str, Any]:
-        site = {"width": 16, "sent_bytes": 3 << 20}
+        site = {"model": "resnet10", "sent_bytes": 3 << 20}
         sites = {
-            name: {**site, "local_test_auc": auc + place / 10, "global_test_auc": auc - place / 10}
+            name: {**site, "local_test": auc + place / 10, "global_test": auc - place / 10}
             for place, name in enumerate(SITES)
         }
         return {"sites": sites, "home": "out/fedskd/sites", "digest": "ab" * 32}
 
     return {
         "folder": "out",
+        "study": "nodules",
+        "title": "Nodules.",
+        "metric": "auc",
+        "differs": "schedule scaled",
         "size": {"rounds": 15, "steps": 20, "seed": 0},
         "data": {
+            "constructed": "site names",
             "sites": {name: {"training": part, "test": part} for name in SITES},
-            "floors": {"volume": dict.fromkeys(SITES, 0.9), "scaled_volume": dict.fromkeys(SITES, 0.5)},
+            "floors": {"volume": dict.fromkeys(SITES, 0.9)},
         },
         "methods": {"local": method(0.6), "fedskd": method(0.7)},
         "seconds": 99.6,
     }
 
 
-def test_the_table_has_both_methods_the_mean_and_the_floors() -> None:
-    lines = drawn(_table(document())).splitlines()
-    cells = {line.split()[0]: line.split() for line in lines if line.strip()}
-    assert cells["mean"] == ["mean", "0.650", "0.750", "0.550", "0.650", "0.900", "0.500"]
-    assert cells["asia"] == ["asia", "0.700", "0.800", "0.500", "0.600", "0.900", "0.500"]
-    text = "\n".join(lines)
-    assert "40 of 30" in text
+def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
+    text = drawn(_table(document()))
+    local, shared = text.partition("AUC, Local Test")[2].split("AUC, Global Test")
+    rows = {line.split()[0]: line.split() for line in local.splitlines() if line.strip()}
+    assert rows["local"] == ["local", "0.650", "0.600", "0.700"]
+    assert rows["fedskd"] == ["fedskd", "0.750", "0.700", "0.800"]
+    assert rows["floor:"] == ["floor:", "volume", "0.900", "0.900", "0.900"]
+    assert ["fedskd", "0.650", "0.700", "0.600"] in [line.split() for line in shared.splitlines()]
+    assert "40 nodules, 25% malignant" in text
     assert "3.0 MiB" in text
     assert "15 rounds of 20 steps" in text
-    assert "mhfl-peer --home out/fedskd/sites rounds --site europe" in text
+    assert "schedule scaled" in text
+    assert "mhfl-peer --home out/fedskd/sites rounds --site asia" in text
+
+
+def test_what_cannot_be_compared_is_a_dash() -> None:
+    made = document()
+    for site in made["methods"]["local"]["sites"].values():
+        site["global_test"] = None
+    last = drawn(_table(made)).partition("Global Test")[2]
+    assert ["local", "-", "-", "-"] in [line.split() for line in last.splitlines()]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedskd", "mh_pflid"])
+def test_a_method_that_a_study_cannot_show_is_refused(method: str) -> None:
+    result = CliRunner().invoke(main, ["demo", "--study", "dermoscopy", "--method", method])
+    assert result.exit_code == 2
+    assert f"{method} does not fit sites that enlarge by different factors" in result.stderr
 
 
 @pytest.mark.data

@@ -10,7 +10,7 @@ import pytest
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.facts import Seen
-from peer.core.replay import APPLY, ROUND_KEYS, Memory, body_of, recover, round_records
+from peer.core.replay import APPLY, ROUND_KEYS, Memory, body_of, recover, round_records, used_sources
 from peer.core.site import Phase
 
 ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
@@ -245,3 +245,24 @@ def test_metrics_measured_after_the_commit_belong_to_the_round() -> None:
     body = dict.fromkeys(ROUND_KEYS) | {"metrics": {"loss": 0.1}}
     records = round_records([("committed", 2, body), ("evaluated", 2, {"metrics": {"auc": 0.9}})])
     assert records[0]["metrics"] == {"loss": 0.1, "auc": 0.9}
+
+
+def test_what_a_round_used_counts_from_its_commit_to_the_next(solo: Any) -> None:
+    site = solo(**ALONE)
+
+    def used() -> tuple[Source, ...]:
+        return used_sources((kind, round, json.loads(json.dumps(body))) for kind, round, body in site.audit.rows)
+
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    first = site.order.sources
+    assert [source.origin for source in first] == ["asia"]
+    assert used() == ()
+    site.finish()
+    assert used() == first
+    site.deliver("asia")
+    second = site.order.sources
+    assert second != first == used()
+    site.finish()
+    assert used() == second

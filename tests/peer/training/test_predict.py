@@ -155,6 +155,15 @@ def test_no_result_replaces_another(volumes: Fake, tmp_path: Path) -> None:
     assert found["skipped"] == [{"file": str(inputs[1]), "reason": reason}]
 
 
+def test_a_result_in_an_input_folder_is_no_input(volumes: Fake, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        half_bright(tmp_path / folder / f"{folder}.nii")
+    inputs = [tmp_path / "one", tmp_path / "two"]
+    found = predict(volumes, inputs, tmp_path / "two" / "masks")  # type: ignore[arg-type]
+    assert [Path(row["file"]).name for row in found["predictions"]] == ["one.nii", "two.nii"]
+
+
 # --- what is an image -----------------------------------------------------------------------------------------------
 def places(inputs: list[Path], *, dims: int = 3, **data: Any) -> list[str]:
     known = SimpleNamespace(input_size=(8,) * dims, datalist=Path("datalist.json"), root=Path(), **data)
@@ -172,9 +181,11 @@ def test_a_folder_is_its_images_and_those_below_by_name(tmp_path: Path) -> None:
     assert places([tmp_path]) == ["a.npy", "p1/ct.NII", "p2/ct.nii.gz"]
 
 
-def test_a_folder_of_slices_is_one_volume_or_many_images(tmp_path: Path) -> None:
+def test_a_folder_of_slices_is_one_volume_or_many_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path / "study", "1.dcm", "2.dcm", "later/IM1", "later/IM2")
     assert places([tmp_path / "study"]) == ["study", "later"]
+    monkeypatch.chdir(tmp_path / "study")
+    assert places([Path()]) == ["study", "later"]
     assert places([tmp_path]) == ["study", "study/later"]
     assert places([tmp_path], dims=2) == ["study/1.dcm", "study/2.dcm", "study/later/IM1", "study/later/IM2"]
 

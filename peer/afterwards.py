@@ -1,0 +1,94 @@
+"""What a site's models are used for beside its daemon: where its training stands, and a process that has torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from peer import errors
+from peer.config import Federation, Site
+from peer.core import replay
+from peer.core.commands import Source
+from peer.core.work import Setting, to_json
+from peer.home import SiteFolder
+from peer.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The newest finished state of a site: its checkpoint, what its round had received, and the round's number.
+
+    ``committed`` is 0 before the first round is finished; ``state`` then names the initial model.
+    """
+
+    setting: Setting
+    state: str
+    sources: tuple[Source, ...]
+    generation: int
+    committed: int
+
+    def document(self) -> dict[str, Any]:
+        """What a process with torch needs, as JSON values: ``setting``, ``state`` and ``sources``."""
+        return {"setting": to_json(self.setting), "state": self.state, "sources": to_json(self.sources)}
+
+
+def standing(folder: SiteFolder, federation: Federation, site: Site) -> Standing:
+    """Where the newest generation of a site stands, from its journal; the daemon may be running.
+
+    Raises:
+        StateError: no model was made yet.
+    """
+    number = max(folder.generations(), default=0)
+    home = folder.generation(number)
+    rows: list[replay.Row] = []
+    if (home / "journal.db").exists():
+        with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
+            rows = list(journal.rows())
+    memory = replay.recover(rows)
+    if not memory.state:
+        raise errors.StateError(f"{folder.path} holds no model yet", f"run `mhfl-peer start --site {folder.site}`")
+    setting = Setting(
+        site_name=folder.site,
+        federation_digest=federation.digest,
+        federation=federation.model_dump(mode="json"),
+        site=site.model_dump(mode="json"),
+        home=str(home),
+        base_folder=str(folder.path),
+    )
+    return Standing(setting, memory.state, replay.used_sources(rows), number, memory.committed)
+
+
+def ask(module: str, request: Mapping[str, Any], *, what: str, limit_s: float | None = None) -> Any:
+    """The JSON document with which a module answers a request, in a process of its own that may load torch.
+
+    Args:
+        module: is run with ``python -m``; it reads the request from standard input and answers on standard output.
+        request: JSON values.
+        what: the answer's name in errors.
+        limit_s: it must have answered by then.
+
+    Raises:
+        WorkerFailed: it ended without an answer; the message has the last line that it said.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", module],  # whatever is called `models` or `peer` in this folder is not ours
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise errors.WorkerFailed(f"{what} took over {limit_s:.0f} s", "look at the machine's load") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise errors.WorkerFailed(
+            f"{what} failed: {lines[-1] if lines else 'it said nothing'}", "correct what it names and run it again"
+        )
+    return json.loads(done.stdout)

@@ -1,0 +1,120 @@
+"""Predictions as files: label maps and larger images, in the format of the image that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import nibabel
+import numpy as np
+import torch
+import torch.nn.functional as F
+from monai.data.image_reader import PILReader, PydicomReader
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from peer.training.images import ARRAYS, BYTE_MAX, INTERPOLATION, READERS
+
+Values: TypeAlias = NDArray[Any]
+
+NIFTI = (".nii", ".nii.gz")
+PICTURES = tuple(ending for ending, reader in READERS.items() if reader is PILReader)
+PICTURE_CHANNELS = (1, 3)
+"""Channels of an image that a PNG can hold."""
+BYTE_LABELS_MAX = 256
+
+
+def target(place: Path, *, channels: int = 1) -> Path:
+    """Where the result of an image at that place goes: beside it, with the ending of the format it is written in.
+
+    A picture becomes ``.png``, an array ``.npy``, a NIfTI file keeps its ending, DICOM becomes ``.nii.gz``.
+    """
+    name = place.name
+    known = [ending for ending in (*ARRAYS, *READERS) if ending and name.lower().endswith(ending)]
+    ending = max(known, key=len, default="")
+    if ending in NIFTI:
+        return place
+    written = ".npy" if ending in ARRAYS else ".nii.gz"
+    if ending in PICTURES:
+        written = ".png" if channels in PICTURE_CHANNELS else ".npy"
+    return place.with_name(name[: len(name) - len(ending)] + written)
+
+
+def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
+    """The class with the largest share at each cell of another grid, of equal ones the first.
+
+    Args:
+        shares: probabilities ``(classes, *space)``, interpolated linearly between the centres of their cells.
+        grid: the sides of the map.
+
+    Returns:
+        uint8, above 256 classes int16.
+    """
+    mode = INTERPOLATION[len(grid)]
+    labels = torch.zeros(*grid, dtype=torch.uint8 if len(shares) <= BYTE_LABELS_MAX else torch.int16)
+    best: Tensor | None = None
+    for index, share in enumerate(shares):  # a class at a time: all at once would not fit for large volumes
+        there = F.interpolate(share[None, None], size=tuple(grid), mode=mode, align_corners=False)[0, 0]
+        if best is not None:
+            labels[there > best] = index
+        best = there if best is None else torch.maximum(best, there)
+    found: Values = labels.numpy()
+    return found
+
+
+def write(path: Path, values: Values, *, like: Path, grid: Sequence[int]) -> None:
+    """Write a result where :func:`target` says; a single channel is written without a channel axis.
+
+    Args:
+        path: its ending says the format. A PNG takes labels as they are, and float values in [0, 1] as bytes.
+        values: ``(c, *space)``, axes as ``peer.training.images`` reads them.
+        like: the image that it belongs to, whose geometry a volume has.
+        grid: the sides of that image; a volume with longer ones has proportionally smaller voxels.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = values[0] if len(values) == 1 else values
+    if path.suffix == ".npy":
+        np.save(path, plain)
+    elif path.suffix == ".png":
+        _write_picture(path, plain)
+    else:
+        finer = np.eye(4)
+        for axis, (before, after) in enumerate(zip(grid, values.shape[1:], strict=True)):
+            share = before / after
+            finer[axis, axis], finer[axis, 3] = share, (share - 1) / 2  # the corners stay, the centres move
+        _write_volume(path, plain if len(values) == 1 else _channels_last(values), like, finer)
+
+
+def _write_picture(path: Path, values: Values) -> None:
+    """Values ``(width, height)`` or ``(c, width, height)``."""
+    if values.dtype.kind == "f":
+        values = (values.clip(0, 1) * BYTE_MAX).round().astype(np.uint8)
+    elif values.dtype != np.uint8:
+        values = values.astype(np.uint16)
+    Image.fromarray(np.ascontiguousarray(values.T)).save(path)
+
+
+def _channels_last(values: Values) -> Values:
+    """As NIfTI has them: behind three dimensions of space."""
+    space = values.shape[1:]
+    return np.moveaxis(values.reshape(len(values), *space, *[1] * (3 - len(space))), 0, -1)
+
+
+def _write_volume(path: Path, values: Values, like: Path, finer: NDArray[np.float64]) -> None:
+    kind, header = nibabel.Nifti1Image, None
+    if like.name.lower().endswith(NIFTI):
+        original = nibabel.load(like)
+        kind, header, affine = type(original), original.header, original.affine
+    else:
+        reader = PydicomReader()
+        affine = np.asarray(reader.get_data(reader.read(str(like)))[1]["affine"])
+    volume = kind(values, affine @ finer, header)
+    volume.header.set_data_dtype(values.dtype)
+    volume.header.set_slope_inter(1, 0)
+    volume.header["cal_min"] = volume.header["cal_max"] = 0  # the original's window
+    nibabel.save(volume, path)

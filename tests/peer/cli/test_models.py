@@ -1,0 +1,152 @@
+"""`models`: what there is without torch, what it costs with it, and what is wrong with a question."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from peer.cli import main
+from peer.cli.models import FIGURES, listed
+
+ROOT = Path(__file__).parents[3]
+SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
+VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")
+PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper"}
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["models", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def rows(*words: str) -> dict[str, dict[str, Any]]:
+    code, output, error = run(*words, "--json")
+    assert (code, error) == (0, "")
+    return {row["name"]: row for row in json.loads(output)["models"]}
+
+
+def test_the_plain_list_has_every_network_and_loads_no_torch() -> None:
+    script = """
+import sys
+from peer.cli import main
+try:
+    main(["models", "--json"])
+except SystemExit:
+    assert not {"torch", "monai", "numpy", "rich"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    assert document.keys() == {"task", "input_size", "models"}
+    assert document["task"] is document["input_size"] is None
+    from models import MODELS
+
+    assert [row["name"] for row in document["models"]] == list(MODELS)
+    assert all(row.keys() == PLAIN_KEYS for row in document["models"])
+
+
+def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
+    from models import MODELS, create_model
+
+    for name, make in MODELS.items():
+        row = listed(name)
+        signature = inspect.signature(make).parameters
+        assert row["hyper"] == {key: signature[key].default for key in row["hyper"]}, name
+        assert row["hyper"].keys() == create_model(name, spatial_dims=1, in_channels=1, classes=2).spec["hyper"].keys()
+        for dims in {1, 2, 3} - set(row["spatial_dims"]):
+            with pytest.raises(ValueError, match="time series alone"):
+                create_model(name, spatial_dims=dims, in_channels=1, classes=2)
+    families = {name: listed(name)["family"] for name in MODELS}
+    assert {families[name] for name in ("resnet10", "vgg19", "messenger_classification")} == {"classification"}
+    assert {families[name] for name in ("tcn", "rnn", "messenger_time_series")} == {"time_series"}
+    assert {families[name] for name in ("unet", "fcn8s", "messenger_segmentation")} == {"segmentation"}
+    assert {families[name] for name in ("srresnet18", "srcnn")} == {"super_resolution"}
+
+
+def test_people_see_names_and_what_can_be_set() -> None:
+    text = run("srcnn", "tcn")[1]
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    assert lines[2:] == [
+        ["srcnn", "super_resolution", "1-D,", "2-D,", "3-D", "width=64", "scale=4"],
+        ["tcn", "time_series", "1-D", "width=32", "projection=null"],
+    ]
+
+
+def test_a_network_with_its_figures() -> None:
+    (row,) = rows(*SKIN, "--input-size", "224x224", "messenger_classification").values()
+    assert row.keys() == {*PLAIN_KEYS, "problem", *FIGURES}
+    assert (row["problem"], row["parameters"], row["state_values"]) == (None, 34_184, 35_209)
+    assert row["taps"] == [[64, 56, 56], [64, 14, 14], [512, 6, 6]]
+    assert (row["bottleneck"], row["penultimate"], row["prediction"]) == ([512], [512], [8])
+    floats, head = 4 * 35_208 + 8, 4 * (4 * 512 + 512 * 8 + 8) + 8
+    assert row["bytes"] == {"model": floats, "proxy": floats, "messenger": floats, "head": head}
+    stem, depthwise, grouped = 112**2 * 9 * 3 * 64, 28**2 * 25 * 64, 6**2 * 49 * 512
+    assert row["multiply_accumulates"] == stem + depthwise + grouped + 512 * 8
+
+
+def test_settings_reach_the_network_and_are_shown() -> None:
+    (row,) = rows(*SKIN, "--set", "width=8", "--set", "max_pool=false", "resnet10").values()
+    assert row["hyper"] == {"width": 8, "stem_stride": 2, "max_pool": False, "projection": None}
+    stem, first, head = 3 * 8 * 49 + 16, 2 * (8 * 8 * 9 + 16), 64 * 8 + 8
+    later = sum(c * c // 2 * 9 + c * c * 9 + c * c // 2 + 3 * 2 * c for c in (16, 32, 64))
+    assert row["parameters"] == stem + first + later + head
+    assert {key for key in FIGURES if row[key] is None} == {
+        "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate",
+    }  # fmt: skip
+
+
+def test_what_does_not_fit_is_a_row_with_the_reason() -> None:
+    found = rows(*SKIN, "--set", "projection=16", "tcn", "resnet5", "vgg11", "messenger_classification", "unet")
+    assert {name: row["problem"] for name, row in found.items()} == {
+        "tcn": "tcn takes time series alone, so spatial_dims must be 1, not 2",
+        "resnet5": None,
+        "vgg11": None,
+        "messenger_classification": "messenger_classification has no hyper-parameter 'projection'; it has width",
+        "unet": "unet is for segmentation",
+    }
+    assert all(found["tcn"][key] is None for key in FIGURES)
+    small = rows(*VOLUMES, "--input-size", "8,8,8", "--set", "width=4")
+    assert set(small) == {"unet", "unet_plus_plus", "res_unet", "fcn8s", "messenger_segmentation"}
+    assert "multiples of 16, not (8, 8, 8)" in small["messenger_segmentation"]["problem"]
+    assert small["res_unet"]["prediction"] == [2, 8, 8, 8]
+
+
+def test_people_see_figures_shapes_and_reasons() -> None:
+    sized = run(*SKIN, "--input-size", "64x64", "resnet10", "tcn")[1].splitlines()
+    (row,) = [line.split() for line in sized if line.startswith(" resnet10")]
+    assert row[1:9] == ["4,909,896", "4,915,668", "18.8", "MiB", "16.0", "KiB", "72.6", "M"]
+    assert row[9:] == ["512", "512", "64x16x16", "128x8x8", "256x4x4", "512x2x2"]
+    (row,) = [line.split() for line in sized if line.startswith(" tcn")]
+    assert row[1:8] == ["-"] * 7
+    assert row[8:10] == ["tcn", "takes"]
+    assert "taps" not in run(*SKIN, "resnet10")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["resnet"], "unknown model 'resnet'; did you mean 'resnet8' or 'resnet5' or 'resnet34'?; `mhfl-peer models` "),
+        (["--classes", "2"], "what a network costs depends on the task; add --task"),
+        (["--set", "width=4", "resnet10"], "what a network costs depends on the task; add --task"),
+        (["--task", "segmentation", "--classes", "2"], "--task segmentation lacks --spatial-dims, --in-channels; say "),
+        ([*VOLUMES, "--input-size", "96x96"], "--input-size 96x96 has 2 sides for --spatial-dims 3; see --help"),
+        ([*VOLUMES, "--input-size", "big"], "--input-size 'big' is no size; write the sides as 224x224 or 224,224"),
+        ([*VOLUMES, "--set", "widht=4"], "--set widht=4: no hyper-parameter 'widht' here; did you mean 'width'?; see "),
+        (
+            [*VOLUMES, "--set", "width=wide"],
+            "--set width=wide: 'wide' is no value; write a number, true, false or null",
+        ),
+        ([*VOLUMES, "--classes", "1"], "--classes 1: segmentation needs at least 2; see --help"),
+        (["--task", "time_series", *SKIN[2:]], "--spatial-dims 2: a time series has 1; see --help"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(words: list[str], message: str) -> None:
+    code, output, error = run(*words)
+    assert (code, output) == (2, "")
+    assert error.startswith(f"mhfl-peer: {message}")

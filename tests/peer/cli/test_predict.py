@@ -1,0 +1,182 @@
+"""`predict` as a person and a script see it: one CSV or a file an image, and errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from peer import lifecycle
+from peer.cli import main
+from peer.cli.predict import _picture
+from peer.config import Federation, Site
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+STATE = "round-000001/train"
+INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
+COMMITTED = {"state": STATE, "artifact": None, "visiting": False, "publish": None}
+
+
+def call(loopback: Loopback, *words: str | Path) -> Result:
+    arguments = ["--home", str(loopback.home), "predict", "--site", "asia", *map(str, words)]
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    """Asia's folder after a first round."""
+    folder = enrolled.folder("asia")
+    write(folder, ("initialised", 0, INITIALISED), ("committed", 1, COMMITTED))
+    return folder
+
+
+def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
+    number = folder.create_generation()
+    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
+        for row in rows:
+            journal.append(*row)
+
+
+@pytest.fixture
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Path]:
+    """A stand-in for the module with torch, found first by a new process: gives an answer and keeps the request."""
+
+    def stand_in(answer: dict[str, Any]) -> Path:
+        package, asked = tmp_path / "elsewhere" / "peer" / "training", tmp_path / "request.json"
+        package.mkdir(parents=True)
+        for folder in (package, package.parent):
+            (folder / "__init__.py").touch()
+        program = f"import sys; open({str(asked)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
+        (package / "predict.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+        return asked
+
+    return stand_in
+
+
+LEFT_OUT = {"file": "broken.npy", "reason": "not an image"}
+
+
+def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
+    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+) -> None:
+    found = [
+        {"file": "a,b.npy", "class": 1, "probabilities": [1e-07, 1.0]},
+        {"file": "c.npy", "class": 0, "probabilities": [0.75, 0.25]},
+    ]
+    asked = answering({"predictions": found, "skipped": [LEFT_OUT]})
+    table = tmp_path / "new" / "classes.csv"
+    result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == {
+        "site": "asia",
+        "generation": 1,
+        "round": 1,
+        "task": "classification",
+        "out": str(table),
+        "predictions": found,
+        "skipped": [LEFT_OUT],
+    }
+    assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'
+    request = json.loads(asked.read_text())
+    assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
+    assert request["setting"]["home"] == str(folder.generation(1))
+    again = call(enrolled, "new.json", "--out", table)
+    assert again.exit_code == 6
+    assert again.stderr == f"mhfl-peer: {table} exists; remove it, or name another file with --out\n"
+
+
+def test_nothing_predicted_is_an_error_after_the_document(
+    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+) -> None:
+    answering({"predictions": [], "skipped": [LEFT_OUT]})
+    result = call(enrolled, "broken.npy", "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 10
+    assert json.loads(result.stdout)["skipped"] == [LEFT_OUT]
+    assert result.stderr == ("mhfl-peer: nothing could be predicted: broken.npy: not an image; see what was left out\n")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_label_maps_go_to_the_folder(
+    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+) -> None:
+    segment(folder)
+    asked = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
+    result = call(enrolled, "a.nii", "--out", tmp_path / "out", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["out"]) == (0, str(tmp_path / "out"))
+    assert json.loads(asked.read_text())["out"] == str(tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def segment(folder: SiteFolder) -> None:
+    """Give the federation another task."""
+    text = folder.federation_toml.read_text()
+    folder.federation_toml.write_text(text.replace('"classification"', '"segmentation"'))
+
+
+def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> None:
+    folder = enrolled.folder("asia")
+    words = (tmp_path, "--out", tmp_path / "out")
+    assert call(enrolled, *words).exit_code == 6
+    write(folder, ("initialised", 0, INITIALISED))
+    result = call(enrolled, *words)
+    assert result.exit_code == 6
+    assert result.stderr == (
+        "mhfl-peer: the model of asia is untrained: no round is finished; see `mhfl-peer status`\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(
+    enrolled: Loopback, folder: SiteFolder, tmp_path: Path
+) -> None:
+    federation, site = Federation.load(folder.federation_toml), Site.load(folder.site_toml)
+    lifecycle.keep_configuration(folder, 1, federation, site)
+    folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
+    result = call(enrolled, tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 6
+    assert "data.input_size was [8] when this generation began and is [9] now" in result.stderr
+
+
+def test_label_maps_need_a_folder_with_nothing_in_it(enrolled: Loopback, folder: SiteFolder, tmp_path: Path) -> None:
+    segment(folder)
+    result = call(enrolled, tmp_path, "--out", tmp_path / "out.csv")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"mhfl-peer: --out {tmp_path}/out.csv: segmentation gives a file an input; name a folder\n",
+    )
+    (tmp_path / "thesis.txt").touch()
+    result = call(enrolled, tmp_path, "--out", tmp_path)
+    assert (result.exit_code, "is not empty" in result.stderr) == (6, True)
+
+
+def drawn(document: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(_picture({"site": "asia", "round": 3, "out": "masks", **document}))
+    return out.getvalue()
+
+
+def test_people_see_the_first_results_what_was_left_out_and_where_the_rest_is() -> None:
+    classes = [{"file": f"{index}.npy", "class": 1, "probabilities": [0.25, 0.75]} for index in range(22)]
+    text = drawn({"predictions": classes, "skipped": [{"file": "[b]x", "reason": "broken"}]})
+    lines = [line.split() for line in text.splitlines()]
+    assert ["19.npy", "1", "0.750"] in lines
+    assert ["20.npy", "1", "0.750"] not in lines
+    assert ["and", "2", "more"] in lines
+    assert ["[b]x", "broken"] in lines
+    assert text.rstrip().endswith("asia's model after round 3: 22 predicted, 1 left out; see masks")
+
+
+def test_people_see_the_files_of_label_maps() -> None:
+    text = drawn({"predictions": [{"file": "ct.nii", "output": "masks/ct.nii"}], "skipped": []})
+    assert ["ct.nii", "masks/ct.nii"] in [line.split() for line in text.splitlines()]
+    assert "left out " not in text.splitlines()[0]

@@ -1,0 +1,102 @@
+"""Where a site's training stands by its journal, and what another process answers."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.afterwards import Standing, ask, standing
+from peer.config import Federation, Site
+from peer.core.work import Setting, from_json
+from peer.errors import StateError, WorkerFailed
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+INITIALISED = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
+
+
+def committed(state: str) -> dict[str, Any]:
+    return {"state": state, "artifact": None, "visiting": False, "publish": None}
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    return enrolled.folder("asia")
+
+
+def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
+    """A new generation with these rows."""
+    number = folder.create_generation()
+    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
+        for row in rows:
+            journal.append(*row)
+
+
+def stands(folder: SiteFolder) -> Standing:
+    return standing(folder, Federation.load(folder.federation_toml), Site.load(folder.site_toml))
+
+
+def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) -> None:
+    source = {"origin": "europe", "round": 1, "fallback": ""}
+    source["artifact"] = {
+        "kind": "model", "owner": "europe", "sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}, "tensors": [],
+    }  # fmt: skip
+    write(folder, ("initialised", 0, INITIALISED), ("committed", 7, committed("round-000007/train")))
+    write(
+        folder,
+        ("initialised", 0, INITIALISED),
+        ("opened", 1, {"sources": [source]}),
+        ("committed", 1, committed("round-000001/train")),
+        ("opened", 2, {"sources": []}),
+    )
+    found = stands(folder)
+    assert (found.generation, found.committed, found.state) == (2, 1, "round-000001/train")
+    assert [(used.origin, used.artifact.sha256) for used in found.sources] == [("europe", "ab" * 32)]
+    assert found.setting.home == str(folder.generation(2))
+    assert found.setting.base_folder == str(folder.path)
+    assert found.setting.federation["task"]["kind"] == "classification"
+    document = found.document()
+    assert from_json(Setting, document["setting"]) == found.setting
+    assert document["state"] == found.state
+    assert document["sources"][0]["artifact"]["sha256"] == "ab" * 32
+
+
+def test_before_the_first_commit_the_model_is_the_initial_one(folder: SiteFolder) -> None:
+    write(folder, ("initialised", 0, INITIALISED))
+    found = stands(folder)
+    assert (found.committed, found.state, found.sources) == (0, "round-000000/initial", ())
+
+
+def test_a_site_that_never_ran_has_no_model(folder: SiteFolder) -> None:
+    with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
+        stands(folder)
+    write(folder)
+    with pytest.raises(StateError, match="holds no model yet"):
+        stands(folder)
+    assert folder.generations() == (1,)
+
+
+def test_a_module_answers_in_a_process_of_its_own() -> None:
+    request = {"sites": [1, "zürich"]}
+    assert ask("json.tool", request, what="the echo") == request
+
+
+def test_a_package_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("raise SystemExit('another json')")
+    monkeypatch.chdir(tmp_path)
+    assert ask("json.tool", {"a": 1}, what="the echo") == {"a": 1}
+
+
+def test_a_failure_is_the_last_line_that_was_said() -> None:
+    with pytest.raises(WorkerFailed, match="No module named no_such_module; correct what it names"):
+        ask("no_such_module", {}, what="the echo")
+
+
+def test_an_answer_must_come_in_time() -> None:
+    with pytest.raises(WorkerFailed, match="the echo took over 0 s; look at the machine's load"):
+        ask("json.tool", {}, what="the echo", limit_s=0.001)

@@ -1,0 +1,44 @@
+"""The studies of the demonstration: every document that they make is one that federation and site accept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.config import Federation, Site, check_site
+from peer.core.plan import PLANS
+from peer.studies import STUDIES, Size, problem
+
+ROSTER = """
+[[site]]
+name = "{0}"
+address = "127.0.0.1:{1}"
+"""
+CASES = [(study, method) for study in STUDIES for method in PLANS if problem(study, method) is None]
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_its_documents_are_valid(name: str, method: str, tmp_path: Path) -> None:
+    study = STUDIES[name]
+    roster = "".join(ROSTER.format(site, 7000 + index) for index, site in enumerate(sorted(study.models)))
+    federation = Federation.parse(study.draft(method, Size(steps=20)) + roster, "draft")
+    assert federation.rounds == 15
+    works = {stage: federation.work(stage) for stage in federation.plan.stages}
+    assert {work.count for stage, work in works.items() if stage not in ("distill", "decide")} == {20}
+    assert {work.count for stage, work in works.items() if stage in ("distill", "decide")} <= {5}
+    for site in study.models:
+        path = tmp_path / f"{site}.toml"
+        path.write_text(study.site(site, method, tmp_path / site))
+        check_site(federation, Site.load(path), site)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_sites_have_networks_of_several_kinds(name: str) -> None:
+    assert len({model["name"] for model in STUDIES[name].models.values()}) >= 3
+
+
+def test_what_does_not_fit_is_said() -> None:
+    assert problem("dermoscopy", "dflmoe") is None
+    assert problem("dermoscopy", "local") is None
+    assert "does not fit sites that enlarge by different factors" in str(problem("dermoscopy", "feddal"))
