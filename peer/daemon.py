@@ -253,6 +253,8 @@ class Daemon:
         if kind == "committed":
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
+        elif kind == "compared" and not body["agrees"]:
+            log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "work_failed":

@@ -142,7 +142,8 @@ def _count(split: Mapping[str, Any]) -> str:
 
 
 def _of(document: Mapping[str, Any], key: str) -> Iterable[tuple[str, Mapping[str, float | None]]]:
-    return document.get(key, {}).items()
+    found: Mapping[str, Mapping[str, float | None]] = document.get(key, {})
+    return found.items()
 
 
 def _values(sites: Mapping[str, Any], key: str, names: Iterable[str]) -> list[float | None]:

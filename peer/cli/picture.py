@@ -120,8 +120,20 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
         metrics = "  ".join(f"{name.removeprefix('train_')} {value:.4g}" for name, value in shown.items())
         artifact = (record["artifact_sha256"] or "-")[:SHORT]
         number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
-        rows.append((number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact, metrics))
-    return output.table(("round", "from", "missing", "train s", "artifact", "metrics"), rows)
+        facts = (number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact)
+        rows.append((*facts, _mean(record), metrics))
+    columns = ("round", "from", "missing", "train s", "artifact", "mean", "metrics")
+    if any(record["aggregate_sha256"] for record in document):
+        return output.table(columns, rows)
+    return output.table([name for name in columns if name != "mean"], [(*row[:5], row[6]) for row in rows])
+
+
+def _mean(record: Mapping[str, Any]) -> str:
+    """The digest of a round's mean, and who said that he has the same, or another one."""
+    digest = (record["aggregate_sha256"] or "-")[:SHORT]
+    same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
+    other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
+    return digest + (f" = {same}" if same else "") + (f" ≠ {other}" if other else "")
 
 
 def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -110,7 +110,11 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The content of a Beat, in either direction. ``progress`` is the share of the phase that is done, in [0, 1]."""
+    """The content of a Beat, in either direction.
+
+    ``progress`` is the share of the phase that is done, in [0, 1]; ``aggregate`` is the digest of the mean that the
+    committed round ended with.
+    """
 
     generation: int
     round: int
@@ -118,6 +122,7 @@ class Pulse:
     progress: float = 0.0
     published_round: int = 0
     committed_round: int = 0
+    aggregate: Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,10 @@ class OpenRound:
 
 @dataclass(slots=True)
 class Memory:
-    """All that must survive a crash. ``state`` names the checkpoint that the next stage starts from."""
+    """All that must survive a crash. ``state`` names the checkpoint that the next stage starts from.
+
+    ``aggregate`` is the mean that the last committed round ended with, ``compared`` who said what his was.
+    """
 
     generation: int = 1
     state: str = ""
@@ -70,6 +73,8 @@ class Memory:
     published: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
     held: dict[Sha256, Source] = field(default_factory=dict)
     first_digests: dict[tuple[str, int, int, str], str] = field(default_factory=dict)
+    aggregate: Sha256 | None = None
+    compared: set[str] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
@@ -203,15 +208,20 @@ def _evaluated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
 
 def _committed(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.committed, memory.state, memory.open, memory.skipped = round, body["state"], None, []
+    memory.aggregate, memory.compared = body.get("aggregate_sha256"), set()
     found = _artifact(body)
     _make_due(memory, body, found)
     if found is not None and not body["visiting"]:
         memory.artifact = found
 
 
+def _compared(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+    memory.compared.add(body["site"])
+
+
 def _skipped(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.skipped = [*memory.skipped, *range(memory.committed + 1, round)]
-    memory.committed = round - 1
+    memory.committed, memory.aggregate = round - 1, None
     _make_due(memory, body, memory.artifact)
 
 
@@ -255,6 +265,7 @@ APPLY = {
     "aggregated": _aggregated,
     "evaluated": _evaluated,
     "committed": _committed,
+    "compared": _compared,
     "skipped": _skipped,
     "published": _published,
     "retired": _retired,
@@ -270,7 +281,9 @@ def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:
     records: dict[int, dict[str, Any]] = {}
     for kind, round, body in rows:
         if kind == "committed":
-            records[round] = {"round": round, **{key: body[key] for key in ROUND_KEYS}}
+            records[round] = {"round": round, **{key: body[key] for key in ROUND_KEYS}, "agrees": {}}
+        elif kind == "compared" and round in records:
+            records[round]["agrees"][body["site"]] = body["agrees"]
         elif kind == "evaluated" and round in records:
             records[round]["metrics"] = {**records[round]["metrics"], **body["metrics"]}
     return list(records.values())

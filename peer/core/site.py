@@ -92,6 +92,7 @@ class Site:
             progress=min(1.0, max(0.0, done / total)) if total else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
+            aggregate=self.memory.aggregate,
         )
 
     def seen(self, site: SiteName) -> Seen | None:

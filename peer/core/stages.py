@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from peer.core import commands, exchange, pace, waiting
 from peer.core.commands import Source
 from peer.core.facts import Artifact, Seen
@@ -173,9 +175,24 @@ def commit(site: Site) -> None:
         "visiting": visiting,
     }
     site.persist("committed", round, body)
+    compare(site, rules.others)
     site.publish_due()
     tidy(site, needed)
     site.ended = True
+
+
+def compare(site: Site, names: Iterable[SiteName]) -> None:
+    """Note who ended the last committed round with the same mean; other contributors make another one, and may."""
+    memory = site.memory
+    if memory.aggregate is None:
+        return
+    for name in names:
+        pulse = site.neighbours.pulse(name)
+        if pulse is None or name in memory.compared or pulse.aggregate is None:
+            continue
+        if pulse.committed_round == memory.committed:
+            agrees = pulse.aggregate == memory.aggregate
+            site.persist("compared", memory.committed, {"site": name, "sha256": pulse.aggregate, "agrees": agrees})
 
 
 def tidy(site: Site, needed: set[Sha256]) -> None:

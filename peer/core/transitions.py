@@ -84,6 +84,7 @@ def hear(site: Site, event: events.PeerHeard) -> None:
     """A peer lives; what it does may end a wait."""
     if event.site in site.rules.peers:
         site.neighbours.hear(event.site, event.pulse, site.now_s)
+        stages.compare(site, (event.site,))
         look(site)
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12peer/pb/peer.proto\x12\x07mhfl.v1\"9\n\x04Seen\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\xab\x01\n\x08Greeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nfederation\x18\x02 \x01(\x0c\x12\x0e\n\x06roster\x18\x03 \x01(\x0c\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x63lock_s\x18\x05 \x01(\x01\x12\x1b\n\x04seen\x18\x06 \x01(\x0b\x32\r.mhfl.v1.Seen\x12\x10\n\x08software\x18\x07 \x01(\t\x12\x15\n\rround_key_tag\x18\x08 \x01(\x0c\"}\n\x05Pulse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x10\n\x08progress\x18\x04 \x01(\x01\x12\x17\n\x0fpublished_round\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ommitted_round\x18\x06 \x01(\x04\"\x94\x01\n\x0fManifestRequest\x12\x1b\n\x04kind\x18\x01 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\x11\n\tfor_round\x18\x02 \x01(\x04\x12!\n\x07purpose\x18\x03 \x01(\x0e\x32\x10.mhfl.v1.Purpose\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0f\n\x07\x65\x61rlier\x18\x05 \x01(\x08\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\"r\n\rManifestReply\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x17.mhfl.v1.SignedManifestH\x00\x12+\n\x0bunavailable\x18\x02 \x01(\x0e\x32\x14.mhfl.v1.UnavailableH\x00\x42\x07\n\x05reply\"J\n\x0eSignedManifest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x17\n\x0f\x63\x65rtificate_der\x18\x03 \x01(\x0c\"\xdc\x02\n\x08Manifest\x12\x12\n\nfederation\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x1b\n\x04kind\x18\x06 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x0c\n\x04spec\x18\x0b \x01(\t\x12 \n\x07tensors\x18\x0c \x03(\x0b\x32\x0f.mhfl.v1.Tensor\x12\x1d\n\x10training_samples\x18\r \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08reexport\x18\x0e \x01(\x08\x12\x14\n\x0c\x65gress_count\x18\x0f \x01(\x04\x12\x13\n\x0b\x65gress_head\x18\x10 \x01(\x0c\x42\x13\n\x11_training_samples\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"\x90\x01\n\x0c\x46\x65tchRequest\x12\x1b\n\x04kind\x18\x01 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\x11\n\tfor_round\x18\x02 \x01(\x04\x12!\n\x07purpose\x18\x03 \x01(\x0e\x32\x10.mhfl.v1.Purpose\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0e\n\x06offset\x18\x06 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xbc\x01\n\x07Metrics\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x10\n\x08withheld\x18\x04 \x01(\x08\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12,\n\x06values\x18\x06 \x03(\x0b\x32\x1c.mhfl.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x10\n\x0eMetricsReceipt*_\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_MODEL\x10\x01\x12\r\n\tKIND_HEAD\x10\x02\x12\x0e\n\nKIND_PROXY\x10\x03\x12\x12\n\x0eKIND_MESSENGER\x10\x04*a\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_HANDBACK\x10\x02\x12\x14\n\x10PURPOSE_EVALUATE\x10\x03*u\n\x0bUnavailable\x12\x1b\n\x17UNAVAILABLE_UNSPECIFIED\x10\x00\x12\x17\n\x13UNAVAILABLE_NOT_YET\x10\x01\x12\x17\n\x13UNAVAILABLE_RETIRED\x10\x02\x12\x17\n\x13UNAVAILABLE_SKIPPED\x10\x03\x32\x95\x02\n\x08\x45xchange\x12-\n\x05Hello\x12\x11.mhfl.v1.Greeting\x1a\x11.mhfl.v1.Greeting\x12&\n\x04\x42\x65\x61t\x12\x0e.mhfl.v1.Pulse\x1a\x0e.mhfl.v1.Pulse\x12?\n\x0bGetManifest\x12\x18.mhfl.v1.ManifestRequest\x1a\x16.mhfl.v1.ManifestReply\x12\x38\n\rFetchArtifact\x12\x15.mhfl.v1.FetchRequest\x1a\x0e.mhfl.v1.Chunk0\x01\x12\x37\n\nPutMetrics\x12\x10.mhfl.v1.Metrics\x1a\x17.mhfl.v1.MetricsReceiptb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12peer/pb/peer.proto\x12\x07mhfl.v1\"9\n\x04Seen\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"\xab\x01\n\x08Greeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x12\n\nfederation\x18\x02 \x01(\x0c\x12\x0e\n\x06roster\x18\x03 \x01(\x0c\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x63lock_s\x18\x05 \x01(\x01\x12\x1b\n\x04seen\x18\x06 \x01(\x0b\x32\r.mhfl.v1.Seen\x12\x10\n\x08software\x18\x07 \x01(\t\x12\x15\n\rround_key_tag\x18\x08 \x01(\x0c\"\x90\x01\n\x05Pulse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x10\n\x08progress\x18\x04 \x01(\x01\x12\x17\n\x0fpublished_round\x18\x05 \x01(\x04\x12\x17\n\x0f\x63ommitted_round\x18\x06 \x01(\x04\x12\x11\n\taggregate\x18\x07 \x01(\x0c\"\x94\x01\n\x0fManifestRequest\x12\x1b\n\x04kind\x18\x01 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\x11\n\tfor_round\x18\x02 \x01(\x04\x12!\n\x07purpose\x18\x03 \x01(\x0e\x32\x10.mhfl.v1.Purpose\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0f\n\x07\x65\x61rlier\x18\x05 \x01(\x08\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\"r\n\rManifestReply\x12+\n\x08manifest\x18\x01 \x01(\x0b\x32\x17.mhfl.v1.SignedManifestH\x00\x12+\n\x0bunavailable\x18\x02 \x01(\x0e\x32\x14.mhfl.v1.UnavailableH\x00\x42\x07\n\x05reply\"J\n\x0eSignedManifest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x17\n\x0f\x63\x65rtificate_der\x18\x03 \x01(\x0c\"\xdc\x02\n\x08Manifest\x12\x12\n\nfederation\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\r\n\x05round\x18\x05 \x01(\x04\x12\x1b\n\x04kind\x18\x06 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x0c\n\x04spec\x18\x0b \x01(\t\x12 \n\x07tensors\x18\x0c \x03(\x0b\x32\x0f.mhfl.v1.Tensor\x12\x1d\n\x10training_samples\x18\r \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x08reexport\x18\x0e \x01(\x08\x12\x14\n\x0c\x65gress_count\x18\x0f \x01(\x04\x12\x13\n\x0b\x65gress_head\x18\x10 \x01(\x0c\x42\x13\n\x11_training_samples\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"\x90\x01\n\x0c\x46\x65tchRequest\x12\x1b\n\x04kind\x18\x01 \x01(\x0e\x32\r.mhfl.v1.Kind\x12\x11\n\tfor_round\x18\x02 \x01(\x04\x12!\n\x07purpose\x18\x03 \x01(\x0e\x32\x10.mhfl.v1.Purpose\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\x12\x0e\n\x06offset\x18\x06 \x01(\x04\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xbc\x01\n\x07Metrics\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x10\n\x08withheld\x18\x04 \x01(\x08\x12\x0f\n\x07samples\x18\x05 \x01(\x04\x12,\n\x06values\x18\x06 \x03(\x0b\x32\x1c.mhfl.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x10\n\x0eMetricsReceipt*_\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_MODEL\x10\x01\x12\r\n\tKIND_HEAD\x10\x02\x12\x0e\n\nKIND_PROXY\x10\x03\x12\x12\n\x0eKIND_MESSENGER\x10\x04*a\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_HANDBACK\x10\x02\x12\x14\n\x10PURPOSE_EVALUATE\x10\x03*u\n\x0bUnavailable\x12\x1b\n\x17UNAVAILABLE_UNSPECIFIED\x10\x00\x12\x17\n\x13UNAVAILABLE_NOT_YET\x10\x01\x12\x17\n\x13UNAVAILABLE_RETIRED\x10\x02\x12\x17\n\x13UNAVAILABLE_SKIPPED\x10\x03\x32\x95\x02\n\x08\x45xchange\x12-\n\x05Hello\x12\x11.mhfl.v1.Greeting\x1a\x11.mhfl.v1.Greeting\x12&\n\x04\x42\x65\x61t\x12\x0e.mhfl.v1.Pulse\x1a\x0e.mhfl.v1.Pulse\x12?\n\x0bGetManifest\x12\x18.mhfl.v1.ManifestRequest\x1a\x16.mhfl.v1.ManifestReply\x12\x38\n\rFetchArtifact\x12\x15.mhfl.v1.FetchRequest\x1a\x0e.mhfl.v1.Chunk0\x01\x12\x37\n\nPutMetrics\x12\x10.mhfl.v1.Metrics\x1a\x17.mhfl.v1.MetricsReceiptb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METRICS_VALUESENTRY']._loaded_options = None
   _globals['_METRICS_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_KIND']._serialized_start=1518
-  _globals['_KIND']._serialized_end=1613
-  _globals['_PURPOSE']._serialized_start=1615
-  _globals['_PURPOSE']._serialized_end=1712
-  _globals['_UNAVAILABLE']._serialized_start=1714
-  _globals['_UNAVAILABLE']._serialized_end=1831
+  _globals['_KIND']._serialized_start=1538
+  _globals['_KIND']._serialized_end=1633
+  _globals['_PURPOSE']._serialized_start=1635
+  _globals['_PURPOSE']._serialized_end=1732
+  _globals['_UNAVAILABLE']._serialized_start=1734
+  _globals['_UNAVAILABLE']._serialized_end=1851
   _globals['_SEEN']._serialized_start=31
   _globals['_SEEN']._serialized_end=88
   _globals['_GREETING']._serialized_start=91
   _globals['_GREETING']._serialized_end=262
-  _globals['_PULSE']._serialized_start=264
-  _globals['_PULSE']._serialized_end=389
-  _globals['_MANIFESTREQUEST']._serialized_start=392
-  _globals['_MANIFESTREQUEST']._serialized_end=540
-  _globals['_MANIFESTREPLY']._serialized_start=542
-  _globals['_MANIFESTREPLY']._serialized_end=656
-  _globals['_SIGNEDMANIFEST']._serialized_start=658
-  _globals['_SIGNEDMANIFEST']._serialized_end=732
-  _globals['_MANIFEST']._serialized_start=735
-  _globals['_MANIFEST']._serialized_end=1083
-  _globals['_TENSOR']._serialized_start=1085
-  _globals['_TENSOR']._serialized_end=1137
-  _globals['_FETCHREQUEST']._serialized_start=1140
-  _globals['_FETCHREQUEST']._serialized_end=1284
-  _globals['_CHUNK']._serialized_start=1286
-  _globals['_CHUNK']._serialized_end=1307
-  _globals['_METRICS']._serialized_start=1310
-  _globals['_METRICS']._serialized_end=1498
-  _globals['_METRICS_VALUESENTRY']._serialized_start=1453
-  _globals['_METRICS_VALUESENTRY']._serialized_end=1498
-  _globals['_METRICSRECEIPT']._serialized_start=1500
-  _globals['_METRICSRECEIPT']._serialized_end=1516
-  _globals['_EXCHANGE']._serialized_start=1834
-  _globals['_EXCHANGE']._serialized_end=2111
+  _globals['_PULSE']._serialized_start=265
+  _globals['_PULSE']._serialized_end=409
+  _globals['_MANIFESTREQUEST']._serialized_start=412
+  _globals['_MANIFESTREQUEST']._serialized_end=560
+  _globals['_MANIFESTREPLY']._serialized_start=562
+  _globals['_MANIFESTREPLY']._serialized_end=676
+  _globals['_SIGNEDMANIFEST']._serialized_start=678
+  _globals['_SIGNEDMANIFEST']._serialized_end=752
+  _globals['_MANIFEST']._serialized_start=755
+  _globals['_MANIFEST']._serialized_end=1103
+  _globals['_TENSOR']._serialized_start=1105
+  _globals['_TENSOR']._serialized_end=1157
+  _globals['_FETCHREQUEST']._serialized_start=1160
+  _globals['_FETCHREQUEST']._serialized_end=1304
+  _globals['_CHUNK']._serialized_start=1306
+  _globals['_CHUNK']._serialized_end=1327
+  _globals['_METRICS']._serialized_start=1330
+  _globals['_METRICS']._serialized_end=1518
+  _globals['_METRICS_VALUESENTRY']._serialized_start=1473
+  _globals['_METRICS_VALUESENTRY']._serialized_end=1518
+  _globals['_METRICSRECEIPT']._serialized_start=1520
+  _globals['_METRICSRECEIPT']._serialized_end=1536
+  _globals['_EXCHANGE']._serialized_start=1854
+  _globals['_EXCHANGE']._serialized_end=2131
 # @@protoc_insertion_point(module_scope)

@@ -168,6 +168,7 @@ class Pulse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     PUBLISHED_ROUND_FIELD_NUMBER: _builtins.int
     COMMITTED_ROUND_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     round: _builtins.int
     phase: _builtins.str
@@ -175,6 +176,8 @@ class Pulse(_message.Message):
     """share of the phase that is done, in [0, 1]"""
     published_round: _builtins.int
     committed_round: _builtins.int
+    aggregate: _builtins.bytes
+    """digest of the mean that the committed round ended with; empty where nothing was averaged"""
     def __init__(
         self,
         *,
@@ -184,10 +187,11 @@ class Pulse(_message.Message):
         progress: _builtins.float = ...,
         published_round: _builtins.int = ...,
         committed_round: _builtins.int = ...,
+        aggregate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_round", b"committed_round", "generation", b"generation", "phase", b"phase", "progress", b"progress", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "committed_round", b"committed_round", "generation", b"generation", "phase", b"phase", "progress", b"progress", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

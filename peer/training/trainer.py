@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -36,6 +37,8 @@ from peer.training.optimiser import fitting
 from peer.training.parcels import Parcels
 from peer.training.recipe import Recipe
 from peer.training.tensors import non_finite, pack
+
+logger = logging.getLogger(__name__)
 
 INITIAL = checkpoint_name(0, "initial")
 
@@ -184,11 +187,15 @@ class Trainer:
             self.kept.write(name, record, {})
         return events.Adopted(command.generation, command.round, command.attempt, name, _artifact(record))
 
-    def _evaluate(self, command: commands.Evaluate) -> events.Event:
-        try:
-            self.hold(command.base, command.sources)
-        except UnusableArtifact as error:
-            return _rejected(command, error)
+    def _evaluate(self, command: commands.Evaluate) -> events.Evaluated:
+        sources = command.sources
+        while True:
+            try:
+                self.hold(command.base, sources)
+                break
+            except UnusableArtifact as error:  # the round is trained; what became unusable since is left out here
+                logger.warning("artifact left out of the measurement: peer=%s reason=%s", error.source.origin, error)
+                sources = tuple(source for source in sources if source != error.source)
         found = self.measured(self.data.test)
         found |= {f"validation_{name}": value for name, value in self.measured(self.data.validation).items()}
         return events.Evaluated(command.generation, command.round, command.attempt, found)
@@ -365,7 +372,7 @@ def _artifact(record: Mapping[str, Any]) -> Artifact | None:
 
 
 def _rejected(
-    command: commands.Train | commands.Aggregate | commands.Adopt | commands.Evaluate, error: UnusableArtifact
+    command: commands.Train | commands.Aggregate | commands.Adopt, error: UnusableArtifact
 ) -> events.ArtifactRejected:
     source = error.source
     order = (command.generation, command.round, command.attempt)

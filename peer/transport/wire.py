@@ -268,19 +268,15 @@ def encode_pulse(pulse: Pulse) -> pb.Pulse:
         progress=pulse.progress,
         published_round=pulse.published_round,
         committed_round=pulse.committed_round,
+        aggregate=bytes.fromhex(pulse.aggregate) if pulse.aggregate is not None else b"",
     )
 
 
 def decode_pulse(message: pb.Pulse) -> Pulse:
     """The content of a ``Beat``."""
-    pulse = Pulse(
-        generation=message.generation,
-        round=message.round,
-        phase=message.phase,
-        progress=message.progress,
-        published_round=message.published_round,
-        committed_round=message.committed_round,
-    )
+    rounds = message.published_round, message.committed_round
+    mean = Sha256(message.aggregate.hex()) if message.aggregate else None
+    pulse = Pulse(message.generation, message.round, message.phase, message.progress, *rounds, mean)
     _check_pulse(pulse)
     return pulse
 
@@ -289,6 +285,8 @@ def _check_pulse(pulse: Pulse) -> None:
     for name in ("generation", "round", "published_round", "committed_round"):
         number(f"pulse.{name}", getattr(pulse, name), maximum=limits.ROUNDS_MAX)
     text("pulse.phase", pulse.phase)
+    if pulse.aggregate is not None:
+        digest("pulse.aggregate", pulse.aggregate)
     finite("pulse.progress", pulse.progress, maximum=1.0)
 
 

@@ -50,6 +50,7 @@ ROUND = {
     "skipped": [],
     "artifact_sha256": "ef" * 32,
     "aggregate_sha256": None,
+    "agrees": {},
     "metrics": {"train_total": 0.123456, "train_total_last": 9.0, "samples": 4.0, "auc": 0.75},
     "threads": 1,
     "duration_s": 61.26,
@@ -140,6 +141,13 @@ def test_rounds_say_from_whom_and_who_was_missing() -> None:
         ["2", "europe (stale)", "61.3", "efefefefefef", "total 0.1235  auc 0.75"],
         ["3", "itself", "europe (silent)", "61.3", "-", "total 0.1235  auc 0.75"],
     ]
+
+
+def test_a_mean_is_shown_with_who_has_the_same() -> None:
+    averaged = {**ROUND, "aggregate_sha256": "cd" * 32, "agrees": {"europe": True, "africa": False}}
+    head, row = lines_of(picture.rounds([averaged]))
+    assert head[5] == "mean"
+    assert row[4] == "cdcdcdcdcdcd = europe ≠ africa"
 
 
 def test_rounds_of_two_generations_can_be_told_apart() -> None:

@@ -540,8 +540,9 @@ class World:
         used = "+".join(source.artifact.sha256 for source in command.sources)
         state = hashlib.sha256(f"mean {command.base} {used}".encode()).hexdigest()
         contributors = tuple(sorted({machine.rules.site, *(source.origin for source in command.sources)}))
+        mean = Sha256(hashlib.sha256(f"{command.round} {contributors}".encode()).hexdigest())
         answer = (command.generation, command.round, command.attempt)
-        self._work(machine, lambda: events.Aggregated(*answer, state, Sha256(state), contributors))
+        self._work(machine, lambda: events.Aggregated(*answer, state, mean, contributors))
 
     def _adopt(self, machine: Machine, command: commands.Adopt) -> None:
         assert command.source.artifact.sha256 in machine.files, "the copy that came home is not on disk"

@@ -232,7 +232,7 @@ def test_the_record_of_a_round_has_every_key(solo: Any) -> None:
     site = trained_once(solo, evaluation_every=1)
     site.finish()
     (record,) = round_records(site.audit.rows)
-    assert set(record) == {"round", *ROUND_KEYS}
+    assert set(record) == {"round", "agrees", *ROUND_KEYS}
     assert record["round"] == 1
     assert [source["site"] for source in record["sources"]] == ["asia"]
     assert record["contributors"] == ["asia", "europe"]

@@ -240,6 +240,21 @@ def test_a_federation_of_one_site_and_one_round(solo: Any, method: str) -> None:
     assert site.kinds.count("evaluated") == 1
 
 
+def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(world: Any) -> None:
+    run = world(
+        ("africa", "america", "asia", "europe"), method="feddal", rounds=3, quorum=1, pace=Pace(deadline_floor_s=5.0)
+    )
+    run.cut.add(("asia", "europe"))
+    run.run_to_end()
+    compared: dict[tuple[str, str], set[bool]] = {}
+    for name, machine in run.machines.items():
+        for kind, _, body in machine.rows:
+            if kind == "compared":
+                compared.setdefault((name, body["site"]), set()).add(body["agrees"])
+    assert compared[("africa", "america")] == {True}
+    assert compared[("africa", "europe")] == {False}
+
+
 def test_a_thousand_rounds_without_a_copy_of_the_slot_are_no_recursion(solo: Any) -> None:
     sites = tuple(f"site-{number:02d}" for number in range(60))
     rounds = sys.getrecursionlimit()

@@ -400,6 +400,17 @@ def test_a_head_whose_input_does_not_fit_is_refused_by_name(sites: Any) -> None:
     assert event.reason == "its head takes 10 features, this body gives 32, and transform = false"
 
 
+def test_a_head_that_was_lost_since_is_left_out_of_the_measurement(sites: Any) -> None:
+    together = sites("dflmoe")
+    together.round(1)
+    whole = together.evaluated("alpha")
+    lost = together.held["alpha"]["beta"].artifact.sha256
+    (Path(together.settings["alpha"].home) / "artifacts" / f"{lost}.safetensors").unlink()
+    assert together.evaluated("alpha")["samples"] == whole["samples"]
+    del together.held["alpha"]["beta"]
+    assert together.evaluated("alpha") == together.evaluated("alpha")
+
+
 # --- averaging ------------------------------------------------------------------------------------------------------
 def test_fedbn_neither_sends_nor_averages_normalisation(sites: Any) -> None:
     together = sites("fedbn")

@@ -122,7 +122,9 @@ def test_a_greeting_survives_the_wire(greeting):
     assert wire.decode_greeting(wire.encode_greeting(greeting)) == greeting
 
 
-@given(st.builds(Pulse, *[st.integers(0, 99)] * 2, texts, st.floats(0, 1), *[st.integers(0, 99)] * 2))
+@given(
+    st.builds(Pulse, *[st.integers(0, 99)] * 2, texts, st.floats(0, 1), *[st.integers(0, 99)] * 2, st.none() | digests)
+)
 def test_a_pulse_survives_the_wire(pulse):
     assert wire.decode_pulse(wire.encode_pulse(pulse)) == pulse
 
@@ -315,6 +317,7 @@ def test_a_site_cannot_sign_what_others_would_refuse(changes, reason):
             ({"phase": "a\nb"}, "pulse.phase .* cannot be printed"),
             ({"progress": 1.01}, "pulse.progress = 1.01 is outside 0 to 1"),
             ({"progress": float("nan")}, "pulse.progress = nan"),
+            ({"aggregate": b"ab"}, "pulse.aggregate"),
         ]
     ],
 )
