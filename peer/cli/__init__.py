@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("peer.cli.plan:plan", "Who receives from whom in the coming rounds."),
     "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
+    "methods": ("peer.cli.methods:methods", "The methods, their stages and parameters."),
     "models": ("peer.cli.models:models", "The networks that there are, and what each would cost."),
 }
 """Name -> (module:attribute, one line of help), in the order in which ``--help`` lists them."""

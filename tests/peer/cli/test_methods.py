@@ -1,0 +1,53 @@
+"""`methods`: every method with its stages and parameters, as the plans have them."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.core.plan import PLANS
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, ["methods", *words])
+
+
+def test_every_method_has_a_line_with_what_it_sends() -> None:
+    result = call()
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert PLANS.keys() <= lines.keys()
+    assert "head, to all" in lines["dflmoe"]
+    assert "train:local → exchange → train:decide" in lines["dflmoe"]
+    assert "model, to one" in lines["fedskd"]
+    assert "nothing" in lines["local"]
+
+
+def test_the_document_has_what_a_federation_toml_may_say() -> None:
+    document = json.loads(call("--json").stdout)
+    assert [method["name"] for method in document] == list(PLANS)
+    feddal = next(method for method in document if method["name"] == "feddal")
+    assert feddal["never_leaves"] == ["model", "head"]
+    assert feddal["shared_model"] == "beside"
+    assert feddal["stages"] == {
+        "train": {"unit": "epoch", "count": 5, "learning_rate": 1e-4, "weight_decay": 1e-4},
+    }
+    assert feddal["parameters"]["top"]["minimum"] == 1
+    for method in document:
+        assert method["parameters"].keys() == PLANS[method["name"]].parameters.keys()
+
+
+def test_one_method_is_told_in_full() -> None:
+    text = call("mh_pflid").stdout
+    for words in ("inject", "distill", "injection", "0 to 1", "attention, addition", "true or false", "ICML 2024"):
+        assert words in text
+    assert "gamma" in call("fedskd").stdout
+    assert "gamma" not in call("feddal").stdout
+
+
+def test_an_unknown_method_is_a_usage_error() -> None:
+    result = call("fedsdk")
+    assert result.exit_code == 2
+    assert "fedsdk" in result.stderr
