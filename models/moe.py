@@ -246,9 +246,11 @@ class Mixture(nn.Module):
 def _invite_whom_it_knows(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
     """Before a state is loaded, make what the sites in it need."""
     for name, weight in state.items():
-        if known := KNOWN.fullmatch(name.removeprefix(prefix)):
-            own = known["part"] == "transform.own"
-            mixture.invite(known["site"], weight.shape[0] if own else mixture.features)
+        known = KNOWN.fullmatch(name.removeprefix(prefix))
+        if known and known["part"] == "transform.own" and mixture.transform is not None:
+            mixture.transform.invite(known["site"], weight.shape[0])
+        elif known and known["part"] == "mixing.rows" and isinstance(mixture.mixing, ExpertGate):
+            mixture.mixing.invite(known["site"])
 
 
 def _key(site: str) -> str:

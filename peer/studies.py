@@ -140,7 +140,7 @@ NODULES = Study(
     models={
         "africa": _named("resnet10", width=16, stem_stride=2),
         "america": _named("densenet50", width=16),
-        "asia": _named("shufflenet_v2", width=24),
+        "asia": _named("vgg11", width=8),
         "europe": _named("resnet10", width=13, stem_stride=2),
     },
     input_sizes=dict.fromkeys(HOSPITALS, (32, 32, 32)),

@@ -44,15 +44,17 @@ def local(scene: Scene) -> Stage:
 
 
 def decide(scene: Scene) -> Stage:
-    """Stage c: transforms and attention."""
+    """Stage c: transforms and attention; without an expert from elsewhere there is nothing to learn."""
     loss = supervised(scene.task, scene.parameters["segmentation_loss"])
     invite(scene)
+    # One expert has all the weight, whatever the query: only weight decay would move it, step by step to 0.
+    learns = (MIXTURE,) if scene.received else ()
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         mixed = mix(scene, batch.images, forward(DAM, batch.images), forward)
         return {f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets))}
 
-    return one_move(_networks(scene), (MIXTURE,), losses)
+    return one_move(_networks(scene), learns, losses)
 
 
 def predict(scene: Scene, images: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ def mix(scene: Scene, images: Tensor, output: Output, forward: Mix, *, detach: b
     mixed: Tensor
     if _are_models(scene):
         said = {origin: forward(_expert(origin), images).prediction for origin in scene.received}
-        said[scene.site] = output.prediction
+        said[scene.site] = forward(DAM, feature, part=scene.dam.head_name) if detach else output.prediction
         mixed = forward(MIXTURE, feature, {site: said[site].float() for site in sorted(said)}, part="mixing")
     else:
         mixed = forward(MIXTURE, feature, {**scene.received, scene.site: scene.dam.head})
@@ -104,6 +106,14 @@ def mixture(place: Place, made: Mapping[str, nn.Module]) -> nn.Module:
 def sent(network: Network, parameters: Mapping[str, Any]) -> list[str]:
     """The head's state."""
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
+
+
+def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """The mixture weighs predictions by the feature that the head takes: both must be on one grid."""
+    feature, prediction = own.penultimate.shape[2:], own.prediction.shape[2:]
+    if feature == prediction:
+        return None
+    return f"the model's head takes a feature on the grid {tuple(feature)}, but predicts on {tuple(prediction)}"
 
 
 def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
@@ -140,5 +150,5 @@ def _expert(origin: str) -> str:
 
 STAGES = {"local": local, "decide": decide}
 KEEPS = {MIXTURE: mixture}
-DFLMOE = Method(stages=STAGES, keeps=KEEPS, sent=sent, predict=predict, mismatch=mismatch)
-DFLMOE_MODELS = Method(stages=STAGES, keeps=KEEPS, predict=predict, mismatch=mismatch_of_models)
+DFLMOE = Method(stages=STAGES, keeps=KEEPS, sent=sent, predict=predict, unfit=unfit, mismatch=mismatch)
+DFLMOE_MODELS = Method(stages=STAGES, keeps=KEEPS, predict=predict, unfit=unfit, mismatch=mismatch_of_models)

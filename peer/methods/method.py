@@ -58,6 +58,7 @@ class Move:
     """One step of the optimisers of ``trains``: those networks are in train mode, all others are frozen.
 
     Frozen is: evaluation mode, no gradient to its parameters, no optimiser. Gradients do pass through to its inputs.
+    A move that trains none only measures.
     """
 
     trains: tuple[str, ...]

@@ -14,7 +14,8 @@ both roles (``tie``). For super-resolution the L1 distance stands for the diverg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,12 +44,12 @@ from peer.methods.supervised import supervised
 def inject(scene: Scene) -> Stage:
     """The local model and the receiver learn; the messenger is frozen, its batch statistics too."""
     loss = supervised(scene.task, scene.parameters["segmentation_loss"])
-    weight, warmth = float(scene.parameters["injection"]), float(scene.parameters["temperature"])
+    weight, warmth = float(scene.parameters["injection"]), _warmth(scene)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         local: Output = forward(DAM, batch.images)
         with torch.no_grad():
-            carried = forward(MESSENGER, batch.images).bottleneck
+            carried = forward(MESSENGER, batch.images).penultimate
         received = forward(RECEIVER, carried, local.bottleneck)
         spoken = forward(MESSENGER, received, part=scene.networks[MESSENGER].head_name)
         return {
@@ -61,17 +62,15 @@ def inject(scene: Scene) -> Stage:
 
 def distill(scene: Scene) -> Stage:
     """The messenger and the transmitter learn; the local model is frozen and a constant."""
-    loss, weight = (
-        supervised(scene.task, scene.parameters["segmentation_loss"]),
-        float(scene.parameters["distillation"]),
-    )
-    warmth = float(scene.parameters["temperature"])
+    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    weight, warmth = float(scene.parameters["distillation"]), _warmth(scene)
     follow = distillation_l1 if scene.task == "super_resolution" else distillation_kl
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             local: Output = forward(DAM, batch.images)
-        carried = forward(MESSENGER, batch.images).bottleneck
+        with _unmoved(scene.networks[MESSENGER].head):
+            carried = forward(MESSENGER, batch.images).penultimate
         sent = forward(TRANSMITTER, carried, local.bottleneck)
         spoken = forward(MESSENGER, sent, part=scene.networks[MESSENGER].head_name)
         return {
@@ -108,10 +107,28 @@ def sent(network: Network, parameters: Mapping[str, Any]) -> list[str]:
 
 
 def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """A messenger that carries maps cannot be fed with vectors."""
-    if shared is not None and own.bottleneck.ndim < shared.bottleneck.ndim:
+    """A messenger that carries maps cannot be fed with vectors; one module for both roles has one form."""
+    if parameters["tie"] and parameters["receiver"] != parameters["transmitter"]:
+        return "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
+    if shared is not None and own.bottleneck.ndim < shared.penultimate.ndim:
         return "the messenger carries maps, but the local model's bottleneck is a vector; choose another [shared_model]"
     return None
+
+
+def _warmth(scene: Scene) -> float:
+    """What outputs are divided by in the supervised losses; an image has no temperature."""
+    return 1.0 if scene.task == "super_resolution" else float(scene.parameters["temperature"])
+
+
+@contextmanager
+def _unmoved(head: nn.Module) -> Iterator[None]:
+    """A pass whose prediction nobody uses: the head's batch statistics are those of what it is given afterwards."""
+    training = head.training
+    head.eval()
+    try:
+        yield
+    finally:
+        head.train(training)
 
 
 def _networks(scene: Scene, adapter: str) -> dict[str, Any]:
@@ -129,7 +146,7 @@ def _dims(place: Place) -> int:
 
 def _carried(place: Place) -> Tensor:
     assert place.shared_output is not None
-    return place.shared_output.bottleneck
+    return place.shared_output.penultimate
 
 
 MH_PFLID = Method(

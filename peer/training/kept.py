@@ -53,10 +53,12 @@ class Kept:
     def networks(self) -> Mapping[str, nn.Module]:
         """All of them, made at first use."""
         if self._beside is None:
-            self._beside = {}
+            made: dict[str, nn.Module] = {}
             for name, make in self._method.keeps.items():
+                place = self.place  # before the seed: to make it draws weights
                 self._sow("init", name, alike=name == self._method.sends, role=name)
-                self._beside[name] = make(self.place, self._beside)
+                made[name] = make(place, made)
+            self._beside = made
         return {DAM: self.dam, **self._beside}
 
     @property

@@ -122,7 +122,8 @@ class Loop:
             optimiser.zero_grad(set_to_none=True)
         terms = move.losses(batch, forward)
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
-        torch.autograd.backward(total)
+        if move.trains:
+            torch.autograd.backward(total)
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}

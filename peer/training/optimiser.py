@@ -48,8 +48,6 @@ def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state:
 def fitting(state: Mapping[str, Tensor], network: nn.Module) -> State:
     """The part of an optimiser's state that is of this network's parameters; what was made anew has none."""
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
-    return {
-        key: value
-        for key, value in state.items()
-        if key.rpartition("/")[0] in shapes and (not value.ndim or value.shape == shapes[key.rpartition("/")[0]])
-    }
+    owners = {key: key.rpartition("/")[0] for key in state}
+    anew = {owners[key] for key, value in state.items() if value.ndim and value.shape != shapes.get(owners[key])}
+    return {key: value for key, value in state.items() if owners[key] in shapes.keys() - anew}

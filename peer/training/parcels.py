@@ -11,12 +11,12 @@ from peer.core.commands import Source
 from peer.core.facts import Artifact
 from peer.core.roster import SiteName
 from peer.methods.method import Method
-from peer.training.artifact import read_head, read_network, read_state, write_artifact
+from peer.training.artifact import artifact_path, read_head, read_network, read_state, write_artifact
 from peer.training.fault import ConfigurationError, UnusableArtifact
 from peer.training.kept import Kept
 from peer.training.network import probe, probe_head
 from peer.training.recipe import Recipe
-from peer.training.tensors import State, mean, state_of
+from peer.training.tensors import State, mean, state_of, unpack
 
 
 class Parcels:
@@ -81,6 +81,11 @@ class Parcels:
                 raise UnusableArtifact(source, reason)
             found[str(source.origin)] = module
         return found
+
+    def extreme(self, source: Source) -> float:
+        """The largest absolute value in what came."""
+        state = unpack(artifact_path(self._recipe.artifacts, source.artifact.sha256).read_bytes())
+        return max((float(tensor.abs().max()) for tensor in state.values() if tensor.numel()), default=0.0)
 
     def averaged(self, sources: Sequence[Source], *, samples: int) -> tuple[State, list[SiteName]]:
         """The mean of the own state and of those that came, in ascending order of their sites, and whose they are.

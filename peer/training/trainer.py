@@ -319,9 +319,10 @@ class Trainer:
         return None
 
     def _blamed(self, command: commands.Train, reason: str) -> Exception:
-        """Whose doing a divergence: what came is blamed; alone, the site shows if it was its own."""
+        """Whose doing a divergence: what came is blamed, of several the most extreme; alone, the site was it itself."""
         if command.sources:
-            return UnusableArtifact(command.sources[0], f"training with it diverged: {reason}")
+            blamed = max(command.sources, key=self.parcels.extreme)
+            return UnusableArtifact(blamed, f"training with it diverged: {reason}")
         return ConfigurationError(
             f"training diverged in round {command.round}: {reason}; lower [stages.{command.stage}] learning_rate, or "
             "look for extreme values in the data"

@@ -50,7 +50,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "daemon": frozenset({"core", "spec", "ground", "transport"}),
     "operation": frozenset({"core", "spec", "ground", "transport", "daemon", "datasets"}),
     "datasets": frozenset({"core", "ground"}),
-    "cli": frozenset({"core", "ground", "transport", "daemon", "operation", "datasets", "evaluation", "spec", "models.footprint"}),
+    "cli": frozenset(
+        {"core", "ground", "transport", "daemon", "operation", "datasets", "evaluation", "spec", "models.footprint"}
+    ),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset({"core", "methods", "models", "spec", "losses", "peer.datalist"}),
     "evaluation": frozenset({"core", "ground", "datasets", "training", "methods", "models", "spec", "losses"}),

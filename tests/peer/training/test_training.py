@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 import models
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.facts import Artifact
-from peer.core.plan import PLANS
+from peer.core.plan import PLANS, Plan
 from peer.core.roster import SiteName
 from peer.core.work import Setting
 from peer.training.trainer import Trainer
@@ -56,8 +58,7 @@ class Sites:
     def __init__(self, make_setting: Callable[..., Setting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
         parameters = options.pop("parameters", {})
-        self.plan = PLANS[method]
-        self.settings = {
+        settings = {
             site: make_setting(
                 site=site,
                 method={"name": method, **parameters},
@@ -67,7 +68,12 @@ class Sites:
             )
             for site in SITES
         }
-        self.trainers = {site: Trainer(setting) for site, setting in self.settings.items()}
+        self.begin(PLANS[method], settings)
+
+    def begin(self, plan: Plan, settings: Mapping[str, Setting]) -> None:
+        """Make every site's first model."""
+        self.plan, self.settings = plan, settings
+        self.trainers = {site: Trainer(setting) for site, setting in settings.items()}
         self.state: dict[str, str] = {}
         self.artifact: dict[str, Artifact | None] = {}
         self.held: dict[str, dict[str, Source]] = {site: {} for site in SITES}
@@ -495,3 +501,80 @@ def test_a_finished_mean_is_answered_at_once(sites: Any) -> None:
     for path in (Path(together.settings["alpha"].home) / "artifacts").iterdir():
         path.unlink()
     assert first.sha256 == json.loads(record.read_text())["sha256"]
+
+
+# --- real data ------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Handwritten digits (scikit-learn's, 8 x 8), 150 for training and 60 for test at each of three sites."""
+    images, labels = load_digits(return_X_y=True)
+    folder = tmp_path_factory.mktemp("digits")
+    order = np.random.default_rng(0).permutation(len(labels))
+    for site, part in zip(SITES, np.array_split(order[:630], 3), strict=True):
+        (folder / site).mkdir()
+        entries = []
+        for index in part:
+            np.save(folder / site / f"{index}.npy", (images[index].reshape(1, 8, 8) / 16).astype(np.float32))
+            entries.append({"image": f"{index}.npy", "label": int(labels[index])})
+        datalist = {"training": entries[:150], "test": entries[150:]}
+        (folder / site / "datalist.json").write_text(json.dumps(datalist))
+    return folder
+
+
+def accuracy(trainer: Trainer, predict: Callable[[Tensor], Tensor]) -> float:
+    with torch.no_grad():
+        hits = [(predict(images).argmax(1) == targets).float() for images, targets in trainer.data.test.batches(30)]
+    return float(torch.cat(hits).mean())
+
+
+@pytest.fixture
+def readers(make_setting: Callable[..., Setting], digits: Path) -> Callable[..., Sites]:
+    """Three sites of three families that have learnt digits for some rounds."""
+
+    def run(method: str, shared: Mapping[str, Any], *, learning_rate: float, rounds: int) -> Sites:
+        together = Sites.__new__(Sites)
+        settings = {}
+        for site, name in zip(SITES, ("resnet10", "vgg11", "se_resnet18"), strict=True):
+            made = make_setting(
+                site=site,
+                method={"name": method},
+                model={"name": name, "parameters": {"width": 8}},
+                shared_model=shared,
+                task={"kind": "classification", "spatial_dims": 2, "in_channels": 1, "classes": 10},
+                data={"input_size": [16, 16], "augmentation": {"flip": 0.0, "probability": 0.0}},
+                steps=20,
+                learning_rate=learning_rate,
+                training={"batch_size": 16},
+            )
+            settings[site] = dataclasses.replace(made, base_folder=str(digits / site))
+        together.begin(PLANS[method], settings)
+        for number in range(1, rounds + 1):
+            together.round(number)
+        return together
+
+    return run
+
+
+def test_the_proxy_itself_has_learnt_the_task(readers: Callable[..., Sites]) -> None:
+    together = readers("feddal", {"name": "resnet10", "width": 8}, learning_rate=1e-3, rounds=5)
+    for site, trainer in together.trainers.items():
+        trainer.kept.hold(together.state[site])
+        proxy = trainer.kept.networks["proxy"].eval()
+        assert accuracy(trainer, lambda images, proxy=proxy: proxy(images).prediction) > 0.3  # chance is 0.1
+        assert together.evaluated(site)["accuracy"] > 0.5
+
+
+def test_the_messenger_with_what_is_transmitted_has_learnt_the_task(readers: Callable[..., Sites]) -> None:
+    together = readers("mh_pflid", {"name": "messenger_classification", "width": 32}, learning_rate=3e-3, rounds=5)
+    for site, trainer in together.trainers.items():
+        trainer.kept.hold(together.state[site])
+        networks = {name: network.eval() for name, network in trainer.kept.networks.items()}
+
+        def speak(images: Tensor, networks: Mapping[str, Any] = networks) -> Tensor:
+            messenger = networks["messenger"]
+            sent = networks["transmitter"](messenger(images).penultimate, networks["dam"](images).bottleneck)
+            spoken: Tensor = messenger.head(sent)
+            return spoken
+
+        assert accuracy(trainer, speak) > 0.2  # chance is 0.1
+        assert together.evaluated(site)["accuracy"] > 0.5

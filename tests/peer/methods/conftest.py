@@ -1,0 +1,148 @@
+"""A site in miniature: what a method keeps beside a local model, its stages on one batch, and who had a gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from peer.core.plan import PLANS, Work
+from peer.methods import METHODS
+from peer.methods.method import DAM, Batch, Place, Scene, Stage, Term
+from peer.training.loop import Loop
+from peer.training.seeding import derive
+
+WORK = Work("step", 1, 0.01, weight_decay=0.1)
+"""A weight decay that would show in whatever is in an optimiser."""
+
+
+class Site:
+    """The networks of one site under a method, made as the trainer makes them; nothing is on disk.
+
+    Args:
+        method: its name.
+        dam: the local model.
+        images: of a batch, from which the shapes are taken.
+        shared: makes the network of ``[shared_model]``.
+        received: what came, by origin.
+        parameters: of the method, beside its defaults.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        dam: models.Network,
+        images: Tensor,
+        *,
+        shared: Any = None,
+        received: Mapping[str, nn.Module] | None = None,
+        task: str = "classification",
+        **parameters: Any,
+    ) -> None:
+        self.method, self.modes = METHODS[method], dict[str, list[bool]]()
+        chosen = {**PLANS[method].defaults(), **parameters}
+        with torch.no_grad():
+            own = dam.eval()(images[:1])
+            other = None if shared is None else shared().eval()(images[:1])
+        place = Place("beta", task, own.prediction.shape[1], chosen, own, other, shared)
+        networks: dict[str, nn.Module] = {}
+        for number, (name, make) in enumerate(self.method.keeps.items()):
+            torch.manual_seed(100 + number)
+            networks[name] = make(place, networks)
+        self.scene = Scene("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
+        self.seeds: list[tuple[object, ...]] = []
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """What the site keeps, and what came."""
+        return {**self.scene.networks, **self.scene.received}
+
+    def exact(self) -> Site:
+        """Everything in float64 and evaluation mode, with statistics and weights of norms that show."""
+        torch.manual_seed(7)
+        for network in self.networks.values():
+            network.double().eval()
+            for module in network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    nn.init.normal_(module.running_mean)
+                    nn.init.uniform_(module.running_var, 0.5, 2.0)
+                    nn.init.uniform_(module.weight, 0.5, 2.0)
+                    nn.init.normal_(module.bias)
+        return self
+
+    def terms(self, stage: str, batch: Batch, *, move: int = 0) -> Mapping[str, Term]:
+        """The terms of a move in whatever mode the networks are."""
+        built = self.method.stages[stage](self.scene)
+        moves = [move for moves in built.passes for move in moves]
+        return moves[move].losses(batch, forward_of(built))
+
+    def step(self, stage: str | Stage, batch: Batch, *, precision: str = "fp32", steps: int = 1) -> Loop:
+        """Steps of the training loop on this batch; ``modes`` gets the mode of each forward pass by network."""
+        built = self.method.stages[stage](self.scene) if isinstance(stage, str) else stage
+        self.modes = {name: [] for name in built.networks}
+        hooks = [
+            network.register_forward_pre_hook(lambda module, _, name=name: self.modes[name].append(module.training))
+            for name, network in built.networks.items()
+        ]
+        device = torch.device("cpu")
+        seed = lambda *parts: derive("stage", *parts)  # noqa: E731 - as a trainer binds it
+        loop = Loop(built, WORK, steps=steps, device=device, precision=precision, seed=seed)
+        assert list(loop.run(Same(batch))) == list(range(1, loop.steps + 1))
+        loop.thaw()
+        for hook in hooks:
+            hook.remove()
+        return loop
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of all states, as ``<network>/<name>``."""
+        return copy.deepcopy(
+            {f"{key}/{name}": value for key, net in self.networks.items() for name, value in net.state_dict().items()}
+        )
+
+    def moved(self, before: Mapping[str, Tensor]) -> set[str]:
+        """The networks whose state is another than it was."""
+        return {key.partition("/")[0] for key, value in self.state().items() if not torch.equal(value, before[key])}
+
+    def learns(self, network: str) -> set[str]:
+        """The parameters of a network that have a gradient other than 0."""
+        named = self.networks[network].named_parameters()
+        return {name for name, parameter in named if parameter.grad is not None and parameter.grad.any()}
+
+    def untouched(self, network: str) -> bool:
+        """Whether no parameter of it has any gradient at all."""
+        return all(parameter.grad is None for parameter in self.networks[network].parameters())
+
+    def _seeded(self, *purpose: object) -> None:
+        self.seeds.append(purpose)
+        torch.manual_seed(derive(*map(str, purpose)))
+
+
+class Same:
+    """The same batch at every step."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.batch
+
+
+def forward_of(stage: Stage) -> Any:
+    """Runs a stage's networks as they are."""
+
+    def forward(network: str, *inputs: Any, part: str = "") -> Any:
+        module = stage.networks[network]
+        return (module.get_submodule(part) if part else module)(*inputs)
+
+    return forward
+
+
+@pytest.fixture
+def make_site() -> type[Site]:
+    """Makes sites."""
+    return Site

@@ -1,0 +1,149 @@
+"""FedAvg, FedProx, FedBN: the labels' loss, the pull towards where the round began, what counts as a norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from models import Network, Output
+from peer.methods import METHODS
+from peer.methods.averaging import FEDAVG, FEDBN, FEDPROX, all_but_norms
+from peer.methods.method import DAM, Batch
+
+DRAW = torch.Generator().manual_seed(0)
+BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
+MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
+EVERY = ("fedavg", "fedprox", "fedbn")
+
+
+def network(name: str = "resnet10", **hyper: Any) -> Network:
+    torch.manual_seed(0)
+    return models.create_model(name, spatial_dims=1, in_channels=2, classes=3, **{"width": 4, **hyper})
+
+
+@pytest.fixture
+def site(make_site: Any) -> Any:
+    """Makes a site with a ResNet."""
+    return lambda method, **parameters: make_site(method, network(), BATCH.images, **parameters)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None:
+    at = site(method)
+    expected = F.cross_entropy(at.networks[DAM].train()(BATCH.images).prediction, BATCH.targets)
+    loop = at.step("train", BATCH)
+    assert loop.losses()["ce_dam"] == pytest.approx(expected.item())
+    assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
+    assert at.modes == {DAM: [True]}
+    assert METHODS[method].keeps == {}
+
+
+def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:
+    states = []
+    for method in ("local", "fedavg", "fedbn", "fedprox"):
+        at = site(method, **({"mu": 0.0} if method == "fedprox" else {}))
+        at.step("train", BATCH, steps=3)
+        states.append(at.state())
+    assert all(torch.equal(tensor, other[name]) for other in states[1:] for name, tensor in states[0].items())
+
+
+# --- FedProx ----------------------------------------------------------------------------------------------------------
+def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: Any) -> None:
+    at = site("fedprox", mu=3.0)
+    at.exact()
+    begun = {name: parameter.detach().clone() for name, parameter in at.networks[DAM].named_parameters()}
+    stage = at.method.stages["train"](at.scene)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in at.networks[DAM].parameters():
+            parameter += torch.randn_like(parameter)
+    ((move,),) = stage.passes
+    batch = Batch(BATCH.images.double(), BATCH.targets)
+    terms = move.losses(batch, lambda name, images: stage.networks[name](images))
+    assert {name: term.weight for name, term in terms.items()} == {"ce_dam": 1.0, "proximal": 1.5}
+    gaps = {name: parameter.detach() - begun[name] for name, parameter in at.networks[DAM].named_parameters()}
+    distance = sum(float((gap.numpy() ** 2).sum()) for gap in gaps.values())
+    assert terms["proximal"].value.item() == pytest.approx(distance, rel=1e-12)
+    torch.autograd.backward(terms["proximal"].value * terms["proximal"].weight)
+    for name, parameter in at.networks[DAM].named_parameters():
+        torch.testing.assert_close(parameter.grad, 3.0 * gaps[name])
+
+
+def test_the_pull_is_from_a_copy_that_does_not_move(site: Any) -> None:
+    at = site("fedprox", mu=1.0)
+    stage = at.method.stages["train"](at.scene)
+    assert at.step(stage, BATCH).losses()["proximal"] == 0.0
+    before = {name: parameter.detach().clone() for name, parameter in network().named_parameters()}
+    moved = sum((p.detach() - before[n]).square().sum() for n, p in at.networks[DAM].named_parameters())
+    assert at.step(stage, BATCH).losses()["proximal"] == pytest.approx(moved.item(), rel=1e-5)
+    anew = at.method.stages["train"](at.scene)
+    assert at.step(anew, BATCH).losses()["proximal"] == 0.0
+
+
+def test_the_pull_stays_in_bf16(site: Any) -> None:
+    exact, rough = (site("fedprox", mu=1.0).step("train", BATCH, steps=3, precision=p) for p in ("fp32", "bf16"))
+    assert rough.losses()["ce_dam"] != exact.losses()["ce_dam"]
+    assert rough.losses() == pytest.approx(exact.losses(), rel=0.2)
+    assert rough.losses()["proximal"] > 0
+
+
+# --- FedBN ------------------------------------------------------------------------------------------------------------
+class Mixed(Network):
+    """Every kind of normalisation layer under names that do not tell, and a convolution that is called ``bn``."""
+
+    head_name = "last"
+
+    def __init__(self) -> None:
+        super().__init__(name="tests:Mixed", spatial_dims=1, in_channels=2, classes=3, hyper={}, head="last")
+        self.bn = nn.Conv1d(2, 4, 3)
+        self.a, self.b = nn.BatchNorm1d(4), nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True))
+        self.a2 = nn.Conv1d(4, 4, 1)
+        self.c, self.last = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        feature = self.c(self.a2(self.b(self.a(self.bn(x)))).mean(2))
+        return Output(self.last(feature), (), feature, feature)
+
+
+def test_norms_stay_by_their_type_and_not_by_their_name() -> None:
+    names = {f"{layer}.{part}" for layer in ("bn", "a2", "last") for part in ("weight", "bias")}
+    assert set(all_but_norms(Mixed(), {})) == names
+
+
+@pytest.mark.parametrize("name", ["resnet10", "transformer", "densenet50", "tcn"])
+def test_all_but_the_norms_of_a_network_are_sent(name: str) -> None:
+    made = network(name)
+    kinds = (nn.BatchNorm1d, nn.LayerNorm, nn.GroupNorm)
+    norms = {path for path, module in made.named_modules() if isinstance(module, kinds)}
+    assert norms
+    sent = all_but_norms(made, {})
+    assert {key for key in made.state_dict() if key.rpartition(".")[0] not in norms} == set(sent)
+    assert not any(key.endswith(("running_mean", "running_var", "num_batches_tracked")) for key in sent)
+
+
+def test_what_each_sends() -> None:
+    made = network()
+    assert [list(method.sent(made, {})) for method in (FEDAVG, FEDPROX)] == [list(made.state_dict())] * 2
+    assert FEDBN.sent is all_but_norms
+    assert {method.sends for method in (FEDAVG, FEDPROX, FEDBN)} == {DAM}
+
+
+def test_a_network_without_norms_is_sent_whole() -> None:
+    assert all_but_norms(nn.Sequential(nn.Conv1d(2, 2, 1), nn.Linear(2, 2)), {}) == [
+        "0.weight", "0.bias", "1.weight", "1.bias",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("loss", ["dice_ce", "dice", "ce"])
+def test_segmentation_has_the_loss_that_is_chosen(make_site: Any, method: str, loss: str) -> None:
+    torch.manual_seed(0)
+    dam = models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=2, depth=1)
+    at = make_site(method, dam, MAPS.images, task="segmentation", segmentation_loss=loss)
+    names = {"total", f"{loss}_dam"} | ({"proximal"} if method == "fedprox" else set())
+    assert at.step("train", MAPS).losses().keys() == names

@@ -1,0 +1,362 @@
+"""dFLMoE: both losses against a literal float64 version, who is frozen in which stage, ablations, maps and images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import models
+from models import Network, Output
+from models.network import head_width
+from peer.core.plan import PLANS
+from peer.methods import METHODS
+from peer.methods.dflmoe import mismatch, mismatch_of_models, sent, unfit
+from peer.methods.method import DAM, MIXTURE, Batch
+
+DRAW = torch.Generator().manual_seed(0)
+BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
+MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
+IMAGES = Batch(torch.rand(2, 1, 6, 6, generator=DRAW), torch.rand(2, 1, 12, 12, generator=DRAW))
+BATCHES = {"classification": BATCH, "segmentation": MAPS, "super_resolution": IMAGES}
+LOSSES = {"classification": "ce", "segmentation": "dice_ce", "super_resolution": "l1"}
+EXPERTS = ("alpha", "gamma")
+
+
+def network(task: str, which: int, *, seed: int = 0) -> models.Network:
+    """Three networks for a task, with heads of different widths; the first is the local one."""
+    torch.manual_seed(10 * seed + which)
+    if task == "classification":
+        name = ("resnet10", "tcn", "resnet10")[which]
+        hyper = ({"width": 4}, {"width": 6, "projection": 10}, {"width": 2})[which]
+        return models.create_model(name, spatial_dims=1, in_channels=2, classes=3, **hyper)
+    if task == "segmentation":
+        name, hyper = (("unet", {"width": 3, "depth": 2}), ("unet", {"width": 2, "depth": 1}), ("fcn8s", {"width": 2}))[
+            which
+        ]
+        return models.create_model(name, spatial_dims=2, in_channels=1, classes=3, **hyper)
+    name, width = (("srresnet6", 2), ("srcnn", 6), ("srresnet6", 4))[which]
+    return models.create_model(name, spatial_dims=2, in_channels=1, classes=1, width=width, scale=2)
+
+
+@pytest.fixture
+def site(make_site: Any) -> Any:
+    """Makes site beta, with two experts from elsewhere unless told otherwise."""
+
+    def make(
+        method: str = "dflmoe", task: str = "classification", *, experts: int = 2, alike: bool = False, **given: Any
+    ) -> Any:
+        others = {
+            origin: network(task, 0 if alike else number, seed=number)
+            for number, origin in enumerate(EXPERTS[:experts], start=1)
+        }
+        received = others if method == "dflmoe_models" else {origin: other.head for origin, other in others.items()}
+        dam, images = network(task, 0), BATCHES[task].images
+        return make_site(method, dam, images, received=received, task=task, **given)
+
+    return make
+
+
+def double(batch: Batch) -> Batch:
+    floating = batch.targets.is_floating_point()
+    return Batch(batch.images.double(), batch.targets.double() if floating else batch.targets)
+
+
+# --- the equations ----------------------------------------------------------------------------------------------------
+def mapped(layer: Any, x: Tensor) -> Tensor:
+    """A linear layer or a convolution, by its weights."""
+    if isinstance(layer, nn.Linear):
+        return torch.einsum("oc,bc->bo", layer.weight, x) + layer.bias
+    return F.conv2d(x, layer.weight, layer.bias, padding=layer.weight.shape[-1] // 2)
+
+
+def said_by(at: Any, output: Output, images: Tensor) -> list[Tensor]:
+    """Eq. 3: the experts' predictions, in the order of their sites' names."""
+    transform, found = at.networks[MIXTURE].transform, {"beta": mapped(at.networks[DAM].head, output.penultimate)}
+    for origin, expert in at.scene.received.items():
+        if isinstance(expert, Network):
+            found[origin] = expert(images).prediction
+        elif transform is None:
+            found[origin] = mapped(expert, output.penultimate)
+        else:
+            own = transform.own[f"site:{origin}"]
+            found[origin] = mapped(expert, mapped(own, mapped(transform.shared, output.penultimate)))
+    return [found[origin] for origin in sorted(found)]
+
+
+def mixed_of(at: Any, output: Output, images: Tensor) -> Tensor:
+    """Eq. 6, or the gate, expert by expert."""
+    mixing, experts, feature = at.networks[MIXTURE].mixing, said_by(at, output, images), output.penultimate
+    space = tuple(range(2, feature.ndim))
+    whole = at.scene.parameters["attention"] == "per_sample" and space
+    feature = feature.mean(space, keepdim=True) if whole else feature
+    if at.scene.parameters["mixing"] == "gate":
+        origins = sorted({*at.scene.received, "beta"})
+        scores = [mapped(mixing.rows[f"site:{origin}"], feature)[:, 0] for origin in origins]
+    else:
+        query = mapped(mixing.query, feature)
+        keys = [p.mean(space, keepdim=True) if whole else p for p in experts]
+        scores = [(query * key).sum(1) / query.shape[1] ** 0.5 for key in keys]
+    top = sum(torch.exp(score) for score in scores)
+    return sum((torch.exp(score) / top)[:, None] * p for score, p in zip(scores, experts, strict=True))
+
+
+def loss_of(task: str, prediction: Tensor, targets: Tensor) -> float:
+    """Section 7 by hand: cross-entropy; Dice of the foreground and cross-entropy; mean absolute difference."""
+    if task == "super_resolution":
+        return (prediction - targets).abs().mean().item()
+    p = torch.exp(prediction) / torch.exp(prediction).sum(1, keepdim=True)
+    crossed = -torch.log(p.gather(1, targets[:, None])).mean().item()
+    if task == "classification":
+        return crossed
+    dices = []
+    for image, truth in zip(p, targets, strict=True):
+        for k in range(1, 3):
+            there = (truth == k).double()
+            dices.append(float((2 * (image[k] * there).sum() + 1) / (image[k].sum() + there.sum() + 1)))
+    return crossed + 1 - float(np.mean(dices))
+
+
+CASES = [
+    ("dflmoe", "classification", {}),
+    ("dflmoe", "classification", {"mixing": "gate"}),
+    ("dflmoe", "classification", {"transform": False, "alike": True}),
+    ("dflmoe", "classification", {"experts": 1}),
+    ("dflmoe", "segmentation", {}),
+    ("dflmoe", "segmentation", {"attention": "per_sample"}),
+    ("dflmoe", "segmentation", {"attention": "per_sample", "mixing": "gate"}),
+    ("dflmoe", "super_resolution", {}),
+    ("dflmoe", "super_resolution", {"attention": "per_sample"}),
+    ("dflmoe_models", "classification", {}),
+    ("dflmoe_models", "classification", {"mixing": "gate"}),
+    ("dflmoe_models", "segmentation", {}),
+    ("dflmoe_models", "super_resolution", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "task", "options"), CASES)
+def test_the_losses_and_the_prediction_by_the_equations(
+    site: Any, method: str, task: str, options: dict[str, Any]
+) -> None:
+    at, batch, name = site(method, task, **options), double(BATCHES[task]), LOSSES[task]
+    at.method.stages["local"](at.scene)  # invites whom it received
+    at.exact()
+    local, decide = at.terms("local", batch), at.terms("decide", batch)
+    output = at.networks[DAM](batch.images)
+    mixed = mixed_of(at, output, batch.images)
+    assert {key: term.weight for key, term in local.items()} == {f"{name}_dam": 0.5, f"{name}_mixture": 0.5}
+    assert {key: term.weight for key, term in decide.items()} == {f"{name}_mixture": 1.0}
+    own, together = (loss_of(task, x.detach(), batch.targets) for x in (output.prediction, mixed))
+    assert local[f"{name}_dam"].value.item() == pytest.approx(own, rel=1e-5)
+    assert local[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
+    assert decide[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
+    torch.testing.assert_close(at.method.predict(at.scene, batch.images), mixed)
+    assert own != pytest.approx(together, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("task", BATCHES)
+def test_alone_the_mixture_is_the_local_model(site: Any, method: str, task: str) -> None:
+    at, batch, name = site(method, task, experts=0).exact(), double(BATCHES[task]), LOSSES[task]
+    terms = at.terms("local", batch)
+    assert torch.equal(terms[f"{name}_dam"].value, terms[f"{name}_mixture"].value)
+    assert torch.equal(at.method.predict(at.scene, batch.images), at.networks[DAM](batch.images).prediction)
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("mixing", ["attention", "gate"])
+def test_the_order_of_arrival_changes_no_bit(site: Any, method: str, mixing: str) -> None:
+    at = site(method, mixing=mixing)
+    at.method.stages["local"](at.scene)
+    for network in at.networks.values():
+        network.eval()
+    before, said = at.state(), at.method.predict(at.scene, BATCH.images)
+    first, second = list(at.scene.received.items())
+    at.scene.received.clear()
+    at.scene.received.update([second, first])
+    assert torch.equal(at.method.predict(at.scene, BATCH.images), said)
+    assert not at.moved(before)
+
+
+def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
+    at, batch = site("dflmoe", "super_resolution"), double(IMAGES)
+    at.method.stages["local"](at.scene)
+    at.exact()
+    said = torch.stack(said_by(at, at.networks[DAM](batch.images), batch.images))
+    mixed = at.method.predict(at.scene, batch.images)
+    assert (mixed >= said.amin(0) - 1e-12).all()
+    assert (mixed <= said.amax(0) + 1e-12).all()
+
+
+# --- who learns -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("task", BATCHES)
+def test_the_local_stage_trains_the_local_model_alone(site: Any, method: str, task: str) -> None:
+    at = site(method, task)
+    at.method.stages["local"](at.scene)
+    before = at.state()
+    loop = at.step("local", BATCHES[task])
+    assert set(loop.optimisers) == set(loop.moments()) == {DAM}
+    assert at.moved(before) == {DAM}
+    assert all(at.untouched(name) for name in (MIXTURE, *EXPERTS))
+    assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
+    models_run = method == "dflmoe_models"
+    assert at.modes == {
+        DAM: [True],
+        MIXTURE: [] if models_run else [False],  # of models its part that mixes is called alone
+        "expert-alpha": [False],
+        "expert-gamma": [False],
+    }
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("mixing", ["attention", "gate"])
+@pytest.mark.parametrize("task", BATCHES)
+def test_the_deciding_stage_trains_transforms_and_attention_alone(
+    site: Any, method: str, task: str, mixing: str
+) -> None:
+    at = site(method, task, mixing=mixing)
+    at.method.stages["decide"](at.scene)
+    before = at.state()
+    loop = at.step("decide", BATCHES[task])
+    assert set(loop.optimisers) == set(loop.moments()) == {MIXTURE}
+    assert at.moved(before) == {MIXTURE}
+    assert all(at.untouched(name) for name in (DAM, *EXPERTS))
+    assert at.learns(MIXTURE) == dict(at.networks[MIXTURE].named_parameters()).keys()
+    assert at.modes[DAM] == [False]
+
+
+def test_the_mixture_teaches_the_body_through_its_frozen_parts(site: Any) -> None:
+    """As query, as key and as value; through the heads of others alone, too."""
+    at = site().exact()
+    torch.autograd.backward(at.terms("local", double(BATCH))["ce_mixture"].value)
+    assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
+    through_others = site().exact()
+    with torch.no_grad():
+        through_others.networks[DAM].head.weight.zero_()
+    torch.autograd.backward(through_others.terms("local", double(BATCH))["ce_mixture"].value)
+    assert "conv1.weight" in through_others.learns(DAM)
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+def test_detached_the_mixture_teaches_the_head_alone(site: Any, method: str) -> None:
+    at = site(method, detach=True).exact()
+    terms = at.terms("local", double(BATCH))
+    torch.autograd.backward(terms["ce_mixture"].value)
+    assert at.learns(DAM) == {"fc.weight", "fc.bias"}
+    attached = site(method).exact().terms("local", double(BATCH))
+    assert terms["ce_mixture"].value.item() == pytest.approx(attached["ce_mixture"].value.item())
+
+
+def test_a_local_stage_that_received_nothing_is_training_by_the_labels(site: Any) -> None:
+    alone, detached = site(experts=0), site(experts=0, detach=True)
+    losses = alone.step("local", BATCH).losses()
+    assert losses["ce_mixture"] == pytest.approx(losses["ce_dam"])
+    assert losses["total"] == pytest.approx(losses["ce_dam"])
+    detached.step("local", BATCH)
+    whole, half = (at.networks[DAM].conv1.weight.grad for at in (alone, detached))
+    torch.testing.assert_close(whole, 2 * half)
+
+
+@pytest.mark.parametrize("mixing", ["attention", "gate"])
+def test_alone_there_is_nothing_to_decide(site: Any, mixing: str) -> None:
+    """The gradient would be exactly 0, and weight decay would take the query to 0 in some hundred steps."""
+    at = site(experts=0, mixing=mixing)
+    before = at.state()
+    loop = at.step("decide", BATCH, steps=3)
+    assert not at.moved(before)
+    assert (loop.optimisers, loop.moments()) == ({}, {})
+    expected = F.cross_entropy(at.networks[DAM].eval()(BATCH.images).prediction, BATCH.targets)
+    assert loop.means()["ce_mixture"] == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("stage", ["local", "decide"])
+def test_losses_in_bf16_are_near_those_in_fp32(site: Any, method: str, stage: str) -> None:
+    for task, batch in BATCHES.items():
+        exact, rough = (
+            site(method, task).step(stage, batch, precision=precision).losses() for precision in ("fp32", "bf16")
+        )
+        assert rough == pytest.approx(exact, rel=0.1)
+        assert rough != exact
+
+
+# --- invitations ------------------------------------------------------------------------------------------------------
+def test_a_transform_is_drawn_from_a_seed_of_its_site_and_width(site: Any) -> None:
+    at = site()
+    at.method.stages["local"](at.scene)
+    assert at.seeds == [(MIXTURE, "alpha", 10), (MIXTURE, "gamma", 16)]
+    first = at.state()
+    torch.manual_seed(999)
+    again = site()
+    again.method.stages["decide"](again.scene)
+    assert not again.moved(first)
+    later = site(experts=1)
+    later.method.stages["local"](later.scene)
+    later.scene.received["gamma"] = network("classification", 2, seed=2).head
+    later.method.stages["decide"](later.scene)
+    assert not later.moved(first)
+
+
+def test_a_head_of_another_width_gets_a_new_transform_and_the_others_keep_theirs(site: Any) -> None:
+    at = site()
+    at.step("decide", BATCH)
+    own, before = at.networks[MIXTURE].transform.own, at.state()
+    at.scene.received["alpha"] = nn.Linear(7, 3)
+    losses = at.step("decide", BATCH).losses()
+    assert np.isfinite(losses["total"])
+    assert own["site:alpha"].weight.shape == (7, 512)
+    assert own["site:gamma"].weight.shape == before["mixture/transform.own.site:gamma.weight"].shape
+    at.scene.received["alpha"] = network("classification", 1, seed=1).head
+    at.method.stages["local"](at.scene)
+    assert own["site:alpha"].weight.shape == (10, 512)
+    assert at.seeds[-2] == (MIXTURE, "alpha", 10)
+
+
+# --- what is sent, what does not fit ----------------------------------------------------------------------------------
+def test_the_head_is_sent_or_the_model(site: Any) -> None:
+    for task in BATCHES:
+        dam = network(task, 0)
+        assert set(sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
+        assert list(METHODS["dflmoe_models"].sent(dam, {})) == list(dam.state_dict())
+    assert {METHODS[name].sends for name in ("dflmoe", "dflmoe_models")} == {DAM}
+
+
+def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:
+    return Output(torch.zeros(prediction), (), torch.zeros(feature), torch.zeros(feature))
+
+
+def test_what_does_not_fit_is_said() -> None:
+    own, defaults = output((1, 3), (1, 8)), PLANS["dflmoe"].defaults()
+    assert mismatch(own, output((1, 3), (1, 5)), defaults) is None
+    assert mismatch(own, output((1, 3), (1, 5)), {**defaults, "transform": False}) == (
+        "its head takes 5 features, this body gives 8, and transform = false"
+    )
+    assert mismatch(own, output((1, 3), (1, 5, 4, 4)), defaults) == (
+        "its head takes features of 2 spatial dimensions, this body gives 0"
+    )
+    for judge in (mismatch, mismatch_of_models):
+        assert judge(own, output((1, 4), (1, 8)), defaults) == "it predicts (4,), this site (3,)"
+    assert mismatch_of_models(own, output((1, 3), (1, 5, 4, 4)), PLANS["dflmoe_models"].defaults()) is None
+
+
+def test_a_feature_must_be_on_the_grid_of_the_prediction() -> None:
+    for method in ("dflmoe", "dflmoe_models"):
+        defaults = PLANS[method].defaults()
+        assert METHODS[method].unfit is unfit
+        assert unfit(output((1, 3, 8, 8), (1, 4, 8, 8)), None, defaults, masks=False) is None
+        assert unfit(output((1, 3, 8, 8), (1, 4, 2, 2)), None, defaults, masks=False) == (
+            "the model's head takes a feature on the grid (2, 2), but predicts on (8, 8)"
+        )
+        assert unfit(output((1, 3), (1, 4, 2, 2)), None, defaults, masks=False) == (
+            "the model's head takes a feature on the grid (2, 2), but predicts on ()"
+        )
+
+
+def test_every_head_of_a_task_says_its_width() -> None:
+    widths = {task: [head_width(network(task, which).head) for which in range(3)] for task in BATCHES}
+    assert widths == {"classification": [32, 10, 16], "segmentation": [3, 2, 1], "super_resolution": [2, 3, 4]}

@@ -1,0 +1,62 @@
+"""FedCross: a slot is trained on the labels, whoever's it is; nothing is kept or averaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import models
+from peer.core.plan import PLANS, pattern
+from peer.methods.fedcross import FEDCROSS
+from peer.methods.method import DAM, VISITOR, Batch
+from peer.methods.supervised import supervised_stage
+
+BATCH = Batch(torch.randn(5, 2, 40, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def network(seed: int, width: int = 4) -> models.Network:
+    torch.manual_seed(seed)
+    return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
+
+
+@pytest.fixture
+def site(make_site: Any) -> Any:
+    """A site with a ResNet."""
+    return make_site("fedcross", network(0), BATCH.images)
+
+
+def test_every_round_circulates_and_nothing_is_averaged() -> None:
+    plan = PLANS["fedcross"]
+    assert {pattern(plan, round=t, rounds=5, parameters={}) for t in range(1, 6)} == {"circulate"}
+    assert "aggregate" not in plan.phases
+    assert (FEDCROSS.keeps, FEDCROSS.sends) == ({}, DAM)
+    made = network(0)
+    assert list(FEDCROSS.sent(made, {})) == list(made.state_dict())
+
+
+def test_a_slot_at_home_is_trained_on_the_labels(site: Any) -> None:
+    expected = F.cross_entropy(site.networks[DAM].train()(BATCH.images).prediction, BATCH.targets)
+    before = site.state()
+    losses = site.step("train", BATCH).losses()
+    assert losses == pytest.approx({"total": expected.item(), "ce_dam": expected.item()})
+    assert site.moved(before) == {DAM}
+
+
+def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
+    visitor, twin = network(3, width=6), network(3, width=6)
+    before = site.state()
+    loop = site.step(supervised_stage(site.scene, VISITOR, visitor), BATCH)
+    assert set(loop.optimisers) == {VISITOR}
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in visitor.parameters())
+    assert not site.moved(before)
+    torch.autograd.backward(F.cross_entropy(twin.train()(BATCH.images).prediction, BATCH.targets))
+    for mine, literal in zip(visitor.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, literal.grad)
+
+
+def test_the_local_model_predicts(site: Any) -> None:
+    site.networks[DAM].eval()
+    assert torch.equal(FEDCROSS.predict(site.scene, BATCH.images), site.networks[DAM](BATCH.images).prediction)

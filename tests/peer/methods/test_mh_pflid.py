@@ -1,0 +1,301 @@
+"""MH-pFLID: both losses against the equations in float64, who is frozen in which stage, the ablations, other tasks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from models import Output
+from peer.core.plan import PLANS
+from peer.methods.method import DAM, MESSENGER, RECEIVER, TRANSMITTER, Batch
+from peer.methods.mh_pflid import MH_PFLID, sent, unfit
+
+DRAW = torch.Generator().manual_seed(0)
+BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
+EXACT = Batch(BATCH.images.double(), BATCH.targets)
+MAPS = Batch(torch.randn(2, 1, 32, 32, generator=DRAW), torch.randint(0, 3, (2, 32, 32), generator=DRAW))
+IMAGES = Batch(torch.rand(2, 1, 8, 8, generator=DRAW), torch.rand(2, 1, 16, 16, generator=DRAW))
+
+
+def network(name: str, seed: int, dims: int = 1, **hyper: Any) -> models.Network:
+    torch.manual_seed(seed)
+    sizes = {1: (2, 3), 2: (1, 3)}[dims] if hyper.get("scale") is None else (1, 1)
+    return models.create_model(name, spatial_dims=dims, in_channels=sizes[0], classes=sizes[1], **hyper)
+
+
+@pytest.fixture
+def site(make_site: Any) -> Any:
+    """Makes a site with a ResNet and a small messenger."""
+
+    def make(**parameters: Any) -> Any:
+        shared = partial(network, "messenger_classification", 1, width=2)
+        return make_site("mh_pflid", network("resnet10", 0, width=4), BATCH.images, shared=shared, **parameters)
+
+    return make
+
+
+@pytest.fixture
+def dense(make_site: Any) -> Any:
+    """Makes a site that segments, with a U-Net and a dense messenger."""
+
+    def make(**parameters: Any) -> Any:
+        shared = partial(network, "messenger_segmentation", 1, 2, width=2)
+        dam = network("unet", 0, 2, width=2, depth=2)
+        return make_site("mh_pflid", dam, MAPS.images, shared=shared, task="segmentation", **parameters)
+
+    return make
+
+
+@pytest.fixture
+def enlarging(make_site: Any) -> Any:
+    """Makes a site of super-resolution."""
+
+    def make(messenger: str = "srcnn", **parameters: Any) -> Any:
+        shared = partial(network, messenger, 1, 2, width=4, scale=2)
+        dam = network("srresnet6", 0, 2, width=2, scale=2)
+        return make_site("mh_pflid", dam, IMAGES.images, shared=shared, task="super_resolution", **parameters)
+
+    return make
+
+
+# --- the equations ----------------------------------------------------------------------------------------------------
+def numbers(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def linear(layer: nn.Module, x: np.ndarray) -> np.ndarray:
+    return x @ numbers(layer.weight).T + numbers(layer.bias)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def ce(logits: np.ndarray, warmth: float = 1.0) -> float:
+    return float(-np.log(softmax(logits / warmth)[range(5), BATCH.targets.numpy()]).mean())
+
+
+def kl(teacher: np.ndarray, student: np.ndarray) -> float:
+    p, q = softmax(teacher), softmax(student)
+    return float((p * np.log(p / q)).sum(1).mean())
+
+
+def spoken(site: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of the local model and of the messenger through one of the two adapters, eqs. 8 to 11 token by token."""
+    dam, messenger, adapter = (site.networks[key] for key in (DAM, MESSENGER, name))
+    local, u = dam(EXACT.images), numbers(messenger(EXACT.images).penultimate)
+    v = linear(adapter.project, numbers(local.bottleneck))
+    if adapter.attention is None:
+        out = u + v
+    else:
+        asking, answering = (u, v) if name == RECEIVER else (v, u)
+        q, k, w = (
+            linear(layer, x)
+            for layer, x in zip(adapter.attention.children(), (asking, answering, answering), strict=True)
+        )
+        out = np.zeros_like(u)
+        for b in range(len(u)):
+            for m in range(u.shape[1]):
+                scores = np.exp(q[b, m] * k[b] / np.sqrt(u.shape[1]))
+                out[b, m] = (scores / scores.sum() * w[b]).sum()
+    norm, _, last = messenger.head
+    scale = np.sqrt(numbers(norm.running_var) + norm.eps)
+    out = (out - numbers(norm.running_mean)) / scale * numbers(norm.weight) + numbers(norm.bias)
+    return numbers(local.prediction), linear(last, np.maximum(out, 0.0))
+
+
+@pytest.mark.parametrize("parameters", [{}, {"injection": 0.25}, {"receiver": "addition"}, {"temperature": 4.0}])
+def test_the_loss_of_injection(site: Any, parameters: dict[str, Any]) -> None:
+    at = site(**parameters).exact()
+    local, messenger = spoken(at, RECEIVER)
+    weight, warmth = parameters.get("injection", 0.9), parameters.get("temperature", 1.0)
+    terms = at.terms("inject", EXACT)
+    assert {name: term.weight for name, term in terms.items()} == {"ce_dam": weight, "ce_messenger": 1 - weight}
+    assert terms["ce_dam"].value.item() == pytest.approx(ce(local, warmth), rel=1e-6)
+    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, warmth), rel=1e-6)
+    assert ce(messenger, warmth) != pytest.approx(ce(messenger, 2.0), rel=1e-3)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"distillation": 0.25}, {"transmitter": "addition"}, {"temperature": 4.0}])
+def test_the_loss_of_distillation(site: Any, parameters: dict[str, Any]) -> None:
+    at = site(**parameters).exact()
+    local, messenger = spoken(at, TRANSMITTER)
+    weight, warmth = parameters.get("distillation", 0.9), parameters.get("temperature", 1.0)
+    terms = at.terms("distill", EXACT)
+    assert {name: term.weight for name, term in terms.items()} == {"ce_messenger": weight, "distillation": 1 - weight}
+    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, warmth), rel=1e-6)
+    assert terms["distillation"].value.item() == pytest.approx(kl(local, messenger), rel=1e-9)
+
+
+# --- who learns -------------------------------------------------------------------------------------------------------
+def test_injection_trains_the_local_model_and_the_receiver(site: Any) -> None:
+    at = site()
+    before = at.state()
+    loop = at.step("inject", BATCH)
+    assert set(loop.optimisers) == set(loop.moments()) == {DAM, RECEIVER}
+    assert at.moved(before) == {DAM, RECEIVER}
+    assert at.modes == {DAM: [True], MESSENGER: [False], RECEIVER: [True]}
+    assert at.untouched(MESSENGER)
+    assert at.untouched(TRANSMITTER)
+    assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
+
+
+def test_the_frozen_messenger_passes_its_loss_on_to_the_local_body(site: Any) -> None:
+    at = site(injection=0.0)
+    at.step("inject", BATCH)
+    body = {name for name, _ in at.networks[DAM].named_parameters() if not name.startswith("fc.")}
+    assert at.learns(DAM) == body
+    assert at.learns(RECEIVER) >= {"project.weight", "attention.query.weight", "attention.value.weight"}
+    assert at.untouched(MESSENGER)
+
+
+def test_injection_says_nothing_to_the_body_of_the_messenger(site: Any) -> None:
+    """Not even where nothing is frozen."""
+    at = site().exact()
+    torch.autograd.backward(at.terms("inject", EXACT)["ce_messenger"].value)
+    assert {name.partition(".")[0] for name in at.learns(MESSENGER)} == {"classifier"}
+    assert at.learns(DAM)
+    at = site().exact()
+    torch.autograd.backward(at.terms("distill", EXACT)["distillation"].value)
+    assert {name.partition(".")[0] for name in at.learns(MESSENGER)} == {"classifier", "body"}
+    assert at.untouched(DAM)
+
+
+def test_distillation_trains_the_messenger_and_the_transmitter(site: Any) -> None:
+    at = site()
+    before = at.state()
+    loop = at.step("distill", BATCH)
+    assert set(loop.optimisers) == set(loop.moments()) == {MESSENGER, TRANSMITTER}
+    assert at.moved(before) == {MESSENGER, TRANSMITTER}
+    assert at.modes == {DAM: [False], MESSENGER: [True], TRANSMITTER: [True]}
+    assert at.untouched(DAM)
+    assert at.untouched(RECEIVER)
+    assert {"body.0.weight", "classifier.0.weight", "classifier.2.weight"} <= at.learns(MESSENGER)
+    assert {"project.weight", "attention.query.weight", "attention.value.weight"} <= at.learns(TRANSMITTER)
+
+
+def test_the_head_of_the_messenger_has_statistics_of_what_was_sent_alone(site: Any) -> None:
+    at, given = site(), []
+    norm = at.networks[MESSENGER].head[0]
+    at.networks[TRANSMITTER].register_forward_hook(lambda module, args, result: given.append(result.detach()))
+    at.step("distill", BATCH)
+    (sent_on,) = given
+    assert norm.num_batches_tracked == 1
+    torch.testing.assert_close(norm.running_mean, norm.momentum * sent_on.mean(0))
+    torch.testing.assert_close(norm.running_var, 1 - norm.momentum + norm.momentum * sent_on.var(0))
+    assert norm.training
+
+
+def test_tied_adapters_are_one_set_of_weights(site: Any) -> None:
+    tied, apart = site(tie=True), site()
+    before = tied.state()
+    tied.step("inject", BATCH)
+    assert tied.moved(before) == {DAM, RECEIVER, TRANSMITTER}
+    assert torch.equal(tied.networks[RECEIVER].project.weight, tied.networks[TRANSMITTER].project.weight)
+    assert not torch.equal(apart.networks[RECEIVER].project.weight, apart.networks[TRANSMITTER].project.weight)
+
+
+@pytest.mark.parametrize("stage", ["inject", "distill"])
+def test_losses_in_bf16_are_near_those_in_fp32_and_float32(site: Any, stage: str) -> None:
+    exact, rough = (site().step(stage, BATCH, precision=precision).losses() for precision in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact, rel=0.1, abs=0.01)
+    assert rough != exact
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+def test_the_messenger_is_sent_or_a_part_of_it(site: Any) -> None:
+    messenger = site().networks[MESSENGER]
+    whole, body, head = (sent(messenger, {"average": part}) for part in ("both", "body", "head"))
+    assert MH_PFLID.sends == MESSENGER
+    assert whole == list(messenger.state_dict())
+    assert sorted(body + head) == sorted(whole)
+    assert {name.partition(".")[0] for name in head} == {"classifier"}
+    assert {name.partition(".")[0] for name in body} == {"body"}
+    assert "classifier.0.running_mean" in head
+
+
+def outputs(own: tuple[int, ...], shared: tuple[int, ...]) -> tuple[Output, Output]:
+    mine, theirs = torch.zeros(own), torch.zeros(shared)
+    return Output(torch.zeros(1, 3), (), mine, mine), Output(torch.zeros(1, 3), (), theirs, theirs)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    defaults = PLANS["mh_pflid"].defaults()
+    assert unfit(*outputs((1, 8), (1, 16)), defaults, masks=False) is None
+    assert unfit(*outputs((1, 8, 4, 4), (1, 16)), defaults, masks=False) is None
+    assert unfit(*outputs((1, 8, 4, 4), (1, 16, 2, 2)), defaults, masks=False) is None
+    assert unfit(*outputs((1, 8), (1, 16, 2, 2)), defaults, masks=False) == (
+        "the messenger carries maps, but the local model's bottleneck is a vector; choose another [shared_model]"
+    )
+    two_forms = {**defaults, "tie": True, "receiver": "addition"}
+    assert unfit(*outputs((1, 8), (1, 16)), two_forms, masks=False) == (
+        "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
+    )
+    assert unfit(*outputs((1, 8), (1, 16)), {**two_forms, "transmitter": "addition"}, masks=False) is None
+
+
+# --- segmentation, super-resolution -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("loss", "name"), [(None, "dice"), ("dice_ce", "dice_ce"), ("ce", "ce")])
+def test_segmentation_has_its_losses(dense: Any, loss: str | None, name: str) -> None:
+    chosen = {} if loss is None else {"segmentation_loss": loss}
+    for stage, names in (
+        ("inject", {f"{name}_dam", f"{name}_messenger"}),
+        ("distill", {f"{name}_messenger", "distillation"}),
+    ):
+        losses = dense(**chosen).step(stage, MAPS).losses()
+        assert losses.keys() == {"total"} | names
+        assert all(np.isfinite(value) for value in losses.values())
+
+
+def test_segmentation_reaches_the_encoder_through_the_bottleneck(dense: Any) -> None:
+    at = dense(injection=0.0)
+    at.step("inject", MAPS)
+    learnt = at.learns(DAM)
+    assert {name.partition(".")[0] for name in learnt} == {"encoder"}
+    assert any(name.startswith("encoder.2.") for name in learnt)
+    assert at.untouched(MESSENGER)
+
+
+def test_the_divergence_of_maps_is_a_mean_over_pixels(dense: Any) -> None:
+    at = dense().exact()
+    batch = Batch(MAPS.images.double(), MAPS.targets)
+    terms = at.terms("distill", batch)
+    local = at.networks[DAM](batch.images)
+    messenger = at.networks[MESSENGER]
+    said = messenger.head(at.networks[TRANSMITTER](messenger(batch.images).penultimate, local.bottleneck))
+    pixels = [numbers(logits).transpose(0, 2, 3, 1).reshape(-1, 3) for logits in (local.prediction, said)]
+    assert terms["distillation"].value.item() == pytest.approx(kl(*pixels), rel=1e-9)
+
+
+@pytest.mark.parametrize("messenger", ["srcnn", "srresnet6"])
+def test_super_resolution_follows_the_image(enlarging: Any, messenger: str) -> None:
+    at = enlarging(messenger, temperature=4.0).exact()
+    batch = Batch(IMAGES.images.double(), IMAGES.targets.double())
+    local, shared = at.networks[DAM](batch.images), at.networks[MESSENGER]
+    carried = shared(batch.images).penultimate
+    said = {
+        name: numbers(shared.head(at.networks[name](carried, local.bottleneck))) for name in (RECEIVER, TRANSMITTER)
+    }
+    inject, distill = at.terms("inject", batch), at.terms("distill", batch)
+    assert inject.keys() == {"l1_dam", "l1_messenger"}
+    assert distill.keys() == {"l1_messenger", "distillation"}
+    target, own = numbers(batch.targets), numbers(local.prediction)
+    assert inject["l1_dam"].value.item() == pytest.approx(np.abs(own - target).mean(), rel=1e-5)
+    assert inject["l1_messenger"].value.item() == pytest.approx(np.abs(said[RECEIVER] - target).mean(), rel=1e-5)
+    assert distill["distillation"].value.item() == pytest.approx(np.abs(said[TRANSMITTER] - own).mean(), rel=1e-9)
+
+
+@pytest.mark.parametrize("stage", ["inject", "distill"])
+def test_super_resolution_trains(enlarging: Any, stage: str) -> None:
+    at = enlarging()
+    before = at.state()
+    losses = at.step(stage, IMAGES).losses()
+    assert all(np.isfinite(value) for value in losses.values())
+    assert at.moved(before) == ({DAM, RECEIVER} if stage == "inject" else {MESSENGER, TRANSMITTER})
