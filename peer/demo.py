@@ -131,7 +131,7 @@ def _figures(loopback: Loopback, study: Study, name: str, matrix: Any) -> dict[s
     # A site that enlarges by another factor cannot be tried on, and an AUC needs both classes.
     found = [metrics[study.metric] for metrics in matrix[name].values() if study.metric in metrics]
     return {
-        "model": site.model.name,
+        "model": f"{site.model.name}, width {site.model.parameters['width']}",
         "local_test": matrix[name][name].get(study.metric),
         "global_test": statistics.fmean(found) if len(found) == len(matrix) else None,
         "sent_bytes": sent,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,8 @@ def _named(name: str, **parameters: Any) -> dict[str, Any]:
 HOSPITALS = ("africa", "america", "asia", "europe")
 VIEWS = ("axial", "axial-inverted", "coronal", "sagittal")
 
-NODULES = Study(
+WIDTHS = {"africa": 16, "america": 15, "asia": 14, "europe": 13}
+FAMILIES = Study(
     title="Malignancy of lung nodules from the shape that radiologists outlined (LIDC-IDRI).",
     dataset="lidc",
     task={"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
@@ -202,7 +203,11 @@ DERMOSCOPY = Study(
     batch_size=16,
 )
 STUDIES: Mapping[str, Study] = {
-    "nodules": NODULES,
+    "nodules": dataclasses.replace(
+        FAMILIES,
+        models={site: _named("resnet10", width=width, stem_stride=2) for site, width in WIDTHS.items()},
+    ),
+    "nodules-families": FAMILIES,
     "eeg-scp1": dataclasses.replace(
         _EEG, title="EEG: slow cortical potentials up or down (SelfRegulationSCP1).", options={"recordings": "scp1"}
     ),
@@ -217,6 +222,11 @@ STUDIES: Mapping[str, Study] = {
     "tissue": TISSUE,
     "dermoscopy": DERMOSCOPY,
 }
+
+
+def usual(methods: Collection[str]) -> str:
+    """The study for these methods where none is named: FedSKD alone has four widths of one family, as its paper."""
+    return "nodules" if set(methods) == {"fedskd"} else "nodules-families"
 
 
 def problem(study: str, method: str) -> str | None:

@@ -13,7 +13,7 @@ import click
 from peer.cli import output, picture, shared_options
 from peer.core.plan import PLANS
 from peer.errors import UsageError
-from peer.studies import STUDIES, Size, problem
+from peer.studies import STUDIES, Size, problem, usual
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,9 @@ METHODS = tuple(name for name in PLANS if name != "local")
 @click.command(short_help="Real daemons on loopback with real data, one table at the end.")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder to make  [default: mhfl-demo-<time>].")
 @click.option(
-    "--study", default="nodules", show_default=True, type=click.Choice(list(STUDIES)), help="What is learnt from what."
+    "--study",
+    type=click.Choice(list(STUDIES)),
+    help="What is learnt from what  [default: nodules; with another method than fedskd, nodules-families].",
 )
 @click.option(
     "--method",
@@ -51,7 +53,7 @@ METHODS = tuple(name for name in PLANS if name != "local")
 @shared_options
 def demo(
     out: Path | None,
-    study: str,
+    study: str | None,
     methods: tuple[str, ...],
     rounds: int,
     steps: int,
@@ -67,6 +69,7 @@ def demo(
     """
     from peer import demo as demonstration
 
+    study = study or usual(methods)
     for method in methods:
         if (reason := problem(study, method)) is not None:
             raise UsageError(f"--study {study} --method {method}: {reason}")
@@ -136,8 +139,9 @@ def _who(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tuple[s
 
 
 def _count(split: Mapping[str, Any]) -> str:
-    """The samples of a split and, where the set has them, how many of them are malignant."""
+    """The samples of a split and, where the set says so, of how many patients and how many of them are malignant."""
     text = next(f"{split[key]} {key}" for key in SAMPLES if key in split)
+    text += f" of {split['patients']} patients" if "patients" in split else ""
     return text + (f", {split['malignant_share']:.0%} malignant" if "malignant_share" in split else "")
 
 

@@ -83,7 +83,7 @@ def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
     assert rows["fedskd"] == ["fedskd", "0.750", "0.700", "0.800"]
     assert rows["floor:"] == ["floor:", "volume", "0.900", "0.900", "0.900"]
     assert ["fedskd", "0.650", "0.700", "0.600"] in [line.split() for line in shared.splitlines()]
-    assert "40 nodules, 25% malignant" in text
+    assert "40 nodules of 30 patients, 25% malignant" in text
     assert "3.0 MiB" in text
     assert "15 rounds of 20 steps" in text
     assert "schedule scaled" in text
