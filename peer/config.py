@@ -232,6 +232,10 @@ class Federation(Table):
                 raise wrong("site", f"{count} sites have the address {address!r}")
         if self.quorum is not None and self.quorum >= len(self.site):
             raise wrong("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
+        if self.task.kind in self.plan.not_for:
+            raise wrong("method.name", f"{self.method.name} is not defined for {self.task.kind}")
+        if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
+            raise wrong("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
         if (problem := self._shared_problem()) is not None:
             raise wrong("shared_model", problem)
         if self.schedule.kind == "derangement" and len(self.site) < 2:

@@ -83,7 +83,7 @@ class Plan:
     that consumes it, a stage's name is that stage of the same round. ``cached`` keeps the last artifact of every peer.
     ``shared`` says what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or
     (``maybe``) the local one if the federation chooses to be homogeneous; ``shared_default`` names it where the file
-    has none.
+    has none. ``not_for`` are the tasks for which the method is not defined.
     """
 
     pattern: Pattern
@@ -97,6 +97,7 @@ class Plan:
     cached: bool = False
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)
+    not_for: tuple[str, ...] = ()
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -231,6 +232,7 @@ PLANS: dict[str, Plan] = {
         never_leaves=("model", "head"),
         parameters=FEDDAL_PARAMETERS,
         shared="beside",
+        not_for=("super_resolution",),
         source="FedDAL",
     ),
     "dflmoe": Plan(
@@ -284,6 +286,7 @@ PLANS: dict[str, Plan] = {
         never_leaves=("model", "head"),
         parameters={"alpha": Parameter(0.5, "weight of learning from the other network", 0.0, 1.0), **CE},
         shared="beside",
+        not_for=("super_resolution",),
         source="ProxyFL, Nature Communications 2023",
     ),
     "fedavg": Plan(

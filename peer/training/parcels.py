@@ -83,9 +83,10 @@ class Parcels:
         return found
 
     def extreme(self, source: Source) -> float:
-        """The largest absolute value in what came."""
+        """The largest absolute value in what came, counts apart: an old network has counted far."""
         state = unpack(artifact_path(self._recipe.artifacts, source.artifact.sha256).read_bytes())
-        return max((float(tensor.abs().max()) for tensor in state.values() if tensor.numel()), default=0.0)
+        weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
+        return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
     def averaged(self, sources: Sequence[Source], *, samples: int) -> tuple[State, list[SiteName]]:
         """The mean of the own state and of those that came, in ascending order of their sites, and whose they are.

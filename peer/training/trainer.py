@@ -237,6 +237,8 @@ class Trainer:
         recipe = self.recipe
         to_do = recipe.works[command.stage].in_round(command.round)
         self.kept.hold(command.base)
+        self.kept.let_go()  # a stage may make what a head that came needs, before its first step
+        self._scene = None
         stage = self._stage(command)
         seed = functools.partial(self._seed, command.round, command.stage)
         batches = Batches(
@@ -251,7 +253,6 @@ class Trainer:
         kept = [network for network in stage.trains if network in self.kept.networks]
         for network in kept:
             loop.load({}, {network: fitting(self.kept.moments.get(network, {}), stage.networks[network])})
-        self.kept.let_go()
         try:
             duration_s = self._drive(command).run(loop, batches, work=work)
             artifact = self._outcome(command, stage, steps=steps, steps_before=steps_before)

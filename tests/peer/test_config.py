@@ -204,6 +204,14 @@ def test_a_method_with_a_shared_network_needs_its_name(method: str) -> None:
     assert federation(method={"name": "mh_pflid"}).shared_model is None
 
 
+def test_what_a_method_is_not_defined_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method.name: feddal is not defined for super_resolution"):
+        federation(**task(kind="super_resolution"), method={"name": "feddal"}, shared_model={"name": "srcnn"})
+    stale = {"fallback": {"kind": "stale"}, "shared_model": {"name": "resnet10"}}
+    with pytest.raises(ConfigError, match=r"fallback.kind: proxyfl averages, and a mean takes no stale artifact"):
+        federation(method={"name": "proxyfl"}, **stale)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedskd"])
 def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
     one = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})

@@ -237,14 +237,10 @@ def files(setting: Setting, state: str) -> dict[str, bytes]:
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...]]] = [
-    ("feddal", {}, {"shared_model": SHARED}, ["train"], (1, 2)),
-    ("feddal", {"alternating": False}, {"shared_model": SHARED}, ["train"], (2,)),
     ("feddal", {"alternating": False}, {"shared_model": SHARED}, ["train"], (3, 5)),
-    ("mh_pflid", {}, {"shared_model": MESSENGER_MODEL}, ["inject"], (1,)),
     ("mh_pflid", {"tie": True}, {"shared_model": MESSENGER_MODEL}, ["inject", "distill"], (2,)),
     ("proxyfl", {}, {"shared_model": SHARED}, ["train"], (2,)),
     ("fedprox", {"mu": 50.0}, {}, ["train", "train"], (2,)),
-    ("dflmoe", {}, {}, ["local"], (1,)),
     ("dflmoe", {"mixing": "gate"}, {}, ["local", "decide", "decide"], (1, 2)),
     ("dflmoe_models", {}, {}, ["decide", "local"], (2,)),
 ]

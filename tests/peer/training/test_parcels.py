@@ -326,6 +326,14 @@ def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: 
     assert event.origin == "gamma"
 
 
+def test_what_is_extreme_are_weights_and_not_counts(three: Any) -> None:
+    alpha, beta, _ = three()
+    filled(beta.kept, -7.0, count=10**6)
+    assert alpha.parcels.extreme(beta.to(alpha)) == 7.0
+    flags = {"mask": torch.tensor([True]), "fc.bias": torch.tensor([-0.5, 0.25]), "none": torch.zeros(0)}
+    assert alpha.parcels.extreme(source(written(alpha, flags, beta.kept.dam.spec))) == 0.5
+
+
 # --- averaged ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def three(make_site: Any) -> Callable[..., list[Site]]:
