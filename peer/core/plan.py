@@ -181,7 +181,34 @@ DFLMOE_PARAMETERS = {
 }
 
 WEIGHT_DECAY = 1e-4  # of Adam, in the code of the MH-pFLID and FedDAL authors
-EVERY_KIND: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
+
+DFLMOE = Plan(
+    pattern="all_to_all",
+    artifact="head",
+    state="the local model's head: parameters and buffers",
+    published="local",
+    phases=("train:local", "exchange", "train:decide"),
+    stages={
+        "local": Work("epoch", 4, 1e-3, WEIGHT_DECAY),
+        "decide": Work("epoch", 1, 1e-4, WEIGHT_DECAY),
+    },
+    never_leaves=("model",),
+    parameters=DFLMOE_PARAMETERS,
+    cached=True,
+    source="dFLMoE, CVPR 2025",
+)
+FEDAVG = Plan(
+    pattern="all_to_all",
+    artifact="model",
+    state="the one model of all: parameters and buffers",
+    published="train",
+    phases=("train", "exchange", "aggregate"),
+    stages={"train": Work("step", 5, 1e-4)},
+    never_leaves=(),
+    parameters=DENSE,
+    shared="itself",
+    source="FedAvg, AISTATS 2017, without its server",
+)
 
 PLANS: dict[str, Plan] = {
     "local": Plan(
@@ -191,7 +218,7 @@ PLANS: dict[str, Plan] = {
         published=None,
         phases=("train",),
         stages={"train": Work("step", 20, 1e-4)},
-        never_leaves=EVERY_KIND,
+        never_leaves=KINDS,
         parameters=DENSE,
         source="every paper's lower bound",
     ),
@@ -235,34 +262,13 @@ PLANS: dict[str, Plan] = {
         not_for=("super_resolution",),
         source="FedDAL",
     ),
-    "dflmoe": Plan(
-        pattern="all_to_all",
-        artifact="head",
-        state="the local model's head: parameters and buffers",
-        published="local",
-        phases=("train:local", "exchange", "train:decide"),
-        stages={
-            "local": Work("epoch", 4, 1e-3, WEIGHT_DECAY),
-            "decide": Work("epoch", 1, 1e-4, WEIGHT_DECAY),
-        },
-        never_leaves=("model",),
-        parameters=DFLMOE_PARAMETERS,
-        cached=True,
-        source="dFLMoE, CVPR 2025",
-    ),
-    "dflmoe_models": Plan(
-        pattern="all_to_all",
+    "dflmoe": DFLMOE,
+    "dflmoe_models": replace(
+        DFLMOE,
         artifact="model",
         state="the whole local model: parameters and buffers",
-        published="local",
-        phases=("train:local", "exchange", "train:decide"),
-        stages={
-            "local": Work("epoch", 4, 1e-3, WEIGHT_DECAY),
-            "decide": Work("epoch", 1, 1e-4, WEIGHT_DECAY),
-        },
         never_leaves=(),
         parameters=MIXTURE_PARAMETERS,
-        cached=True,
         source="dFLMoE, table 8: whole models as experts",
     ),
     "fedcross": Plan(
@@ -289,40 +295,15 @@ PLANS: dict[str, Plan] = {
         not_for=("super_resolution",),
         source="ProxyFL, Nature Communications 2023",
     ),
-    "fedavg": Plan(
-        pattern="all_to_all",
-        artifact="model",
-        state="the one model of all: parameters and buffers",
-        published="train",
-        phases=("train", "exchange", "aggregate"),
-        stages={"train": Work("step", 5, 1e-4)},
-        never_leaves=(),
-        parameters=DENSE,
-        shared="itself",
-        source="FedAvg, AISTATS 2017, without its server",
-    ),
-    "fedprox": Plan(
-        pattern="all_to_all",
-        artifact="model",
-        state="the one model of all: parameters and buffers",
-        published="train",
-        phases=("train", "exchange", "aggregate"),
-        stages={"train": Work("step", 5, 1e-4)},
-        never_leaves=(),
+    "fedavg": FEDAVG,
+    "fedprox": replace(
+        FEDAVG,
         parameters={"mu": Parameter(0.01, "pull towards the mean that the round began with", 0.0), **DENSE},
-        shared="itself",
         source="FedProx, MLSys 2020, without its server",
     ),
-    "fedbn": Plan(
-        pattern="all_to_all",
-        artifact="model",
+    "fedbn": replace(
+        FEDAVG,
         state="the one model of all without its normalisation layers",
-        published="train",
-        phases=("train", "exchange", "aggregate"),
-        stages={"train": Work("step", 5, 1e-4)},
-        never_leaves=(),
-        parameters=DENSE,
-        shared="itself",
         source="FedBN, ICLR 2021, without its server",
     ),
 }
