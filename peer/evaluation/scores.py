@@ -1,0 +1,122 @@
+"""How good stored probabilities of classes are, without torch: the same numbers as training reports, and more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.int64]
+Probabilities = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """The metrics of a classifier on one set of samples.
+
+    ``balanced_accuracy`` is the mean recall of the classes that occur in the labels. ``f1_macro`` is the mean F1 of the
+    classes that occur in labels or predictions, ``f1_macro_all`` of all the task's, where one that never occurs has 0.
+    ``auc`` is for two classes that of class 1, for more the mean of one against the rest; ``auc_undefined`` counts the
+    classes left out of it, which have no positive or no negative sample; where that is all, there is none.
+    """
+
+    accuracy: float
+    balanced_accuracy: float
+    f1_macro: float
+    f1_macro_all: float
+    auc: float | None
+    auc_undefined: int
+    samples: int
+
+
+def class_scores(probabilities: Probabilities, labels: Labels) -> ClassScores:
+    """Score probabilities.
+
+    Args:
+        probabilities: ``(n, classes)``, rows sum to 1; of equal ones the first class is predicted.
+        labels: ``(n,)``, in [0, classes).
+
+    Raises:
+        ValueError: there is no sample, or the shapes or labels do not fit.
+    """
+    samples, classes = _fitting(probabilities, labels)
+    predicted = probabilities.argmax(axis=1)
+    hits = predicted == labels
+    occurring = np.union1d(predicted, labels)
+    recalls = [np.mean(hits[labels == k]) for k in np.unique(labels)]
+    f1 = [_f1(predicted, labels, k) for k in range(classes)]
+    areas = class_areas(probabilities, labels)
+    # Of two classes only class 1 is scored: class 0 against the rest is the same number.
+    scored = areas if classes > 2 else areas[1:]
+    defined = [area for area in scored if area is not None]
+    return ClassScores(
+        accuracy=float(np.mean(hits)),
+        balanced_accuracy=float(np.mean(recalls)),
+        f1_macro=float(np.mean([f1[k] for k in occurring])),
+        f1_macro_all=float(np.mean(f1)),
+        auc=float(np.mean(defined)) if defined else None,
+        auc_undefined=len(scored) - len(defined),
+        samples=samples,
+    )
+
+
+def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | None]:
+    """The AUC of each class against the rest; None for one without a positive or without a negative.
+
+    Args:
+        probabilities: ``(n, classes)``.
+        labels: ``(n,)``, in [0, classes).
+
+    Raises:
+        ValueError: there is no sample, or the shapes or labels do not fit.
+    """
+    _, classes = _fitting(probabilities, labels)
+    return [area_under_curve(probabilities[:, k], labels == k) for k in range(classes)]
+
+
+def auc(probabilities: Probabilities, labels: Labels) -> float | None:
+    """The AUC as in :func:`class_scores`; None where no class has one, or there is no sample.
+
+    Args:
+        probabilities: ``(n, classes)``.
+        labels: ``(n,)``, in [0, classes).
+
+    Raises:
+        ValueError: the shapes or labels do not fit.
+    """
+    return class_scores(probabilities, labels).auc if len(labels) else None
+
+
+def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
+    """The probability that a positive scores higher than a negative, a tie counting one half; None without both.
+
+    Args:
+        scores: ``(n,)``.
+        positive: ``(n,)``.
+    """
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if positives == 0 or negatives == 0:
+        return None
+    # Mann-Whitney: the mean rank of equal scores is halfway between their first and last.
+    _, tie, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[tie]
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def _f1(predicted: Labels, labels: Labels, label: int) -> float:
+    both = np.sum(predicted == label) + np.sum(labels == label)
+    return float(2 * np.sum((predicted == label) & (labels == label)) / both) if both else 0.0
+
+
+def _fitting(probabilities: Probabilities, labels: Labels) -> tuple[int, int]:
+    """Samples and classes; ``ValueError`` where the arrays do not fit."""
+    if probabilities.ndim != 2 or probabilities.shape[0] != len(labels) or probabilities.shape[1] < 2:
+        raise ValueError(f"probabilities of shape {probabilities.shape} do not fit {len(labels)} labels")
+    if not len(labels):
+        raise ValueError("there is no sample to score")
+    samples, classes = probabilities.shape
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels are in [{labels.min()}, {labels.max()}], not all in [0, {classes})")
+    return samples, classes
