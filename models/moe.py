@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -172,9 +172,10 @@ class Mixture(nn.Module):
     """One site's mixture of experts: its own head and those it received, on its own feature.
 
     Source: dFLMoE, eqs. 3 and 6. The experts are ordered by their sites' names, whatever order they came in.
-    Differs: the own head is an expert, too, and takes the feature as it is.
-    Shapes: feature ``(b, d, *space)`` to ``(b, C, *space)``.
-    Gradient flow: into the feature, the transform, the attention and every head; what is frozen is the method's to say.
+    Differs: the own head is an expert, too, and takes the feature as it is; it speaks before, with the local model.
+    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature, the prediction, the transform, the attention and every head; what is frozen is the
+        method's to say.
     Args:
         own: this site's name.
         features: d of this site's body.
@@ -191,8 +192,7 @@ class Mixture(nn.Module):
         >>> mixture = Mixture(own="asia", features=8, classes=3)
         >>> mixture.invite("europe", 6)
         True
-        >>> heads = {"asia": nn.Linear(8, 3), "europe": nn.Linear(6, 3)}
-        >>> mixture(torch.ones(2, 8), heads).shape
+        >>> mixture(torch.ones(2, 8), torch.ones(2, 3), {"europe": nn.Linear(6, 3)}).shape
         torch.Size([2, 3])
     """
 
@@ -230,17 +230,64 @@ class Mixture(nn.Module):
         made = self.transform is not None and self.transform.invite(site, features)
         return (isinstance(self.mixing, ExpertGate) and self.mixing.invite(site)) or made
 
-    def forward(self, feature: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
-        """The mixture of what the heads predict of this feature."""
-        with exact(self, feature) as (feature,):
-            predictions = {
-                site: heads[site](
-                    feature if self.transform is None or site == self.own else self.transform(feature, site)
-                )
-                for site in sorted(heads)
-            }
-            mixed: Tensor = self.mixing(feature, predictions)
+    def forward(self, feature: Tensor, said: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
+        """The mixture of what the own head said of this feature and what the others' heads predict of it."""
+        with exact(self, feature, said) as (feature, said):
+            predictions = {self.own: said}
+            for site in sorted(heads):
+                predictions[site] = heads[site](feature if self.transform is None else self.transform(feature, site))
+            mixed: Tensor = self.mixing(feature, {site: predictions[site] for site in sorted(predictions)})
         return mixed
+
+    def average(self, others: Mapping[str, Mixture]) -> None:
+        """Take, of every layer, the mean over this site and those others that have it, as each of them does for itself.
+
+        In float64 and in the order of the sites' names: whoever averages the same mixtures comes to the same bits. A
+        transform that this site lacks is made; one for its own head it does not need.
+        """
+        mixtures = {**others, self.own: self}
+        states = [mixtures[site].state_dict() for site in sorted(mixtures)]
+        needless = f"transform.own.{_key(self.own)}."
+        names = sorted({name for state in states for name in state if not name.startswith(needless)})
+        self.load_state_dict({name: _mean_of([state[name] for state in states if name in state]) for name in names})
+
+
+class Expert(nn.Module):
+    """Another site's head, and the mixture that came with it, where mixtures are averaged.
+
+    Source: dFLMoE, table 9, "centralized MoE & FST".
+    Differs: none.
+    Shapes: those of the head.
+    Gradient flow: through the head; the mixture takes no part.
+    Args:
+        head: predicts.
+        mixture: as that site had it when it sent it.
+    Raises:
+        Nothing of its own.
+    Example:
+        >>> expert = Expert(nn.Linear(6, 3), Mixture(own="europe", features=6, classes=3))
+        >>> expert(torch.ones(2, 6)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, head: nn.Module, mixture: Mixture) -> None:
+        super().__init__()
+        self.head, self.mixture = head, mixture
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """What the head predicts."""
+        prediction: Tensor = self.head(feature)
+        return prediction
+
+
+def sites_in(names: Iterable[str]) -> list[str]:
+    """The sites for which a mixture whose state has these names has weights, sorted.
+
+    Example:
+        >>> sites_in(["mixing.query.weight", "transform.own.site:asia.weight", "transform.own.site:asia.bias"])
+        ['asia']
+    """
+    return sorted({known["site"] for name in names if (known := KNOWN.fullmatch(name))})
 
 
 def _invite_whom_it_knows(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
@@ -279,6 +326,13 @@ def _stacked(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
 
 def _mixed(weights: Tensor, values: Tensor) -> Tensor:
     return (weights.unsqueeze(2) * values.to(weights.dtype)).sum(dim=1)
+
+
+def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros(tensors[0].shape, dtype=torch.float64)
+    for tensor in tensors:
+        total += tensor.to("cpu", torch.float64)
+    return (total / len(tensors)).to(tensors[0].dtype)
 
 
 def _mean(x: Tensor, first: int) -> Tensor:

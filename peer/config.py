@@ -19,9 +19,10 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, 
 from models.spec import HYPER
 from peer import toml
 from peer.core import limits, roster
-from peer.core.plan import PLANS, Kind, Plan, Unit, Value, Work
+from peer.core.plan import PLANS, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
+from peer.policy import Egress
 from peer.toml import Address, Count, Listen, Loose, NotNegative, Seconds, Share, Table, matching, suggestion, wrong
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -295,25 +296,6 @@ class Training(Table):
     threads: Count = 1
     batch_size: Count = 8
     checkpoint_s: Seconds = limits.CHECKPOINT_S
-
-
-class Egress(Table):
-    """What may leave the site."""
-
-    kinds: Annotated[tuple[Kind, ...], Loose] | None = None
-    receivers: Annotated[tuple[str, ...], Loose] = ("*",)
-    bytes_per_round_max: Count | None = None
-    evaluate: bool = False
-    training_set_size: bool = False
-
-    def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
-        """The artifact kinds that may leave: those named, by default the method's own."""
-        own: tuple[Kind, ...] = () if plan.artifact is None else (plan.artifact,)
-        return tuple(kind for kind in (own if self.kinds is None else self.kinds) if kind not in plan.never_leaves)
-
-    def permits_receiver(self, name: str) -> bool:
-        """Whether the site may receive anything."""
-        return "*" in self.receivers or name in self.receivers
 
 
 class Site(Table):

@@ -39,7 +39,17 @@ class Console:
             first = int(arguments.get("first") or daemon.round.number or 1)
             plan = view.plan_of(daemon.round.rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
-        return await asyncio.to_thread(reports.document, daemon.folder, what, arguments)
+        document = await asyncio.to_thread(reports.document, daemon.folder, what, arguments)
+        return self._with_reasons(document) if what == "evaluation" else document
+
+    def _with_reasons(self, document: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Why cells are empty, as this daemon sees it now; the journal tells it only when the site leaves."""
+        reasons = view.unreported(self._daemon.round)
+        for record in reversed(document):  # of a round in two generations the newer one
+            for site, why in reasons.pop(record["round"], {}).items():
+                if "reason" in record["cells"].get(site, {}):
+                    record["cells"][site] = {"reason": why}
+        return document
 
     async def act(self, action: str) -> object:
         """Pass a wish on to the state machine."""

@@ -1,4 +1,4 @@
-"""Fetches artifacts for the state machine: asks, waits, resumes, and ends each errand with exactly one event."""
+"""Fetches artifacts and carries reports for the state machine; each errand ends with exactly one event."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from peer import errors
 from peer.core import commands, events, limits
-from peer.core.facts import SignedManifest, Unavailable
+from peer.core.facts import Report, SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.journal import Journal
 from peer.transport import wire
+from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.report import encode_report
+from peer.transport.server import Outcome, Refusal
 from peer.transport.transfer import PART_SUFFIX
 
 log = logging.getLogger(__name__)
@@ -27,12 +30,23 @@ HEARD_EVERY_S = 1.0
 """A moving transfer counts as a sign of life this often."""
 
 
+class Door(Protocol):
+    """Through which a report leaves: ``peer.desk``."""
+
+    def open_report(self, peer: SiteName, report: Report, *, size: int) -> int:
+        """Allow it, or raise ``Refusal``; the number of its intent in the ledger."""
+
+    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
+        """Record how it ended."""
+
+
 class Courier:
-    """Runs the fetches of one site.
+    """Runs the fetches of one site, and carries its reports.
 
     Args:
         rules: the federation as the site sees it.
         client: asks peers.
+        door: lets reports out.
         journal: takes what was received, with its signed manifest.
         artifacts: the folder that received artifacts go to.
         report: hands an event to the state machine.
@@ -44,6 +58,7 @@ class Courier:
         *,
         rules: Rules,
         client: ExchangeClient,
+        door: Door,
         journal: Journal,
         artifacts: Path,
         report: Callable[[events.Event], None],
@@ -51,12 +66,13 @@ class Courier:
     ) -> None:
         self._rules = rules
         self._client = client
+        self._door = door
         self._journal = journal
         self._artifacts = artifacts
         self._report = report
         self._fail = fail
         self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
-        self.receiving: dict[SiteName, dict[str, Any]] = {}
+        self.receiving: dict[tuple[SiteName, str], dict[str, Any]] = {}
 
     def fetch(self, command: commands.Fetch) -> None:
         """Begin an errand; a former one to the same site for the same purpose ends."""
@@ -70,6 +86,11 @@ class Courier:
         errand = self._errands.pop((origin, purpose), None)
         if errand is not None:
             errand.cancel()
+
+    def carry(self, command: commands.SendReport) -> None:
+        """Try once to tell a site how its model did here."""
+        errand = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
+        self._errands[(command.site, "report")] = errand
 
     async def close(self) -> None:
         """End every errand."""
@@ -85,8 +106,10 @@ class Courier:
             if isinstance(offer, Unavailable):
                 self._report(events.ArtifactUnavailable(*answer, command.purpose, offer))
                 return
-            await self._receive(command, offer)
             manifest = offer.manifest
+            if manifest.method != self._rules.method:
+                raise Misbehaved(command.origin, f"sent an artifact of method {manifest.method!r}")
+            await self._receive(command, offer)
             facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
             self._report(events.ArtifactArrived(*answer, *facts))
         except (Refused, Misbehaved) as error:
@@ -99,6 +122,36 @@ class Courier:
             log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
             reason = f"it could not be fetched here: {type(error).__name__}"
             self._report(events.ArtifactRefused(*answer, command.purpose, reason))
+
+    async def _carry(self, command: commands.SendReport) -> None:
+        peer, report = command.site, command.report
+        answer: events.Answer = "refused"
+        reason = ""
+        try:
+            size = encode_report(report).ByteSize()
+            intent = self._door.open_report(peer, report, size=size)
+            outcome: Outcome = "broken"
+            try:
+                await self._client.put_report(peer, report)
+                answer, outcome = "taken", "complete"
+            except Refused:
+                outcome = "complete"
+                raise
+            finally:
+                self._door.report_sent(intent, size=size, outcome=outcome)
+        except (Unreachable, errors.CertificateError) as error:
+            answer, reason = "none", str(error)
+            await asyncio.sleep(limits.DIAL_BACKOFF_S[-1])
+        except (Refused, Misbehaved, Refusal, WireError) as error:
+            reason = str(error)
+        except errors.PeerError as error:
+            self._fail(error)
+            return
+        except Exception as error:  # a bug of ours: the report stays here, and the journal says why
+            log.exception("report not sent", extra={"peer": peer, "round": report.round})
+            reason = f"it could not be sent from here: {type(error).__name__}"
+        log.info("report sent", extra={"peer": peer, "round": report.round, "answer": answer, "reason": reason})
+        self._report(events.ReportAnswered(command.attempt, peer, answer, reason))
 
     def _sweep(self) -> None:
         """Delete parts that no exchange can still wait for, while none is being written."""
@@ -131,9 +184,10 @@ class Courier:
         artifact, origin = offer.manifest.artifact, command.origin
         loop = asyncio.get_running_loop()
         started_s = heard_s = loop.time()
+        errand = (origin, str(command.purpose))
         moving: dict[str, Any] = {"purpose": command.purpose, "kind": artifact.kind, "round": command.round}
         moving |= {"bytes": artifact.bytes, "received": 0}
-        self.receiving[origin] = moving
+        self.receiving[errand] = moving
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
@@ -152,8 +206,8 @@ class Courier:
                     failures += 1
                     await asyncio.sleep(backoff_s(failures))
         finally:
-            if self.receiving.get(origin) is moving:  # and not already the next errand's
-                del self.receiving[origin]
+            if self.receiving.get(errand) is moving:  # and not already the next errand's
+                del self.receiving[errand]
         what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
         outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": round(loop.time() - started_s, 3)}
         witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}

@@ -26,13 +26,13 @@ from peer.core import commands, events, replay, view, work
 from peer.core.facts import Artifact, Manifest, Pulse, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.core.round import Round
-from peer.core.rules import Pace, Rules
 from peer.courier import Courier, backoff_s, encoded
 from peer.desk import Desk
 from peer.egress import Ledger
-from peer.foreman import WORKER, Foreman
+from peer.foreman import WORKER, Examiner, Foreman
 from peer.home import SiteFolder
 from peer.journal import Journal
+from peer.rules import make_rules
 from peer.transport import tls, wire
 from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
 from peer.transport.server import ExchangeServer
@@ -48,40 +48,6 @@ TOLD = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "p
 def now() -> datetime.datetime:
     """The time that certificates are checked against."""
     return datetime.datetime.now(datetime.UTC)
-
-
-def make_rules(
-    federation: Federation, name: SiteName, round_key: Any, *, without: frozenset[SiteName], stay: bool
-) -> Rules:
-    """The state machine's rules from the configuration."""
-    waits = federation.pace
-    return Rules(
-        site=name,
-        roster=federation.roster,
-        federation=federation.digest,
-        round_key=round_key,
-        method=federation.method.name,
-        rounds=federation.rounds,
-        schedule_kind=federation.schedule.kind,
-        parameters=federation.parameters,
-        pace=Pace(
-            wait_max_s=waits.wait_max_s,
-            deadline_floor_s=waits.deadline_floor_s,
-            gather_s=waits.gather_s,
-            silence_s=waits.silence_s,
-            lead_rounds_max=waits.lead_rounds_max,
-            lag_rounds_max=waits.lag_rounds_max,
-            isolated_s=waits.isolated_s,
-            linger_s=waits.linger_s,
-            artifact_rounds_max=waits.artifact_rounds_max,
-        ),
-        fallback=federation.fallback.kind,
-        staleness_rounds_max=federation.fallback.staleness_rounds_max,
-        quorum=federation.quorum,
-        evaluation_every=federation.evaluation_every,
-        without=without,
-        stay=stay,
-    )
 
 
 class Daemon:
@@ -115,9 +81,9 @@ class Daemon:
         self.artifacts = self.home / "artifacts"
         self.journal = Journal(self.home / "journal.db")
         self.ledger = Ledger(folder.egress_db)
-        rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay)
+        rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
-        memory = replay.recover(self.journal.rows(replay.APPLY), present=present)
+        memory = replay.recover(self.journal.rows(replay.REMEMBERED), present=present)
         memory.generation = max(memory.generation, generation)
         self.round = Round(rules, memory)
         self.started_s = time.time()
@@ -139,11 +105,13 @@ class Daemon:
             sign=self._sign,
             report=self.report,
         )
-        self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused)
+        reports = self.desk.report if federation.global_test else None
+        self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused, reports=reports)
         self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.address, refused=refused)
         self.courier = Courier(
             rules=rules,
             client=self.client,
+            door=self.desk,
             journal=self.journal,
             artifacts=self.artifacts,
             report=self.report,
@@ -159,6 +127,7 @@ class Daemon:
             base_folder=str(folder.path),
         )
         self.foreman = Foreman(setting, folder.logs / "worker.log", self.report, command=worker)
+        self.examiner = Examiner(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def address(self, peer: SiteName) -> str | None:
         """Where a peer is thought to be."""
@@ -199,7 +168,7 @@ class Daemon:
             await asyncio.gather(*tasks, self.courier.close(), return_exceptions=True)
             await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
             await self.client.close()
-            await self.foreman.close()
+            await asyncio.gather(self.foreman.close(), self.examiner.close())
             if self._alarm is not None:
                 self._alarm.cancel()
             self.journal.close()
@@ -227,8 +196,8 @@ class Daemon:
             case commands.Persist(kind, round, body):
                 self.journal.append(kind, round, body)
                 self._tell(kind, round, body)
-            case commands.Publish(round, artifact):
-                self.desk.publish(round, artifact)
+            case commands.Publish(round, artifact, evaluation):
+                self.desk.publish(round, artifact, evaluation=evaluation)
             case commands.Fetch():
                 self.courier.fetch(command)
             case commands.CancelFetch(origin, purpose):
@@ -238,6 +207,12 @@ class Daemon:
             case commands.Announce():
                 for nudge in self._nudges.values():
                     nudge.set()
+            case commands.Measure():
+                await self.examiner.send(command)
+            case commands.Dismiss():
+                self.examiner.dismiss()
+            case commands.SendReport():
+                self.courier.carry(command)
             case commands.WakeAt(at_s):
                 self._set_alarm(at_s)
             case commands.Exit():
@@ -257,6 +232,9 @@ class Daemon:
             log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
+        elif kind == "report":
+            told = body["report"]
+            log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": told["unmeasured"]})
         elif kind == "work_failed":
             log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
         elif kind in TOLD:
@@ -268,7 +246,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
-    def _sign(self, round: int, artifact: Artifact) -> SignedManifest:
+    def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
         """The signed manifest of a published artifact, journalled with the end of the egress chain that it carries."""
         head = self.ledger.head
         manifest = Manifest(
@@ -280,6 +258,7 @@ class Daemon:
             artifact=artifact,
             egress_count=head.count,
             egress_head=head.hash,
+            evaluation=evaluation,
         )
         body = wire.encode_manifest(manifest)
         own = self._pki.load()
@@ -355,7 +334,7 @@ class Daemon:
             **shown,
             "certificate_days": identity.certificate_days(self._certificate(), now()),
             "transfers": [
-                *({"direction": "in", "peer": name, **what} for name, what in self.courier.receiving.items()),
+                *({"direction": "in", "peer": name, **what} for (name, _), what in self.courier.receiving.items()),
                 *({"direction": "out", **what} for what in self.desk.sending.values()),
             ],
             "pid": os.getpid(),

@@ -18,7 +18,7 @@ from peer import __version__
 from peer.config import Federation
 from peer.config import Site as SiteConfig
 from peer.core import events, limits, turn
-from peer.core.facts import Artifact, Greeting, Pulse, SignedManifest, Unavailable
+from peer.core.facts import Artifact, Greeting, Pulse, Report, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.round import Round
 from peer.egress import Ledger
@@ -30,6 +30,8 @@ from peer.transport.transfer import artifact_path
 
 log = logging.getLogger(__name__)
 
+Served = tuple[int, Sha256, bool]
+"""Round, digest, and whether it is for evaluation."""
 DENIED_AGAIN_S = 60.0
 """A caller that asks again and again for what it may not have gets one row a minute."""
 DENIED_ROWS_MAX = 10
@@ -59,7 +61,7 @@ class Desk:
         journal: takes what was denied.
         ledger: takes intents and outcomes.
         artifacts: the folder that published artifacts lie in.
-        sign: makes the signed manifest of a published artifact.
+        sign: makes the signed manifest of a published artifact, of its round and of whether it is for evaluation.
         report: hands an event to the state machine.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
@@ -73,7 +75,7 @@ class Desk:
         journal: Journal,
         ledger: Ledger,
         artifacts: Path,
-        sign: Callable[[int, Artifact], SignedManifest],
+        sign: Callable[[int, Artifact, bool], SignedManifest],
         report: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,7 +89,7 @@ class Desk:
         self._report = report
         self._clock = clock
         self._changed = asyncio.Event()
-        self._signed: dict[tuple[int, Sha256], SignedManifest | None] = {}
+        self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(round.rules.round_key, federation.digest)
         self._strangers: dict[SiteName, str] = {}
         self.sending: dict[int, dict[str, object]] = {}
@@ -95,13 +97,16 @@ class Desk:
         self.skew_s: dict[SiteName, float] = {}
         self.spoken: dict[SiteName, Spoken] = {name: Spoken() for name in federation.roster}
 
-    def publish(self, round: int, artifact: Artifact) -> None:
+    def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
-        served = {(key[0], kept.sha256) for key, kept in self._round.memory.published.items()}
+        memory = self._round.memory
+        served = {(key[0], kept.sha256, False) for key, kept in memory.published.items()}
+        served |= {(key, one.artifact.sha256, True) for key, one in memory.evaluation.lent.items() if one.artifact}
         self._signed = {key: signed for key, signed in self._signed.items() if key in served}
-        self._signed[(round, artifact.sha256)] = None
+        key = (round, artifact.sha256, evaluation)
+        self._signed[key] = None
         try:
-            self._signed[(round, artifact.sha256)] = self._sign(round, artifact)
+            self._signed[key] = self._sign(round, artifact, evaluation)
         except CertificateError as error:
             log.error("published, but not signed", extra={"round": round, "reason": str(error)})
 
@@ -121,6 +126,7 @@ class Desk:
             seen=self._round.seen(peer),
             software=f"mhfl-peer {__version__}",
             round_key_tag=self._tag,
+            evaluates=not self._round.rules.kept_home if self._federation.global_test else None,
         )
         self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
         return greeting
@@ -173,7 +179,7 @@ class Desk:
         found = self._answer(request)
         if isinstance(found, Unavailable):
             return found
-        signed = self._manifest_of(*found)
+        signed = self._manifest_of(*found, evaluation=request.purpose == "evaluate")
         if signed is None:
             return Unavailable.NOT_YET
         self.spoken[caller].add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
@@ -183,7 +189,12 @@ class Desk:
         """Allow a transfer; its intent is on disk when this returns."""
         self._admit(caller, request)
         found = self._answer(request)
-        if isinstance(found, Unavailable) or found[1].sha256 != sha256 or (found[0], sha256) not in self._signed:
+        evaluation = request.purpose == "evaluate"
+        if (
+            isinstance(found, Unavailable)
+            or found[1].sha256 != sha256
+            or (found[0], sha256, evaluation) not in self._signed
+        ):
             raise Refusal(Status.MISSING, f"no artifact {sha256[:12]} of round {request.for_round} here")
         round, artifact = found
         if offset > artifact.bytes:
@@ -206,16 +217,46 @@ class Desk:
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
         log.info("artifact sent", extra={**what, "sent_bytes": size, "outcome": outcome})
 
+    async def report(self, caller: SiteName, report: Report) -> None:
+        """Take what a peer says of a model that was lent to it; it is in the journal when this returns."""
+        self._refuse_stranger(caller)
+        self._report(events.PeerHeard(caller))
+        rules, memory = self._round.rules, self._round.memory
+        reason = turn.unasked(rules, memory, caller=caller, report=report)
+        if reason is not None:
+            self._write_down(caller, f"metrics of round {report.round}", reason)
+            raise Refusal(Status.DENIED, reason)
+        self._report(events.ReportArrived(caller, report))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.REPORT_WAIT_S):
+                while (lent := memory.evaluation.lent.get(report.round)) is not None and caller not in lent.reports:
+                    await self._changed.wait()
+                return
+        raise Refusal(Status.BUSY, "the report is not in the journal yet")
+
+    def open_report(self, peer: SiteName, report: Report, *, size: int) -> int:
+        """Allow a report to leave for the site whose model it is about; its intent is on disk when this returns."""
+        rules = self._round.rules
+        if rules.kept_home or not self._site.egress.permits_receiver(peer):
+            raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
+        what = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
+        facts = {"generation": self._round.memory.generation, "sha256": report.sha256 or "", "bytes": size}
+        return self._ledger.intend(**what, **facts)
+
+    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
+        """Record how a report that was allowed to leave ended."""
+        self._ledger.settle(intent, bytes=size, outcome=outcome)
+
     def turned_away(self, caller: str, call: str, reason: str) -> None:
         """Record a caller that did not get as far as the desk."""
         self._write_down(caller, call, reason)
 
-    def _manifest_of(self, round: int, artifact: Artifact) -> SignedManifest | None:
+    def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:
         """The manifest of what was published, signed now if it could not be before; nothing while it cannot be."""
-        key = (round, artifact.sha256)
+        key = (round, artifact.sha256, evaluation)
         if key in self._signed and self._signed[key] is None:
             with contextlib.suppress(CertificateError):
-                self._signed[key] = self._sign(round, artifact)
+                self._signed[key] = self._sign(round, artifact, evaluation)
         return self._signed.get(key)
 
     def _answer(self, request: wire.Request) -> tuple[int, Artifact] | Unavailable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 WORKER = (sys.executable, "-m", "peer.training.worker")
 NICE = 10
 """The daemon must answer peers and operators while every core trains."""
+NICEST = 19
+"""What measures guests takes what the training leaves: an eighth of a core that both want."""
 STOP_S = 10.0
 """A worker whose socket is closed, or that failed, ends by itself within a step; after this long it is killed."""
 LOG_BYTES_MAX = 10 << 20
@@ -39,6 +42,7 @@ class Foreman:
         log_path: where the worker's own output goes.
         report: called in the event loop with each event of the worker.
         command: what to execute, without ``--fd N``.
+        nice: its priority.
         stop_s: how long a worker that should leave may take.
     """
 
@@ -49,12 +53,14 @@ class Foreman:
         report: Callable[[events.Event], None],
         *,
         command: Sequence[str] = WORKER,
+        nice: int = NICE,
         stop_s: float = STOP_S,
     ) -> None:
         self._setting = setting
         self._log_path = log_path
         self._report = report
         self._command = command
+        self._nice = nice
         self._stop_s = stop_s
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -110,7 +116,7 @@ class Foreman:
                 )
             until_it_runs.pop_all()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is dead, or the daemon is nicer already
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+            os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         reader, writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
         writer.write(work.encode(self._setting))
         log.info("worker started", extra={"pid": process.pid})
@@ -173,6 +179,60 @@ class Foreman:
         except OSError as error:
             return f"its log cannot be read: {error}"
         return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
+
+
+class Examiner:
+    """A second worker, which measures guests: on the CPU, at the lowest priority, and only while there are any.
+
+    It shares neither memory nor GPU with the training, so that no guest can make that fail.
+
+    Args:
+        setting: the training worker's.
+        log_path: where its own output goes.
+        report: called with each of its events.
+        command: what to execute, without ``--fd N``.
+    """
+
+    def __init__(
+        self,
+        setting: work.Setting,
+        log_path: Path,
+        report: Callable[[events.Event], None],
+        *,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        alone = {"device": "cpu", "precision": "fp32"}
+        site = {**setting.site, "training": {**(setting.site.get("training") or {}), **alone}}
+        self._setting = dataclasses.replace(setting, site=site, duty="measure")
+        self._log_path = log_path
+        self._report = report
+        self._command = command
+        self._worker: Foreman | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def send(self, order: Command) -> None:
+        """Hand over an order, starting the process if it does not run."""
+        if self._worker is None:
+            self._worker = Foreman(self._setting, self._log_path, self._tell, command=self._command, nice=NICEST)
+        await self._worker.send(order)
+
+    def dismiss(self) -> None:
+        """End the process, whatever it does; nothing is told of that."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            task = asyncio.create_task(worker.close(), name="examiner leaves")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """End the process, and wait until it is gone."""
+        self.dismiss()
+        await asyncio.gather(*self._leaving)
+
+    def _tell(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkFailed):  # of a guest, and not of the training
+            event = events.MeasurementFailed(event.generation, event.attempt, event.fault, event.reason)
+        self._report(event)
 
 
 def describe_exit(code: int) -> str:

@@ -1,4 +1,4 @@
-"""The documents behind `rounds`, `transfers`, `egress`, `events` and the status of a site whose daemon is down.
+"""The documents behind `rounds`, `evaluation`, `transfers` and so on, and the status of a site whose daemon is down.
 
 Each is plain data with stable keys, drawn from the journals and the egress ledger, so that the running daemon and a
 reader beside a stopped one say the same. All of them may be read while the daemon writes.
@@ -14,6 +14,7 @@ from typing import Any
 
 from peer import errors
 from peer.core import replay
+from peer.core.evaluation import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.egress import UNKNOWN, Ledger
@@ -30,11 +31,13 @@ TELLING = ("began", "regenerated", "initialised", "opened", "skipped", "committe
 
 
 def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    """`rounds`, `transfers`, `egress` or `events` of a site, from its disk; ``ValueError`` names what there is not."""
+    """One of a site's documents, from its disk; ``ValueError`` names what there is not."""
     with contextlib.ExitStack() as stack:
         read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
         if what == "rounds":
             return rounds(read)
+        if what == "evaluation":
+            return evaluation(read, own=folder.site, sites=_federation(folder)["sites"])
         if what == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
             return events(read, last=last, everything=everything)
@@ -55,6 +58,12 @@ def journals(folder: SiteFolder) -> list[Journal]:
 def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
     """The committed rounds of these journals, oldest first."""
     return [record for journal in read for record in replay.round_records(journal.rows(("committed", "evaluated")))]
+
+
+def evaluation(read: Sequence[Journal], *, own: str, sites: Sequence[str]) -> list[dict[str, Any]]:
+    """The site's own model on every site's test split, a record an evaluated round, oldest first."""
+    kinds = ("evaluated", "report", "lapsed")
+    return [record for journal in read for record in evaluation_records(journal.rows(kinds), own=own, sites=sites)]
 
 
 def received(read: Sequence[Journal]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
     """
     from peer import lifecycle
     from peer.core import view
-    from peer.daemon import make_rules
+    from peer.rules import make_rules
 
     folder = home.find_site(home.home_folder(settings.home), site_name)
     federation, _, own = lifecycle.load(folder)

@@ -85,8 +85,10 @@ name = "resnet10"
 #receivers = ["*"]
 # A bound for one round in bytes; left out: none.
 #bytes_per_round_max = 1000000000
-# Whether this site's model may be evaluated at other sites, and theirs here.
+# Whether this site's model may be evaluated at other sites, and theirs here, where federation.toml has global_test.
 #evaluate = false
+# Of a smaller test split no figure leaves, nor its size: the others read "withheld".
+#evaluation_samples_min = 10
 # Whether the others may learn how many samples this site trains on.
 #training_set_size = false
 """

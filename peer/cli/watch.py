@@ -71,7 +71,7 @@ def _looks(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Itera
         time.sleep(DOWN_EVERY_S)
 
 
-def _show(
+def show(
     settings: Settings,
     site_name: str | None,
     what: str,
@@ -81,6 +81,7 @@ def _show(
     as_json: bool,
     watch: bool,
 ) -> None:
+    """Show a document of the site once, or again whenever it changes."""
     folder = home.find_site(home.home_folder(settings.home), site_name)
     if not watch:
         output.emit(_document(folder, what, arguments), as_json=as_json, render=render)
@@ -114,7 +115,7 @@ def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
     """
-    _show(settings, site_name, "status", picture.status, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "status", picture.status, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="Every round so far: sources, contributors, metrics.")
@@ -125,7 +126,7 @@ def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 @pass_settings
 def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
     """Every committed round: whose artifacts it used, who was missing and why, losses and metrics."""
-    _show(settings, site_name, "rounds", picture.rounds, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "rounds", picture.rounds, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="The other sites as this one sees them.")
@@ -136,7 +137,7 @@ def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 @pass_settings
 def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
     """The other sites as this one sees them: heard or silent, round, phase, last seen."""
-    _show(settings, site_name, "peers", picture.peers, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "peers", picture.peers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="Every artifact that came or went.")
@@ -147,7 +148,7 @@ def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool)
 @pass_settings
 def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
     """Every artifact that came or went, by time."""
-    _show(settings, site_name, "transfers", picture.transfers, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "transfers", picture.transfers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="Every byte that left, to whom, when.")
@@ -158,7 +159,7 @@ def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: b
 @pass_settings
 def egress(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
     """The egress ledger: what left this site, to whom, when, and how the transfer ended."""
-    _show(settings, site_name, "egress", picture.transfers, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "egress", picture.transfers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="The journal, line by line.")
@@ -172,4 +173,4 @@ def egress(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 def events(settings: Settings, site_name: str | None, last: int, everything: bool, watch: bool, as_json: bool) -> None:
     """The newest rows of the journal."""
     shown = {"last": last, "everything": everything}
-    _show(settings, site_name, "events", picture.events, shown, as_json=as_json, watch=watch)
+    show(settings, site_name, "events", picture.events, shown, as_json=as_json, watch=watch)

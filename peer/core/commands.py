@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peer.core.facts import Artifact, Purpose
+from peer.core.facts import Artifact, Purpose, Report
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 
@@ -30,10 +30,14 @@ class Persist(Command):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Command):
-    """Sign the artifact's manifest for the round that consumes it, journal it, and serve it to whom it may concern."""
+    """Sign the artifact's manifest for the round that consumes it, journal it, and serve it to whom it may concern.
+
+    For ``evaluation`` it is the local model at the end of the round, lent to be measured.
+    """
 
     round: int
     artifact: Artifact
+    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +150,41 @@ class Adopt(Command):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Command):
-    """Measure what the site predicts with on the local test split: its networks, and the heads that it holds."""
+    """Measure what the site predicts with on the local test split: its networks, and the heads that it holds.
+
+    Where it is to be ``lent``, also write the local model as an artifact, for other sites to measure.
+    """
 
     generation: int
     round: int
     attempt: int
     base: str
     sources: tuple[Source, ...] = ()
+    lent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(Command):
+    """Measure a guest, another site's model, on the local test split, beside the training and never in its way."""
+
+    generation: int
+    round: int
+    attempt: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss(Command):
+    """Measure no guest any more; what is being measured is broken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport(Command):
+    """Tell a site once how its model did here."""
+
+    attempt: int
+    site: SiteName
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from peer.core.facts import Artifact, Greeting, Pulse, Purpose, Unavailable
+from peer.core.facts import Artifact, Greeting, Pulse, Purpose, Report, Unavailable
 from peer.core.roster import Sha256, SiteName
+
+Answer = Literal["taken", "refused", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +174,52 @@ class Adopted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The local model's metrics on the local test split; empty where there is none."""
+    """The local model's metrics on the local test split; empty without one; ``artifact`` is what may be lent."""
 
     generation: int
     round: int
     attempt: int
     metrics: Mapping[str, float]
+    artifact: Artifact | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Event):
+    """A guest's metrics on the local test split, or why it was ``refused`` before it was run."""
+
+    generation: int
+    round: int
+    attempt: int
+    metrics: Mapping[str, float]
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementFailed(Event):
+    """A guest could not be measured; the training knows nothing of it. ``fault`` is as of ``WorkFailed``."""
+
+    generation: int
+    attempt: int
+    fault: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportArrived(Event):
+    """A site says how a model of this site did there."""
+
+    site: SiteName
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAnswered(Event):
+    """A report was taken, refused for a reason, or not answered."""
+
+    attempt: int
+    site: SiteName
+    answer: Answer
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ DTYPES: Mapping[str, int] = {
 """Element types of a safetensors file that may travel, with their bytes."""
 
 
+Unmeasured = Literal["", "withheld", "not_received", "refused", "failed"]
+UNMEASURED: tuple[Unmeasured, ...] = ("withheld", "not_received", "refused", "failed")
+"""Why a site says nothing of a model that it was lent; words of its own could tell what must stay there."""
+
+
 class Unavailable(enum.StrEnum):
     """Why a site has no artifact for a round; the receiver asks again on NOT_YET and falls back on the others."""
 
@@ -56,7 +61,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The signed description of an artifact; ``round`` is the round that consumes it."""
+    """The signed description of an artifact; ``round`` is the round that consumes it.
+
+    An artifact for ``evaluation`` is measured and not trained with; it is the origin's model at the end of ``round``.
+    """
 
     federation: Sha256
     generation: int
@@ -67,6 +75,23 @@ class Manifest:
     reexport: bool = False
     egress_count: int = 0
     egress_head: str = ""
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a site's model of a round did on another site's test split, in sums only.
+
+    ``generation`` is that of the site whose model it is, ``sha256`` names what was measured and is missing only where
+    the model was not received, ``samples`` counts those of the split.
+    """
+
+    generation: int
+    round: int
+    sha256: Sha256 | None
+    samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unmeasured: Unmeasured = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,7 @@ class Greeting:
     """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported.
 
     ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would disagree on every turn.
+    ``evaluates`` says whether the site takes part in remote evaluation; nothing where its program knows none.
     """
 
     protocol: int
@@ -106,6 +132,7 @@ class Greeting:
     seen: Seen | None = None
     software: str = ""
     round_key_tag: Sha256 = NO_TAG
+    evaluates: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

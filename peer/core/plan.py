@@ -81,6 +81,7 @@ class Plan:
 
     ``published`` names the phase after which the artifact appears: ``commit`` is the end of the round before the one
     that consumes it, a stage's name is that stage of the same round. ``cached`` keeps the last artifact of every peer.
+    ``stays`` says what of a site's prediction cannot be lent, where a model may leave that is not all of it.
     ``shared`` says what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or
     (``maybe``) the local one if the federation chooses to be homogeneous; ``shared_default`` names it where the file
     has none. ``not_for`` are the tasks for which the method is not defined.
@@ -98,6 +99,7 @@ class Plan:
     shared: Shared = "maybe"
     shared_default: Mapping[str, str] = field(default_factory=dict)
     not_for: tuple[str, ...] = ()
+    stays: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -107,6 +109,11 @@ class Plan:
             raise ValueError(f"phases name the stages {sorted(named)}, the table has {sorted(self.stages)}")
         object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+
+    @property
+    def kept_home(self) -> str:
+        """Why the model that a site predicts with is measured at no other site; empty where it may be."""
+        return "the method lets no private model leave its site" if "model" in self.never_leaves else self.stays
 
     def defaults(self) -> dict[str, Value]:
         """Every parameter at its default."""
@@ -269,7 +276,13 @@ PLANS: dict[str, Plan] = {
         state="the whole local model: parameters and buffers",
         never_leaves=(),
         parameters=MIXTURE_PARAMETERS,
+        stays="a site predicts with a mixture of all sites' models, of which none is the whole",
         source="dFLMoE, table 8: whole models as experts",
+    ),
+    "dflmoe_averaged": replace(
+        DFLMOE,
+        state="the local model's head, and the transform and attention that mix: parameters and buffers",
+        source="dFLMoE, table 9: centralized MoE and FST, without a server",
     ),
     "fedcross": Plan(
         pattern="circulate",
@@ -304,7 +317,16 @@ PLANS: dict[str, Plan] = {
     "fedbn": replace(
         FEDAVG,
         state="the one model of all without its normalisation layers",
+        stays="each site's normalisation layers stay there",
         source="FedBN, ICLR 2021, without its server",
+    ),
+    "lg_fedavg": replace(
+        FEDAVG,
+        artifact="head",
+        state="the local model's head: parameters and buffers",
+        never_leaves=("model",),
+        shared="maybe",
+        source="LG-FedAvg, arXiv 2001.01523, without its server; dFLMoE, table 9: aggregated head",
     ),
 }
 

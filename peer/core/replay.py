@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from peer.core import evaluation
 from peer.core.commands import Source
+from peer.core.evaluation import Evaluation, Lent
 from peer.core.facts import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.work import from_json, to_json
@@ -79,16 +81,19 @@ class Memory:
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
+    evaluation: Evaluation = field(default_factory=Evaluation)
 
     def apply(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
         """Remember one row; kinds that only inform a reader change nothing."""
         change = APPLY.get(kind)
         if change is not None:
             change(self, round, body)
+        elif kind in evaluation.KINDS:
+            self.evaluation.apply(kind, round, body)
 
     def names(self) -> set[Sha256]:
         """Digests of every artifact that a row still needs: all other files may go."""
-        kept = {artifact.sha256 for artifact in self.published.values()} | set(self.held)
+        kept = {artifact.sha256 for artifact in self.published.values()} | set(self.held) | self.evaluation.names()
         if self.artifact is not None:
             kept.add(self.artifact.sha256)
         if self.next is not None:
@@ -109,6 +114,7 @@ class Memory:
             self.next = None
         if self.open is not None:
             self._reopen(self.open, present)
+        self.evaluation.keep(present)
 
     def _reopen(self, current: OpenRound, present: set[Sha256]) -> None:
         """Go back in the open round to where the files that it needs can be had again: the exchange, or the start."""
@@ -201,6 +207,9 @@ def _aggregated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
 
 def _evaluated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
     memory.measured = memory.open is None
+    lent = _artifact(body)
+    if lent is not None:
+        memory.evaluation.lent[round] = Lent(lent)
     if memory.open is not None:
         memory.open.metrics.update(body["metrics"])
         memory.open.evaluated = True
@@ -274,6 +283,8 @@ APPLY = {
     "adopted": _adopted,
     "finished": _finished,
 }
+REMEMBERED = (*APPLY, *evaluation.KINDS)
+"""Kinds of rows that change memory."""
 
 
 def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:

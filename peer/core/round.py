@@ -12,7 +12,7 @@ with ``isolated`` beside pacing, ``handback`` and ``adopt`` after the last circu
 
 from __future__ import annotations
 
-from peer.core import events, stages
+from peer.core import events, guests, stages
 from peer.core.commands import Command
 from peer.core.site import IllegalTransitionError, Site
 from peer.core.transitions import TRANSITIONS
@@ -35,10 +35,12 @@ class Round(Site):
         if handler is None:
             raise IllegalTransitionError(f"{type(event).__name__} in phase {self.phase}")
         self.now_s = now_s
+        guests.watch(self)
         handler(self, event)
         while self.ended:  # a loop and not a recursion: rounds that need no work may follow each other in one event
             self.ended = False
             stages.go_on(self)
-        self.wake()
+        guests.look(self)
+        self.wake(guests.due_s(self))
         out, self.out = self.out, []
         return out

@@ -28,7 +28,11 @@ class Pace:
 
 @dataclass(frozen=True)
 class Rules:
-    """The federation as one site sees it."""
+    """The federation as one site sees it.
+
+    ``global_test`` is the federation's wish that sites measure each other's models; ``evaluation_permitted`` and
+    ``evaluation_samples_min`` are this site's policy.
+    """
 
     site: SiteName
     roster: Roster
@@ -43,6 +47,9 @@ class Rules:
     staleness_rounds_max: int = 1
     quorum: int | None = None
     evaluation_every: int = 0
+    global_test: bool = False
+    evaluation_permitted: bool = False
+    evaluation_samples_min: int = limits.EVALUATION_SAMPLES_MIN
     without: frozenset[SiteName] = frozenset()
     stay: bool = False
 
@@ -97,6 +104,20 @@ class Rules:
     def evaluates(self, round: int) -> bool:
         """Whether the local model is measured at the end of a round."""
         return round == self.rounds or (self.evaluation_every > 0 and round % self.evaluation_every == 0)
+
+    @property
+    def kept_home(self) -> str:
+        """Why this site's model is measured nowhere else, and no other's here; empty where both may be."""
+        if not self.global_test:
+            return "federation.toml does not have global_test = true"
+        if self.plan.kept_home:
+            return f"not permitted: {self.plan.kept_home}"
+        return "" if self.evaluation_permitted else f"not permitted by {self.site}: its [egress] evaluate is false"
+
+    def lends(self, round: int) -> bool:
+        """Whether the model at the end of a round may be measured by others; none is at home before the hand-back."""
+        within = max(1, self.circulating) <= round <= self.rounds
+        return within and self.evaluates(round) and not self.kept_home
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from peer.core import commands, events, limits
 from peer.core.commands import Command, Source
+from peer.core.evaluation import NO_ANSWER, Hosting, Lent
 from peer.core.exchange import Exchange
 from peer.core.facts import Pulse, Seen
-from peer.core.pace import Neighbours
+from peer.core.pace import AWAY, Neighbours
 from peer.core.replay import Memory, OpenRound, body_of
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -63,6 +64,8 @@ class Site:
         self.phase = Phase.NEW
         self.neighbours = Neighbours(silence_s=rules.pace.silence_s)
         self.greeted: set[SiteName] = set()
+        self.willing: dict[SiteName, bool | None] = {}
+        self.hosting = Hosting()
         self.exchange: Exchange | None = None
         self.progress: events.Progressed | None = None
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
@@ -131,10 +134,47 @@ class Site:
             self.persist("published", round, {"artifact": body_of(artifact)})
             self.emit(commands.Publish(round, artifact))
 
+    def ignore(self, event: events.Event, reason: str = "") -> None:
+        """Write down that something came too late, or was meant for another phase, and do no more."""
+        why = {"reason": reason} if reason else {}
+        self.persist("ignored", self.number, {"event": type(event).__name__, "phase": str(self.phase), **why})
+
+    def unreported(self, lent: Lent) -> dict[SiteName, str]:
+        """Who has not said how a lent model did, and why not."""
+        reasons = {}
+        for name in self.rules.roster.others(self.rules.site):
+            pulse = self.neighbours.pulse(name)
+            if name in lent.reports:
+                continue
+            if name in self.rules.without:
+                reasons[name] = "absent"
+            elif name in self.willing and self.willing[name] is None:
+                reasons[name] = "its program does not support it"
+            elif self.willing.get(name) is False:
+                reasons[name] = f"not permitted by {name}"
+            elif self.neighbours.silent(name, self.now_s):
+                reasons[name] = "silent"
+            else:
+                reasons[name] = pulse.phase if pulse is not None and pulse.phase in AWAY else NO_ANSWER
+        return reasons
+
+    def lapse(self, round: int, *, retired: bool) -> None:
+        """Write down who has not said how the model of a round did; ``retired``: it is not lent any more."""
+        reasons = self.unreported(self.memory.evaluation.lent[round])
+        if reasons or retired:
+            self.persist("lapsed", round, {"reasons": reasons, "retired": retired})
+
     def refuse(self, origin: SiteName, reason: str) -> None:
         """Note what a peer sent or did that was not acceptable, and name the peer."""
         self.persist("refused", self.number, {"origin": origin, "reason": reason})
         self.refusals.append({"site": origin, "round": self.number, "reason": reason})
+
+    def complain(self, name: SiteName, reason: str) -> None:
+        """Name a peer that broke the protocol, once for each reason: it words them, and may not fill the disk."""
+        known = self.shunned.setdefault(name, set())
+        if reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
+            known.add(reason)
+            self.refuse(name, reason)
 
     def held(self) -> list[Source]:
         """Every artifact on disk: received ones, and the site's own as sources."""
@@ -159,13 +199,15 @@ class Site:
     def leave(self, fault: str = "", reason: str = "") -> None:
         """End in order; ``fault`` names what made it impossible to go on."""
         self.cancel_exchange()
+        for round in self.memory.evaluation.lent:
+            self.lapse(round, retired=False)
         self.persist("left", self.memory.committed, {"fault": fault, "reason": reason})
         self.enter(Phase.GONE)
         self.emit(commands.Exit(fault, reason))
 
-    def wake(self) -> None:
-        """Ask for a tick when the next wait ends, if that time changed."""
-        due = [at_s for at_s in self._due() if at_s > self.now_s]
+    def wake(self, others_s: Iterable[float] = ()) -> None:
+        """Ask for a tick when the next wait ends, of the rounds or at one of the other times, if that changed."""
+        due = [at_s for at_s in (*self._due(), *others_s) if at_s > self.now_s]
         at_s = min(due, default=None)
         if at_s != self.wake_s:
             self.wake_s = at_s

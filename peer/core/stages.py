@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from peer.core import commands, exchange, pace, waiting
+from peer.core import commands, exchange, guests, pace, waiting
 from peer.core.commands import Source
 from peer.core.facts import Artifact, Seen
 from peer.core.replay import body_of
@@ -143,7 +143,8 @@ def next_phase(site: Site) -> None:
 def _evaluate(site: Site, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:
     site.enter(Phase.EVALUATE)
     cached = sources if site.rules.plan.cached else ()
-    site.emit(commands.Evaluate(site.memory.generation, round, site.next_attempt(), base, cached))
+    lent = site.rules.lends(round)
+    site.emit(commands.Evaluate(site.memory.generation, round, site.next_attempt(), base, cached, lent))
 
 
 def commit(site: Site) -> None:
@@ -219,6 +220,8 @@ def tidy(site: Site, needed: set[Sha256]) -> None:
     own = max((key for key in memory.published if key[1] == rules.site), default=None) if away else None
     if any(key[0] <= old and key != own for key in memory.published):
         site.persist("retired", old, {"kept": own if own is None else list(own)})
+    for round in [round for round in memory.evaluation.lent if round <= old]:
+        site.lapse(round, retired=True)
     for digest in sorted(needed - memory.names()):
         site.emit(commands.Discard(digest))
 
@@ -235,7 +238,8 @@ def come_home(site: Site, state: str, artifact: Artifact | None) -> None:
 def check_done(site: Site) -> None:
     """Leave once nobody can need this site any more, or it lingered long enough."""
     rules = site.rules
-    if not rules.stay and (not unfinished(site) or site.now_s >= site.since_s + rules.pace.linger_s):
+    needed = unfinished(site) or guests.awaited(site)
+    if not rules.stay and (not needed or site.now_s >= site.since_s + rules.pace.linger_s):
         site.leave()
 
 
@@ -254,6 +258,7 @@ def regenerate(site: Site, *, reported_by: SiteName, seen: Seen) -> None:
     site.persist("regenerated", memory.committed, body)
     for (round, _), artifact in sorted(memory.published.items()):
         site.emit(commands.Publish(round, artifact))
+    guests.begin(site)
     if busy:
         site.emit(commands.Halt(memory.generation, site.next_attempt()))
     if site.phase not in (Phase.PAUSED, Phase.FAILED):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, events, limits, stages, waiting
+from peer.core import answers, commands, events, guests, limits, stages
 from peer.core.commands import Source
 from peer.core.exchange import Want
 from peer.core.facts import Unavailable
@@ -29,6 +29,7 @@ def begin(site: Site, event: events.Began) -> None:
     site.persist("began", site.memory.committed, {"generation": site.memory.generation})
     for (round, _), artifact in sorted(site.memory.published.items()):
         site.emit(commands.Publish(round, artifact))
+    guests.begin(site)
     stages.go_on(site)
 
 
@@ -70,6 +71,7 @@ def greet(site: Site, event: events.PeerGreeted) -> None:
     seen, memory = event.greeting.seen, site.memory
     first = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
     site.greeted.add(event.site)
+    site.willing[event.site] = event.greeting.evaluates
     site.neighbours.hear(event.site, None, site.now_s)
     last = max((round for round, _ in memory.published), default=0)
     if first and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
@@ -111,15 +113,12 @@ def look(site: Site) -> None:
 
 def shun(site: Site, event: events.PeerRefused) -> None:
     """A peer broke the protocol or is of another federation: name it once for each reason, go on without it."""
-    known = site.shunned.setdefault(event.site, set())
-    if event.reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
-        known.add(event.reason)
-        site.refuse(event.site, event.reason)
+    site.complain(event.site, event.reason)
 
 
 def ignore(site: Site, event: events.Event) -> None:
     """Too late, or meant for another phase: write down that it came, and no more."""
-    site.persist("ignored", site.number, {"event": type(event).__name__, "phase": str(site.phase)})
+    site.ignore(event)
 
 
 def let_pass(site: Site, event: events.Event) -> None:
@@ -196,146 +195,13 @@ def _wanted(site: Site, event: Any) -> Want | None:
     return wanted if wanted is not None and wanted.open and wanted.attempt == event.attempt else None
 
 
-def current(handler: Handler) -> Handler:
-    """The handler for answers to the newest order only; others are ignored."""
+def of_purpose(guest: Handler, artifact: Handler) -> Handler:
+    """The handler of a fetch's end: a guest's is the same in every phase, and none of the round's business."""
 
-    def guarded(site: Site, event: Any) -> None:
-        (handler if _answers(site, event) else ignore)(site, event)
+    def routed(site: Site, event: Any) -> None:
+        (guest if event.purpose == "evaluate" else artifact)(site, event)
 
-    return guarded
-
-
-def _answers(site: Site, event: Any) -> bool:
-    order = (site.memory.generation, site.number, site.attempt)
-    return (event.generation, getattr(event, "round", site.number), event.attempt) == order
-
-
-@current
-def initialise(site: Site, event: events.Initialised) -> None:
-    """The initial model exists: it is the artifact of round 1 where models travel at the commit."""
-    site.failures = 0
-    body = {
-        "state": event.state,
-        "artifact": body_of(event.artifact),
-        "samples": dict(event.samples),
-        "threads": event.threads,
-        "device": event.device,
-        "publish": 1 if site.rules.plan.published == "commit" else None,
-    }
-    site.persist("initialised", 0, body)
-    stages.go_on(site)
-
-
-def advance(site: Site, event: events.Progressed) -> None:
-    """A stage moved; only shown."""
-    if _answers(site, event):
-        site.progress = event
-
-
-@current
-def train(site: Site, event: events.Trained) -> None:
-    """A stage is over; publish after it where the plan says so."""
-    site.failures = 0
-    opened = site.opened
-    body = {
-        "position": opened.position,
-        "stage": event.stage,
-        "state": event.state,
-        "artifact": body_of(event.artifact),
-        "metrics": dict(event.metrics),
-        "threads": event.threads,
-        "duration_s": event.duration_s,
-        "publish": opened.number if site.rules.plan.published == event.stage else None,
-    }
-    site.persist("trained", opened.number, body)
-    site.publish_due()
-    stages.next_phase(site)
-
-
-@current
-def aggregate(site: Site, event: events.Aggregated) -> None:
-    """The shared module is the mean of its contributors."""
-    site.failures = 0
-    body = {
-        "position": site.opened.position,
-        "state": event.state,
-        "sha256": event.sha256,
-        "contributors": list(event.contributors),
-    }
-    site.persist("aggregated", site.opened.number, body)
-    stages.next_phase(site)
-
-
-@current
-def evaluate(site: Site, event: events.Evaluated) -> None:
-    """The metrics are in."""
-    site.failures = 0
-    site.persist("evaluated", event.round, {"metrics": dict(event.metrics)})
-    stages.go_on(site)
-
-
-@current
-def adopt(site: Site, event: events.Adopted) -> None:
-    """The own model is home."""
-    site.failures = 0
-    stages.come_home(site, event.state, event.artifact)
-
-
-@current
-def reject(site: Site, event: events.ArtifactRejected) -> None:
-    """The worker found an artifact unusable: go on as if it had not come, and name its origin.
-
-    An own artifact, or one that the order did not name, is no peer's fault: to go on without it could go on for ever.
-    """
-    used = {source.artifact.sha256: source.origin for source in site.opened.sources}
-    if used.get(event.sha256, site.rules.site) == site.rules.site:
-        _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}")
-        return
-    waiting.leave_out(site, event.sha256, event.reason)
-    stages.go_on(site)
-
-
-@current
-def reject_home(site: Site, event: events.ArtifactRejected) -> None:
-    """The copy that came home is unusable: the owner goes on from its own newest one, or else as it is."""
-    own = waiting.own_copy(site)
-    site.persist("slot_lost", site.memory.committed)
-    if own is None or event.sha256 == own.artifact.sha256:
-        stages.come_home(site, "", None)
-        return
-    site.refuse(event.origin, event.reason)
-    waiting.adopt(site, own)
-
-
-@current
-def fail(site: Site, event: events.WorkFailed) -> None:
-    """A crash is tried again from the last checkpoint; what would only fail again stops the site's training."""
-    _fail(site, event.fault, event.reason)
-
-
-def _fail(site: Site, fault: str, reason: str) -> None:
-    site.failures += 1
-    site.persist("work_failed", site.number, {"fault": fault, "reason": reason, "count": site.failures})
-    if fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
-        stages.go_on(site)
-    elif site.phase == Phase.INITIALISING:
-        site.leave(fault, reason)
-    else:
-        site.failure = f"{fault}: {reason}"
-        site.enter(Phase.FAILED)
-
-
-@current
-def halted(site: Site, event: events.Halted) -> None:
-    """The checkpoint is written: a leaving site may end now."""
-    if site.phase == Phase.LEAVING:
-        site.leave()
-
-
-@current
-def fail_leaving(site: Site, event: events.WorkFailed) -> None:
-    """The worker died instead of halting; the journal is as good as after a kill."""
-    site.leave()
+    return routed
 
 
 FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
@@ -346,9 +212,9 @@ FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
     events.PeerGreeted: greet,
     events.PeerHeard: hear,
     events.PeerRefused: shun,
-    events.ArtifactArrived: discard,
-    events.ArtifactUnavailable: ignore,
-    events.ArtifactRefused: refuse,
+    events.ArtifactArrived: of_purpose(guests.arrive, discard),
+    events.ArtifactUnavailable: of_purpose(guests.miss, ignore),
+    events.ArtifactRefused: of_purpose(guests.refuse, refuse),
     events.Initialised: ignore,
     events.Progressed: let_pass,
     events.Trained: ignore,
@@ -358,28 +224,44 @@ FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
     events.Halted: let_pass,
     events.ArtifactRejected: ignore,
     events.WorkFailed: ignore,
+    events.Measured: guests.measured,
+    events.MeasurementFailed: guests.fail,
+    events.ReportArrived: guests.note,
+    events.ReportAnswered: guests.answer,
 }
 """What each event does unless a phase says otherwise."""
 
+EXCHANGING: Mapping[type[events.Event], Handler] = {
+    events.ArtifactArrived: of_purpose(guests.arrive, arrive),
+    events.ArtifactUnavailable: of_purpose(guests.miss, miss),
+}
 SPECIAL: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
-    Phase.INITIALISING: {events.Initialised: initialise, events.WorkFailed: fail},
-    Phase.EXCHANGE: {events.ArtifactArrived: arrive, events.ArtifactUnavailable: miss},
-    Phase.HANDBACK: {events.ArtifactArrived: arrive, events.ArtifactUnavailable: miss},
+    Phase.INITIALISING: {events.Initialised: answers.initialise, events.WorkFailed: answers.fail},
+    Phase.EXCHANGE: EXCHANGING,
+    Phase.HANDBACK: EXCHANGING,
     Phase.TRAIN: {
-        events.Progressed: advance,
-        events.Trained: train,
-        events.ArtifactRejected: reject,
-        events.WorkFailed: fail,
+        events.Progressed: answers.advance,
+        events.Trained: answers.train,
+        events.ArtifactRejected: answers.reject,
+        events.WorkFailed: answers.fail,
     },
-    Phase.AGGREGATE: {events.Aggregated: aggregate, events.ArtifactRejected: reject, events.WorkFailed: fail},
-    Phase.EVALUATE: {events.Evaluated: evaluate, events.WorkFailed: fail},
-    Phase.ADOPT: {events.Adopted: adopt, events.ArtifactRejected: reject_home, events.WorkFailed: fail},
+    Phase.AGGREGATE: {
+        events.Aggregated: answers.aggregate,
+        events.ArtifactRejected: answers.reject,
+        events.WorkFailed: answers.fail,
+    },
+    Phase.EVALUATE: {events.Evaluated: answers.evaluate, events.WorkFailed: answers.fail},
+    Phase.ADOPT: {
+        events.Adopted: answers.adopt,
+        events.ArtifactRejected: answers.reject_home,
+        events.WorkFailed: answers.fail,
+    },
     Phase.PAUSED: {events.PauseRequested: ignore, events.ResumeRequested: resume},
     Phase.FAILED: {events.PauseRequested: ignore, events.ResumeRequested: resume},
     Phase.DONE: {events.PauseRequested: ignore},
     Phase.LEAVING: {
-        events.Halted: halted,
-        events.WorkFailed: fail_leaving,
+        events.Halted: answers.halted,
+        events.WorkFailed: answers.fail_leaving,
         events.PauseRequested: ignore,
         events.StopRequested: ignore,
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.core.facts import Artifact, Purpose, Unavailable
+from peer.core.facts import Artifact, Purpose, Report, Unavailable
 from peer.core.plan import Kind
 from peer.core.replay import Memory
 from peer.core.roster import SiteName
@@ -20,7 +20,8 @@ def denial(
         kind: of artifact.
         for_round: the round that consumes it.
         owner: whose model it is: this site's, except in circulating rounds.
-        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home.
+        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home, ``evaluate`` lends
+            the model at the end of a round to any peer.
 
     A round that is long past or still to come is no reason to deny: the answer is then ``RETIRED`` or ``NOT_YET``.
     """
@@ -35,8 +36,10 @@ def denial(
         if for_round != rules.circulating + 1 or owner != caller:
             return f"only its owner may take a model home, and only for round {rules.circulating + 1}"
         return None
-    if purpose != "train":
-        return "this federation has no remote evaluation"
+    if purpose == "evaluate":
+        if rules.kept_home:
+            return rules.kept_home
+        return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
     if not 1 <= for_round <= rules.rounds:
         return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
     if rules.pattern(for_round) == "all_to_all":
@@ -63,6 +66,8 @@ def answer(
         owner: whose model it is.
         purpose: as in ``denial``.
     """
+    if purpose == "evaluate":
+        return _lent(rules, memory, for_round)
     if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.home:
         return Unavailable.NOT_YET
     published = memory.published.get((for_round, owner))
@@ -82,3 +87,33 @@ def answer(
         if memory.committed >= last and memory.next is None and memory.state
         else Unavailable.NOT_YET
     )
+
+
+def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Unavailable:
+    one = memory.evaluation.lent.get(round)
+    if one is not None and one.artifact is not None:
+        return round, one.artifact
+    if round <= memory.committed - rules.pace.artifact_rounds_max:
+        return Unavailable.RETIRED
+    away = round == rules.circulating == memory.committed and not memory.measured
+    return Unavailable.SKIPPED if memory.committed >= round and not away else Unavailable.NOT_YET
+
+
+def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: Report) -> str | None:
+    """Why a report on a model of this site is not taken; nothing when it is one of what was lent.
+
+    That the caller has asked shows in the digest, which the manifest of the lent model told it; without figures it need
+    not know one.
+    """
+    if rules.kept_home:
+        return rules.kept_home
+    if caller not in rules.peers:
+        return f"{caller!r} takes no part in this federation's rounds"
+    one = memory.evaluation.lent.get(report.round)
+    if one is None or one.artifact is None:
+        return f"no model of round {report.round} is lent"
+    if report.generation != memory.generation:
+        return f"generation {report.generation} is not this site's {memory.generation}"
+    if report.sha256 != one.artifact.sha256 and not (report.sha256 is None and report.unmeasured == "not_received"):
+        return f"the model that was lent after round {report.round} is another one"
+    return None

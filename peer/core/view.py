@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from peer.core import guests
 from peer.core.exchange import Exchange, Want
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -50,6 +51,12 @@ def status(site: Site, *, now_s: float) -> dict[str, Any]:
     }
 
 
+def unreported(site: Site) -> dict[int, dict[str, str]]:
+    """Of every round whose model is lent now: who has not said how it did, and why not."""
+    lent = site.memory.evaluation.lent
+    return {round: {str(name): why for name, why in site.unreported(one).items()} for round, one in lent.items()}
+
+
 def waiting_for(site: Site, *, now_s: float) -> list[dict[str, Any]]:
     """Whom the site waits for and why; empty while it works."""
     rules = site.rules
@@ -64,7 +71,8 @@ def waiting_for(site: Site, *, now_s: float) -> list[dict[str, Any]]:
         return [_wait(name, "progress", now_s - site.since_s, None) for name in rules.others if _behind(site, name)]
     if site.phase == Phase.DONE:
         left_s = None if rules.stay else round(rules.pace.linger_s - (now_s - site.since_s), 1)
-        return [_wait(name, "its last round", now_s - site.since_s, left_s) for name in unfinished(site)]
+        due = dict.fromkeys(guests.awaited(site), "evaluation") | dict.fromkeys(unfinished(site), "its last round")
+        return [_wait(name, what, now_s - site.since_s, left_s) for name, what in sorted(due.items())]
     return []
 
 

@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from peer.core import commands, events
 from peer.core.limits import WORKER_LINE_BYTES_MAX
@@ -26,7 +26,8 @@ class Setting(commands.Command):
     """What a worker must know before its first command.
 
     ``federation`` and ``site`` are the validated documents (``federation.toml``, ``site.toml``) as plain JSON values;
-    ``home`` is the generation's folder, which holds ``artifacts/`` and ``checkpoints/``.
+    ``home`` is the generation's folder, which holds ``artifacts/`` and ``checkpoints/``. A worker whose ``duty`` is to
+    measure guests writes nothing there.
     """
 
     site_name: str
@@ -35,6 +36,7 @@ class Setting(commands.Command):
     site: Mapping[str, Any]
     home: str
     base_folder: str
+    duty: Literal["train", "measure"] = "train"
 
 
 IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
@@ -49,6 +51,7 @@ TO_WORKER: dict[str, type] = {
         commands.Aggregate,
         commands.Adopt,
         commands.Evaluate,
+        commands.Measure,
         commands.Halt,
     )
 }
@@ -61,6 +64,7 @@ FROM_WORKER: dict[str, type] = {
         events.Aggregated,
         events.Adopted,
         events.Evaluated,
+        events.Measured,
         events.Halted,
         events.ArtifactRejected,
         events.WorkFailed,

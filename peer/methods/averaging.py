@@ -1,11 +1,16 @@
-r"""Server-free FedAvg, FedProx and FedBN: every site trains the one model of all and averages what all others send.
+r"""Server-free FedAvg, FedProx, FedBN, LG-FedAvg: every site trains its model and averages what all others send.
 
 .. math:: L = \ell(M(x), y) + \frac{\mu}{2}\,\lVert\theta - \theta^{t-1}\rVert^2
 
 with :math:`\theta^{t-1}` the mean that the round began with; :math:`\mu = 0` is FedAvg.
 
-Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN); METHODS section 10.
-Differs: there is no server: every site averages, by default with equal weights.
+LG-FedAvg sends and averages heads alone, and so may have another body at every site. To average the heads is also what
+dFLMoE's table 9 has in place of its mixture ("aggregated head").
+
+Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al. 2020 (LG-FedAvg);
+METHODS section 10.
+Differs: there is no server: every site averages, by default with equal weights. Of LG-FedAvg, the body's Adam begins
+anew with the head's in each round.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from models import Network
-from peer.methods.method import DAM, Batch, Forward, Method, Scene, Stage, Term, one_move
-from peer.methods.supervised import supervised, supervised_stage
+from peer.methods.method import DAM, Batch, Forward, Method, Scene, Stage, Term, head, one_move
+from peer.methods.supervised import scene_loss, supervised_stage
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 """What counts as a normalisation layer: its type, not its name, which says nothing in most networks."""
@@ -32,7 +37,7 @@ def train(scene: Scene) -> Stage:
 
 def train_near(scene: Scene) -> Stage:
     """The labels, and a pull towards the mean that the round began with."""
-    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    loss = scene_loss(scene)
     mu = float(scene.parameters["mu"])
     anchor = {name: parameter.detach().clone() for name, parameter in scene.dam.named_parameters()}
 
@@ -62,3 +67,4 @@ def _distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
 FEDAVG = Method(stages={"train": train})
 FEDPROX = Method(stages={"train": train_near})
 FEDBN = Method(stages={"train": train}, sent=all_but_norms)
+LG_FEDAVG = Method(stages={"train": train}, sent=head)

@@ -7,21 +7,39 @@ Stage a (``local``) trains body and head with the transform, the attention and a
 
 Source: dFLMoE (CVPR 2025), eqs. 1 to 6, tables 8 and 9.
 Differs: nothing is detached in stage a unless ``detach`` says so; the own head is an expert and takes the feature as it
-is; a peer's last received head stays when no newer one comes. ``models.moe`` names the rest.
+is; a peer's last received head stays when no newer one comes. ``models.moe`` names the rest. Table 9 averages transform
+and attention at a server: ``dflmoe_averaged`` sends them with the head, as they are after stage a, and every site
+averages those of this round before stage c. For that all bodies must give equally many features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from models import Network, Output
-from models.moe import Mixture
+from models.moe import Expert, Mixture, sites_in
 from models.network import head_width
-from peer.methods.method import DAM, MIXTURE, Batch, Forward, Method, Place, Scene, Stage, Term, one_move
-from peer.methods.supervised import supervised
+from peer.methods.method import (
+    DAM,
+    MIXTURE,
+    Batch,
+    Companion,
+    Forward,
+    Method,
+    Place,
+    Scene,
+    Stage,
+    Term,
+    head,
+    one_move,
+)
+from peer.methods.supervised import scene_loss
 
 Mix = Any
 """Calls a network by its name, as ``Forward`` does."""
@@ -29,7 +47,7 @@ Mix = Any
 
 def local(scene: Scene) -> Stage:
     """Stage a: body and own head."""
-    loss, detach = supervised(scene.task, scene.parameters["segmentation_loss"]), bool(scene.parameters["detach"])
+    loss, detach = scene_loss(scene), bool(scene.parameters["detach"])
     invite(scene)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -45,7 +63,8 @@ def local(scene: Scene) -> Stage:
 
 def decide(scene: Scene) -> Stage:
     """Stage c: transforms and attention; without an expert from elsewhere there is nothing to learn."""
-    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    loss = scene_loss(scene)
+    average(scene)
     invite(scene)
     # One expert has all the weight, whatever the query: only weight decay would move it, step by step to 0.
     learns = (MIXTURE,) if scene.received else ()
@@ -69,15 +88,26 @@ def predict(scene: Scene, images: Tensor) -> Tensor:
 
 def mix(scene: Scene, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
     """What the experts say together: of the feature where they are heads, of the images where they are models."""
-    feature = output.penultimate.detach() if detach else output.penultimate
+    feature, own = output.penultimate, output.prediction
     mixed: Tensor
+    if detach:  # the head learns from the mixture, the body does not: that takes a pass of its own
+        feature = feature.detach()
+        with _uncounted(scene.dam.head):
+            own = forward(DAM, feature, part=scene.dam.head_name)
     if _are_models(scene):
-        said = {origin: forward(_expert(origin), images).prediction for origin in scene.received}
-        said[scene.site] = forward(DAM, feature, part=scene.dam.head_name) if detach else output.prediction
+        said = {origin: forward(_expert(origin), images).prediction for origin in scene.received} | {scene.site: own}
         mixed = forward(MIXTURE, feature, {site: said[site].float() for site in sorted(said)}, part="mixing")
     else:
-        mixed = forward(MIXTURE, feature, {**scene.received, scene.site: scene.dam.head})
+        mixed = forward(MIXTURE, feature, own, scene.received)
     return mixed
+
+
+def average(scene: Scene) -> None:
+    """The mean of the own mixture and of those that came with this round's heads, where they do."""
+    came = {origin: expert.mixture for origin, expert in scene.received.items() if isinstance(expert, Expert)}
+    if came:
+        mixture: Mixture = scene.networks[MIXTURE]
+        mixture.average(came)
 
 
 def invite(scene: Scene) -> None:
@@ -89,7 +119,7 @@ def invite(scene: Scene) -> None:
         mixture.invite(origin, width)
 
 
-def mixture(place: Place, made: Mapping[str, nn.Module]) -> nn.Module:
+def mixture(place: Place, made: Mapping[str, nn.Module]) -> Mixture:
     """Transform and attention for the feature of this site's body."""
     feature, parameters = place.output.penultimate, place.parameters
     return Mixture(
@@ -103,9 +133,14 @@ def mixture(place: Place, made: Mapping[str, nn.Module]) -> nn.Module:
     )
 
 
-def sent(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The head's state."""
-    return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
+def theirs(place: Place, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
+    """Another site's mixture, as it must be to have a mean with this one's; the names tell for whom it has weights."""
+    made = mixture(dataclasses.replace(place, site=origin), {})
+    if (width := head_width(head)) != made.features:
+        raise ValueError(f"its head takes {width} features, this body gives {made.features}, and mixtures are averaged")
+    for site in sites_in(names):
+        made.invite(site, made.features)
+    return made
 
 
 def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
@@ -135,6 +170,19 @@ def mismatch_of_models(own: Output, received: Output, parameters: Mapping[str, A
     return None
 
 
+@contextmanager
+def _uncounted(head: nn.Module) -> Iterator[None]:
+    """A second pass of the same batch: batch statistics normalise it as they did the first, and are not counted."""
+    norms = [module for module in head.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = not norm.training
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+
+
 def _are_models(scene: Scene) -> bool:
     return any(isinstance(expert, Network) for expert in scene.received.values())
 
@@ -150,5 +198,6 @@ def _expert(origin: str) -> str:
 
 STAGES = {"local": local, "decide": decide}
 KEEPS = {MIXTURE: mixture}
-DFLMOE = Method(stages=STAGES, keeps=KEEPS, sent=sent, predict=predict, unfit=unfit, mismatch=mismatch)
+DFLMOE = Method(stages=STAGES, keeps=KEEPS, sent=head, predict=predict, unfit=unfit, mismatch=mismatch)
+DFLMOE_AVERAGED = dataclasses.replace(DFLMOE, companion=Companion(MIXTURE, theirs, Expert))
 DFLMOE_MODELS = Method(stages=STAGES, keeps=KEEPS, predict=predict, unfit=unfit, mismatch=mismatch_of_models)

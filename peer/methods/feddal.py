@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from losses import consensus, feeding_loss, forward_kl, transfer_loss
 from models import Output
 from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Move, Place, Scene, Stage, Term
-from peer.methods.supervised import supervised
+from peer.methods.supervised import scene_loss
 
 
 def train(scene: Scene) -> Stage:
     """Proxy and private model in turn, batch by batch; not alternating: all batches for the one, then for the other."""
     parameters = scene.parameters
-    loss, top = supervised(scene.task, parameters["segmentation_loss"]), int(parameters["top"])
+    loss, top = scene_loss(scene), int(parameters["top"])
     alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])
     backward = transfer_loss if parameters["backward"] == "transfer" else feeding_loss
 

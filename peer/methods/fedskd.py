@@ -18,7 +18,7 @@ from torch import Tensor
 from losses import similarity_terms
 from models import Network, Output
 from peer.methods.method import DAM, KTM, Batch, Forward, Method, Scene, Stage, Term, one_move
-from peer.methods.supervised import supervised, supervised_stage
+from peer.methods.supervised import scene_loss, supervised_stage
 
 ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
@@ -32,7 +32,7 @@ def train(scene: Scene) -> Stage:
     # Frozen is the header's weight, not the mode: both networks see batch statistics, and the KTM's die with it.
     for parameter in ktm.head.parameters():
         parameter.requires_grad_(False)
-    loss, gamma = supervised(scene.task, scene.parameters["segmentation_loss"]), float(scene.parameters["gamma"])
+    loss, gamma = scene_loss(scene), float(scene.parameters["gamma"])
     ce_dam, ce_ktm = f"{loss.name}_{DAM}", f"{loss.name}_{KTM}"
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:

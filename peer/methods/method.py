@@ -157,10 +157,31 @@ def whole(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
     return list(network.state_dict())
 
 
+def head(network: Network, parameters: Mapping[str, Any]) -> list[str]:
+    """The head's parameters and buffers."""
+    return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
+
+
 def predict_locally(scene: Scene, images: Tensor) -> Tensor:
     """The local model's prediction."""
     prediction: Tensor = scene.dam(images).prediction
     return prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A kept network that a site sends whole beside its head, for receivers to average with their own.
+
+    Attributes:
+        name: of the network, and what its tensors' names in the artifact begin with.
+        theirs: makes the one that another site sends, given the place here, that site's name, its head and the names of
+            its state; ``ValueError`` says why there can be none.
+        join: makes one module of a head and the network that came with it.
+    """
+
+    name: str
+    theirs: Callable[[Place, str, nn.Module, Collection[str]], nn.Module]
+    join: Callable[[nn.Module, Any], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -173,6 +194,7 @@ class Method:
             made before it.
         sends: the name of the kept network whose state is the artifact.
         sent: the names in that network's state that are sent (and averaged where the plan averages).
+        companion: what goes with the head, if anything does.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
         unfit: given outputs of the local and of the shared model, the parameters and whether there are region masks:
             why the method cannot work here, or nothing.
@@ -184,6 +206,7 @@ class Method:
     keeps: Mapping[str, Callable[[Place, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
     sends: str = DAM
     sent: Callable[[Network, Mapping[str, Any]], Collection[str]] = whole
+    companion: Companion | None = None
     predict: Callable[[Scene, Tensor], Tensor] = predict_locally
     unfit: Callable[..., str | None] = any_local
     mismatch: Callable[[Output, Output, Mapping[str, Any]], str | None] = any_received

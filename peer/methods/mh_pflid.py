@@ -38,12 +38,12 @@ from peer.methods.method import (
     Term,
     one_move,
 )
-from peer.methods.supervised import supervised
+from peer.methods.supervised import scene_loss
 
 
 def inject(scene: Scene) -> Stage:
     """The local model and the receiver learn; the messenger is frozen, its batch statistics too."""
-    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    loss = scene_loss(scene)
     weight, warmth = float(scene.parameters["injection"]), _warmth(scene)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -62,7 +62,7 @@ def inject(scene: Scene) -> Stage:
 
 def distill(scene: Scene) -> Stage:
     """The messenger and the transmitter learn; the local model is frozen and a constant."""
-    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    loss = scene_loss(scene)
     weight, warmth = float(scene.parameters["distillation"]), _warmth(scene)
     follow = distillation_l1 if scene.task == "super_resolution" else distillation_kl
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from losses import forward_kl
 from peer.methods.feddal import proxy
 from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Scene, Stage, Term, one_move
-from peer.methods.supervised import supervised
+from peer.methods.supervised import scene_loss
 
 
 def train(scene: Scene) -> Stage:
     """Both networks learn from the labels and from each other."""
-    loss, alpha = supervised(scene.task, scene.parameters["segmentation_loss"]), float(scene.parameters["alpha"])
+    loss, alpha = scene_loss(scene), float(scene.parameters["alpha"])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         private, shared = forward(DAM, batch.images).prediction, forward(PROXY, batch.images).prediction

@@ -42,9 +42,14 @@ def supervised(task: str, segmentation: str = "dice_ce") -> Supervised:
     return SUPERVISED[task]
 
 
+def scene_loss(scene: Scene) -> Supervised:
+    """The loss of the scene's task, of segmentation the one that its parameters choose."""
+    return supervised(scene.task, scene.parameters["segmentation_loss"])
+
+
 def supervised_stage(scene: Scene, name: str, network: nn.Module) -> Stage:
     """Train one network on the labels alone, all of its parameters."""
-    loss = supervised(scene.task, scene.parameters["segmentation_loss"])
+    loss = scene_loss(scene)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         prediction = forward(name, batch.images).prediction

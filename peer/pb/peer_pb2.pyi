@@ -88,6 +88,33 @@ UNAVAILABLE_SKIPPED: Unavailable.ValueType  # 3
 """this site never made it, and will not"""
 Global___Unavailable: _TypeAlias = Unavailable  # noqa: Y015
 
+class _Unmeasured:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UnmeasuredEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Unmeasured.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    UNMEASURED_UNSPECIFIED: _Unmeasured.ValueType  # 0
+    """it was measured"""
+    UNMEASURED_NOT_RECEIVED: _Unmeasured.ValueType  # 1
+    """it could not be had, or was not what its manifest says"""
+    UNMEASURED_REFUSED: _Unmeasured.ValueType  # 2
+    """it was not acceptable"""
+    UNMEASURED_FAILED: _Unmeasured.ValueType  # 3
+    """it could not be run"""
+
+class Unmeasured(_Unmeasured, metaclass=_UnmeasuredEnumTypeWrapper): ...
+
+UNMEASURED_UNSPECIFIED: Unmeasured.ValueType  # 0
+"""it was measured"""
+UNMEASURED_NOT_RECEIVED: Unmeasured.ValueType  # 1
+"""it could not be had, or was not what its manifest says"""
+UNMEASURED_REFUSED: Unmeasured.ValueType  # 2
+"""it was not acceptable"""
+UNMEASURED_FAILED: Unmeasured.ValueType  # 3
+"""it could not be run"""
+Global___Unmeasured: _TypeAlias = Unmeasured  # noqa: Y015
+
 @_typing.final
 class Seen(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -125,6 +152,7 @@ class Greeting(_message.Message):
     SEEN_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     ROUND_KEY_TAG_FIELD_NUMBER: _builtins.int
+    EVALUATES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     federation: _builtins.bytes
     roster: _builtins.bytes
@@ -134,6 +162,8 @@ class Greeting(_message.Message):
     software: _builtins.str
     round_key_tag: _builtins.bytes
     """proves the same round key without telling it"""
+    evaluates: _builtins.bool
+    """measures others' models and lends its own; absent: it knows no remote evaluation"""
     @_builtins.property
     def seen(self) -> Global___Seen:
         """the newest artifact that I have from you"""
@@ -149,12 +179,15 @@ class Greeting(_message.Message):
         seen: Global___Seen | None = ...,
         software: _builtins.str = ...,
         round_key_tag: _builtins.bytes = ...,
+        evaluates: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["seen", b"seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "evaluates", b"evaluates", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__evaluates: _TypeAlias = _typing.Literal["evaluates"]  # noqa: Y015
+    _WhichOneofArgType__evaluates: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluates) -> _WhichOneofReturnType__evaluates | None: ...
 
 Global___Greeting: _TypeAlias = Greeting  # noqa: Y015
 
@@ -304,12 +337,13 @@ class Manifest(_message.Message):
     REEXPORT_FIELD_NUMBER: _builtins.int
     EGRESS_COUNT_FIELD_NUMBER: _builtins.int
     EGRESS_HEAD_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     federation: _builtins.bytes
     generation: _builtins.int
     method: _builtins.str
     origin: _builtins.str
     round: _builtins.int
-    """the round that consumes it"""
+    """the round that consumes it; with `evaluation` the one at whose end it stood so"""
     kind: Global___Kind.ValueType
     owner: _builtins.str
     sha256: _builtins.bytes
@@ -322,6 +356,8 @@ class Manifest(_message.Message):
     egress_count: _builtins.int
     egress_head: _builtins.bytes
     """empty while nothing has left the site"""
+    evaluation: _builtins.bool
+    """to be measured, and not to be trained with"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     def __init__(
@@ -343,10 +379,11 @@ class Manifest(_message.Message):
         reexport: _builtins.bool = ...,
         egress_count: _builtins.int = ...,
         egress_head: _builtins.bytes = ...,
+        evaluation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "training_samples", b"training_samples"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "egress_count", b"egress_count", "egress_head", b"egress_head", "federation", b"federation", "generation", b"generation", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples", "bytes", b"bytes", "egress_count", b"egress_count", "egress_head", b"egress_head", "evaluation", b"evaluation", "federation", b"federation", "generation", b"generation", "kind", b"kind", "method", b"method", "origin", b"origin", "owner", b"owner", "reexport", b"reexport", "round", b"round", "sha256", b"sha256", "spec", b"spec", "steps", b"steps", "tensors", b"tensors", "training_samples", b"training_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__training_samples: _TypeAlias = _typing.Literal["training_samples"]  # noqa: Y015
     _WhichOneofArgType__training_samples: _TypeAlias = _typing.Literal["_training_samples", b"_training_samples"]  # noqa: Y015
@@ -465,13 +502,17 @@ class Metrics(_message.Message):
     WITHHELD_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    UNMEASURED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
+    """of the site whose model it is"""
     round: _builtins.int
     sha256: _builtins.bytes
-    """the artifact that was measured"""
+    """the artifact that was measured; may be empty if it was not received"""
     withheld: _builtins.bool
     """too few samples to say; values and samples are empty then"""
     samples: _builtins.int
+    unmeasured: Global___Unmeasured.ValueType
+    """why there is no value; a reason in words could tell what must stay here"""
     @_builtins.property
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -483,10 +524,11 @@ class Metrics(_message.Message):
         withheld: _builtins.bool = ...,
         samples: _builtins.int = ...,
         values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        unmeasured: Global___Unmeasured.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "round", b"round", "samples", b"samples", "sha256", b"sha256", "values", b"values", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "round", b"round", "samples", b"samples", "sha256", b"sha256", "unmeasured", b"unmeasured", "values", b"values", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def write_artifact(
 Sent = Callable[[Network], Collection[str]]
 """Which names of a network's state its artifact holds."""
 
+Theirs = Callable[[nn.Module, Collection[str]], nn.Module]
+"""What comes beside a head, made for that head and the names of its state; ``ValueError`` says why it cannot be."""
+
 
 def read_network(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> Network:
     """A received model, built on the CPU and loaded.
@@ -65,28 +69,67 @@ def read_network(folder: Path, source: Source, task: Task, *, allow: Collection[
     Raises:
         UnusableArtifact: the first of these that does not hold.
     """
-    state, _ = _judge(folder, source, task, allow, _whole)
+    with _blaming(source):
+        expected = _expected(_imagined(source.artifact, task, allow), _whole)
+        state = _read(folder, source.artifact, expected)
     network = models.build(source.artifact.spec)
     network.load_state_dict(state)
     return network
 
 
-def read_head(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> nn.Module:
-    """A received head, on the CPU and loaded; of the network around it nothing is built. Judged as a whole model is."""
-    state, network = _judge(folder, source, task, allow, head_names)
-    head = network.head.to_empty(device="cpu")
-    known = {f"{network.head_name}.{name}" for name, _ in (*head.named_parameters(), *head.named_buffers())}
-    if known != state.keys():
-        raise UnusableArtifact(source, "its head has values that its state does not hold")
-    head.load_state_dict({name.removeprefix(f"{network.head_name}."): tensor for name, tensor in state.items()})
-    return head
+def read_head(
+    folder: Path, source: Source, task: Task, *, allow: Collection[str], beside: tuple[str, Theirs] | None = None
+) -> tuple[nn.Module, nn.Module | None]:
+    """A received head, on the CPU and loaded; of the network around it nothing is built. Judged as a whole model is.
+
+    Args:
+        folder: where the artifact's file is.
+        source: the artifact.
+        task: of the federation.
+        allow: classes beyond the registry that its spec may name.
+        beside: what must come with the head: what its tensors' names begin with, and what makes it.
+
+    Returns:
+        The head, and what came beside it.
+
+    Raises:
+        UnusableArtifact: the artifact is not exactly that.
+    """
+    with _blaming(source):
+        network = _imagined(source.artifact, task, allow)
+        parts, expected = {network.head_name + ".": network.head}, _expected(network, head_names)
+        if beside is not None:
+            prefix = f"{beside[0]}/"
+            names = [spec.name.removeprefix(prefix) for spec in source.artifact.tensors if spec.name.startswith(prefix)]
+            with torch.device("meta"):
+                parts[prefix] = beside[1](network.head, names)
+            expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
+        state = _read(folder, source.artifact, expected)
+        head, *others = [_loaded(part, state, prefix) for prefix, part in parts.items()]
+    return head, (others[0] if others else None)
 
 
-def read_state(folder: Path, source: Source, task: Task, *, like: Network, sent: Sent, allow: Collection[str]) -> State:
-    """A received state that is to be averaged with that of ``like``; judged as a model is, and of the same spec."""
-    if source.artifact.spec != like.spec:
-        raise UnusableArtifact(source, f"its spec is not this site's {like.spec['name']}, with which it is averaged")
-    return _judge(folder, source, task, allow, sent)[0]
+def read_state(
+    folder: Path,
+    source: Source,
+    task: Task,
+    *,
+    like: Network,
+    sent: Sent,
+    allow: Collection[str],
+    any_body: bool = False,
+) -> State:
+    """A received state that is to be averaged with what ``like`` sends; judged as a model is, and of the same spec.
+
+    With ``any_body`` the spec may be another, but the head's tensors must have the names, types and shapes of this one.
+    """
+    with _blaming(source):
+        if not any_body and source.artifact.spec != like.spec:
+            raise ValueError(f"its spec is not this site's {like.spec['name']}, with which it is averaged")
+        expected = _expected(_imagined(source.artifact, task, allow), sent)
+        if any_body:
+            _compare("its head", describe(expected), "this site's head", describe(_expected(like, sent)))
+        return _read(folder, source.artifact, expected)
 
 
 def head_names(network: Network) -> list[str]:
@@ -98,15 +141,17 @@ def _whole(network: Network) -> list[str]:
     return list(network.state_dict())
 
 
-def _judge(folder: Path, source: Source, task: Task, allow: Collection[str], sent: Sent) -> tuple[State, Network]:
-    """The artifact's state, and its network on the meta device; ``UnusableArtifact`` says why it must not be used."""
+@contextmanager
+def _blaming(source: Source) -> Iterator[None]:
+    """What is wrong with the artifact is an ``UnusableArtifact`` that says why it must not be used."""
     try:
-        return _judged(folder, source.artifact, task, allow, sent)
-    except ValueError as error:
+        yield
+    except (ConfigurationError, ValueError) as error:
         raise UnusableArtifact(source, str(error)) from error
 
 
-def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str], sent: Sent) -> tuple[State, Network]:
+def _imagined(artifact: Artifact, task: Task, allow: Collection[str]) -> Network:
+    """The network of the artifact's spec on the meta device, where it takes no memory."""
     reason = remote_spec_problem(artifact.spec, allow=allow)
     if reason is not None:
         raise ValueError(reason)
@@ -115,17 +160,30 @@ def _judged(folder: Path, artifact: Artifact, task: Task, allow: Collection[str]
             raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
     try:
         with torch.device("meta"):
-            network = models.build(artifact.spec)
-        names = set(sent(network))
-        expected = describe({name: tensor for name, tensor in network.state_dict().items() if name in names})
+            return models.build(artifact.spec)
     except Exception as error:
         raise ValueError(f"its spec cannot be built: {error}") from error
-    _compare("the manifest", artifact.tensors, "the spec", expected)
-    return _read(folder, artifact), network
 
 
-def _read(folder: Path, artifact: Artifact) -> State:
-    """The state in the artifact's file, if that is the file and the state of the manifest."""
+def _expected(network: Network, sent: Sent) -> State:
+    """The part of the network's state that is sent, as the network has it."""
+    names = set(sent(network))
+    return {name: tensor for name, tensor in network.state_dict().items() if name in names}
+
+
+def _loaded(part: nn.Module, state: State, prefix: str) -> nn.Module:
+    """The part on the CPU, with its values from the state, where their names begin with the prefix."""
+    part = part.to_empty(device="cpu")
+    found = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if found.keys() != {name for name, _ in (*part.named_parameters(), *part.named_buffers())}:
+        raise ValueError("its head has values that its state does not hold")
+    part.load_state_dict(found)
+    return part
+
+
+def _read(folder: Path, artifact: Artifact, expected: State) -> State:
+    """The state in the artifact's file, if that is what is expected, and the file and the state of the manifest."""
+    _compare("the manifest", artifact.tensors, "the spec", describe(expected))
     path = artifact_path(folder, artifact.sha256)
     try:
         if path.stat().st_size != artifact.bytes:

@@ -42,7 +42,13 @@ class Kept:
         """The local model: initial until a checkpoint is loaded into it."""
         alike = self._recipe.plan.shared != "beside" and self._recipe.shared_model is not None
         self._sow("init", alike=alike, role=DAM)
-        return build_spec(local_spec(self._recipe), "[model]")
+        network = build_spec(local_spec(self._recipe), "[model]")
+        if "aggregate" in self._recipe.plan.phases and self._recipe.plan.artifact == "head":
+            self._sow("init", alike=True, role="head")
+            for layer in network.head.modules():
+                if callable(renew := getattr(layer, "reset_parameters", None)):
+                    renew()
+        return network
 
     @cached_property
     def output(self) -> Output:
@@ -56,7 +62,7 @@ class Kept:
             made: dict[str, nn.Module] = {}
             for name, make in self._method.keeps.items():
                 place = self.place  # before the seed: to make it draws weights
-                self._sow("init", name, alike=name == self._method.sends, role=name)
+                self._sow("init", name, alike=name in (self._method.sends, self._averaged), role=name)
                 made[name] = make(place, made)
             self._beside = made
         return {DAM: self.dam, **self._beside}
@@ -86,8 +92,12 @@ class Kept:
         self._held = ""
 
     def write(self, name: str, record: Mapping[str, Any], moments: Mapping[str, State]) -> None:
-        """Keep all networks as they are now, with these moments, as a checkpoint, and hold it."""
+        """Keep all networks as they are now, with these moments, as a checkpoint, and hold it.
+
+        Of a network that is averaged in the stage that trains it no moments are kept: it has a fresh Adam each round.
+        """
         states = {network: state_of(module) for network, module in self.networks.items()}
+        moments = {network: state for network, state in moments.items() if network != self._averaged}
         self._checkpoints.write(name, Checkpoint(record, states, moments))
         self._held, self.moments = name, moments
 
@@ -105,6 +115,11 @@ class Kept:
             shared_output=None if spec is None else self._probed(build_spec(spec, "[shared_model]"), "[shared_model]"),
             make_shared=lambda: build_spec(spec or {}, "[shared_model]"),
         )
+
+    @property
+    def _averaged(self) -> str | None:
+        """The network that goes with the head, where there is one."""
+        return None if self._method.companion is None else self._method.companion.name
 
     def _probed(self, network: Network, where: str) -> Output:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 from torch import nn
@@ -35,7 +36,7 @@ class Parcels:
             raise ConfigurationError(f"method {recipe.method!r} shares no model")
         return write_artifact(
             recipe.artifacts,
-            self._part(network),
+            self._part(network) | self._beside(),
             spec=network.spec,
             kind=kind,
             owner=owner,
@@ -106,16 +107,34 @@ class Parcels:
         return mean([states[name] for name in order], weights if weighted else None), order
 
     def _read(self, source: Source, *, allow: Collection[str]) -> nn.Module:
-        read = read_head if self._recipe.plan.artifact == "head" else read_network
-        return read(self._recipe.artifacts, source, self._recipe.task, allow=allow)
+        recipe, companion = self._recipe, self._method.companion
+        if recipe.plan.artifact != "head":
+            return read_network(recipe.artifacts, source, recipe.task, allow=allow)
+        if companion is None:
+            return read_head(recipe.artifacts, source, recipe.task, allow=allow)[0]
+        beside = companion.name, functools.partial(companion.theirs, self._kept.place, source.origin)
+        head, came = read_head(recipe.artifacts, source, recipe.task, allow=allow, beside=beside)
+        # What came beside an older head was averaged in its own round, or is too late for any.
+        return head if source.fallback else companion.join(head, came)
 
     def _state(self, source: Source, *, allow: Collection[str]) -> State:
         recipe = self._recipe
         like = self._kept.sent
-        return read_state(recipe.artifacts, source, recipe.task, like=like, sent=self._names, allow=allow)
+        heads = recipe.plan.artifact == "head"
+        return read_state(
+            recipe.artifacts, source, recipe.task, like=like, sent=self._names, allow=allow, any_body=heads
+        )
 
     def _names(self, network: Network) -> Collection[str]:
         return self._method.sent(network, self._recipe.parameters)
+
+    def _beside(self) -> State:
+        """What goes with the head, under names of its own."""
+        companion = self._method.companion
+        if companion is None:
+            return {}
+        state = state_of(self._kept.networks[companion.name])
+        return {f"{companion.name}/{name}": tensor for name, tensor in state.items()}
 
     def _part(self, network: Network) -> State:
         names = set(self._names(network))

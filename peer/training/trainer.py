@@ -23,16 +23,16 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.work import Setting, from_json, to_json
 from peer.methods import METHODS
 from peer.methods.method import DAM, VISITOR, Scene, Stage
-from peer.methods.supervised import supervised, supervised_stage
+from peer.methods.supervised import supervised_stage
 from peer.training.artifact import artifact_path
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, Seed, SiteData, Split, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
 from peer.training.drive import Diverged, Drive
+from peer.training.examiner import measured
 from peer.training.fault import ConfigurationError, Interrupted, UnusableArtifact
 from peer.training.kept import Kept
 from peer.training.loop import Loop
-from peer.training.metrics import measure
 from peer.training.optimiser import fitting
 from peer.training.parcels import Parcels
 from peer.training.recipe import Recipe
@@ -198,7 +198,10 @@ class Trainer:
                 sources = tuple(source for source in sources if source != error.source)
         found = self.measured(self.data.test)
         found |= {f"validation_{name}": value for name, value in self.measured(self.data.validation).items()}
-        return events.Evaluated(command.generation, command.round, command.attempt, found)
+        lent = None
+        if command.lent:
+            lent = self._send(self.kept.dam, owner=self.recipe.site, steps=self._base(command.base)["steps"])
+        return events.Evaluated(command.generation, command.round, command.attempt, found, lent)
 
     # --- what the site can do with a finished state -----------------------------------------------------------------
     def hold(self, state: str, sources: tuple[Source, ...] = ()) -> None:
@@ -227,9 +230,7 @@ class Trainer:
             self._heed_halt()
             return self.predict(images)
 
-        chosen = self.recipe.parameters.get("segmentation_loss", "dice_ce")
-        loss = supervised(self.recipe.task.kind, str(chosen)).loss
-        return measure(predict, loss, split.batches(self.recipe.batch_size), task=self.recipe.task.kind)
+        return measured(predict, split, self.recipe)
 
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:

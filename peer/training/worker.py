@@ -19,20 +19,24 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from peer.core import commands, events
 from peer.core.limits import WORKER_LINE_BYTES_MAX
 from peer.core.work import TO_WORKER, Setting, decode, encode
-
-if TYPE_CHECKING:
-    from peer.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 EXIT_FAILED = 1
 EXIT_ORPHAN = 3  # nobody waits for it, but init logs it
+
+
+class Hand(Protocol):
+    """Carries out a worker's orders."""
+
+    def perform(self, command: commands.Command) -> events.Event:
+        """Carry out one; the event answers it."""
 
 
 class Inbox:
@@ -80,13 +84,11 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         if not isinstance(command, Setting):
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
         # Not before the inbox reads: torch and monai take seconds, in which the daemon may end.
-        from peer.training.trainer import Trainer
-
-        trainer = Trainer(command, report=send, halted=inbox.halted)
+        hand = _hand(command, inbox, send)
         gc.freeze()  # what was imported stays: later collections look at networks only and take no time
         while True:
             command = inbox.take()
-            if (event := _answer(trainer, command)) is not None:
+            if (event := _answer(hand, command)) is not None:
                 send(event)
     except Exception as error:
         from peer.training.fault import fault_of, reason_of
@@ -97,14 +99,25 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         raise
 
 
-def _answer(trainer: Trainer, command: commands.Command) -> events.Event | None:
+def _hand(setting: Setting, inbox: Inbox, send: Callable[[events.Event], None]) -> Hand:
+    """Who does the work: the trainer, or whoever measures guests beside one."""
+    if setting.duty == "measure":
+        from peer.training.examiner import Examiner
+
+        return Examiner(setting)
+    from peer.training.trainer import Trainer
+
+    return Trainer(setting, report=send, halted=inbox.halted)
+
+
+def _answer(hand: Hand, command: commands.Command) -> events.Event | None:
     """The event that answers the command; nothing where a halt ended it, which has its own answer."""
     from peer.training.fault import Interrupted
 
     if isinstance(command, commands.Halt):
         return events.Halted(command.generation, command.attempt)
     try:
-        return trainer.perform(command)
+        return hand.perform(command)
     except Interrupted:
         logger.info("work halted: command=%s", type(command).__name__)
         return None

@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from peer.core import limits
-from peer.core.facts import Greeting, Manifest, Pulse, SignedManifest, Unavailable
+from peer.core.facts import Greeting, Manifest, Pulse, Report, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
 from peer.identity import Identity, certificate_sha256, verify_certificate, verify_manifest
@@ -28,6 +28,7 @@ from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
+from peer.transport.report import encode_report
 from peer.transport.transfer import ArtifactWrong, Incoming, artifact_path, holds
 
 if TYPE_CHECKING:
@@ -141,9 +142,9 @@ class ExchangeClient:
         async with self._line(peer) as line:
             return wire.decode_pulse(await line.stub.Beat(message, timeout=limits.BEAT_TIMEOUT_S))
 
-    async def put_metrics(self, peer: SiteName, metrics: wire.Metrics) -> None:
-        """Tell a peer how its model did here."""
-        message = wire.encode_metrics(metrics)
+    async def put_report(self, peer: SiteName, report: Report) -> None:
+        """Tell a peer how its model did here; it has it in its journal when this returns."""
+        message = encode_report(report)
         async with self._line(peer) as line:
             await line.stub.PutMetrics(message, timeout=limits.HELLO_TIMEOUT_S)
 
@@ -180,6 +181,8 @@ class ExchangeClient:
         ):
             if said != asked:
                 raise ValueError(f"{name} is {said}, asked for was {asked}")
+        if manifest.evaluation != (request.purpose == "evaluate"):
+            raise ValueError(f"it is {'' if manifest.evaluation else 'not '}for evaluation")
         if manifest.round != request.for_round and not (request.earlier and manifest.round < request.for_round):
             raise ValueError(f"it is of round {manifest.round}, asked for was {request.for_round}")
 

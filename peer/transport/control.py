@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "plan")
+SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "evaluation", "plan")
 ACTIONS = ("pause", "resume", "stop")
 ANSWER_S = 5.0  # training runs in another process: a daemon that takes longer to show a document hangs
 DOCUMENT_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes

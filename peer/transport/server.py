@@ -22,13 +22,14 @@ import grpc
 from cryptography import x509
 
 from peer.core import limits
-from peer.core.facts import Greeting, Pulse, SignedManifest, Unavailable
+from peer.core.facts import Greeting, Pulse, Report, SignedManifest, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import PortInUse
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
+from peer.transport.report import decode_report
 from peer.transport.transfer import Outgoing
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Desk(Protocol):
         """Record a caller that did not get as far as the desk."""
 
 
-MetricsDesk = Callable[[SiteName, wire.Metrics], Awaitable[None]]
+ReportDesk = Callable[[SiteName, Report], Awaitable[None]]
 
 
 class ExchangeServer:
@@ -107,7 +108,7 @@ class ExchangeServer:
         pki: tls.Pki,
         roster: Roster,
         refused: Container[str] = frozenset(),
-        metrics: MetricsDesk | None = None,
+        reports: ReportDesk | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to serve.
@@ -117,14 +118,14 @@ class ExchangeServer:
             pki: this site's certificate and key, which may be renewed meanwhile, and the time for certificates.
             roster: the sites that may call.
             refused: SHA-256 digests of certificates that may not, whatever their dates.
-            metrics: takes evaluations of this site's models; without it they are refused.
+            reports: takes what others say of this site's models; without it they are refused.
             clock: a monotonic clock, in seconds, for rates.
         """
         self._desk = desk
         self._pki = pki
         self._roster = roster
         self._refused = refused
-        self._metrics = metrics
+        self._reports = reports
         self._clock = clock
         self._server: grpc.aio.Server | None = None
 
@@ -138,7 +139,7 @@ class ExchangeServer:
         ca = self._pki.load().ca
         door = Door(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.SERVER_OPTIONS)
-        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._metrics), server)
+        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._reports), server)
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
         except RuntimeError:
@@ -266,11 +267,11 @@ class TokenBucket:
 class Exchange(rpc.ExchangeServicer):
     """The service: decode, ask the desk, encode."""
 
-    def __init__(self, desk: Desk, door: Door, metrics: MetricsDesk | None) -> None:
+    def __init__(self, desk: Desk, door: Door, reports: ReportDesk | None) -> None:
         """See ``ExchangeServer``."""
         self._desk = desk
         self._door = door
-        self._metrics = metrics
+        self._reports = reports
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
         """See ``proto/peer.proto``, as for the others."""
@@ -298,10 +299,10 @@ class Exchange(rpc.ExchangeServicer):
 
     async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
         """How your model did on my test data."""
-        async with self._door.visit(context, "PutMetrics", request, wire.decode_metrics) as (caller, metrics):
-            if self._metrics is None:
+        async with self._door.visit(context, "PutMetrics", request, decode_report) as (caller, report):
+            if self._reports is None:
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
-            await self._metrics(caller, metrics)
+            await self._reports(caller, report)
             return pb.MetricsReceipt()
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:

@@ -7,8 +7,7 @@ The checks run on the facts, in both directions, so that a site never sends what
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -68,18 +67,6 @@ class Request:
     earlier: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """How a visiting model did on the visited site's test split; ``withheld`` when the samples were too few to say."""
-
-    generation: int
-    round: int
-    sha256: Sha256
-    samples: int = 0
-    values: Mapping[str, float] = field(default_factory=dict)
-    withheld: bool = False
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes that are signed and that travel; ``WireError`` when other sites would refuse them."""
     _check_manifest(manifest)
@@ -103,6 +90,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         reexport=manifest.reexport,
         egress_count=manifest.egress_count,
         egress_head=bytes.fromhex(manifest.egress_head),
+        evaluation=manifest.evaluation,
     )
     body = message.SerializeToString(deterministic=True)
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
@@ -137,6 +125,7 @@ def decode_manifest(body: bytes) -> Manifest:
         reexport=message.reexport,
         egress_count=message.egress_count,
         egress_head=message.egress_head.hex(),
+        evaluation=message.evaluation,
     )
     _check_manifest(manifest)
     return manifest
@@ -224,6 +213,7 @@ def encode_greeting(greeting: Greeting) -> pb.Greeting:
         seen=pb.Seen(generation=seen.generation, round=seen.round, sha256=bytes.fromhex(seen.sha256)) if seen else None,
         software=greeting.software,
         round_key_tag=bytes.fromhex(greeting.round_key_tag),
+        evaluates=greeting.evaluates,
     )
 
 
@@ -239,6 +229,7 @@ def decode_greeting(message: pb.Greeting) -> Greeting:
         seen=Seen(seen.generation, seen.round, seen.sha256.hex()) if message.HasField("seen") else None,
         software=message.software,
         round_key_tag=Sha256(message.round_key_tag.hex()),
+        evaluates=message.evaluates if message.HasField("evaluates") else None,
     )
     _check_greeting(greeting)
     return greeting
@@ -356,43 +347,3 @@ def decode_chunk(message: bytes) -> memoryview:
                 return memoryview(message)[index + 1 :]
             break
     return memoryview(pb.Chunk.FromString(message).data)
-
-
-def encode_metrics(metrics: Metrics) -> pb.Metrics:
-    """The content of ``PutMetrics``."""
-    _check_metrics(metrics)
-    return pb.Metrics(
-        generation=metrics.generation,
-        round=metrics.round,
-        sha256=bytes.fromhex(metrics.sha256),
-        withheld=metrics.withheld,
-        samples=metrics.samples,
-        values=metrics.values,
-    )
-
-
-def decode_metrics(message: pb.Metrics) -> Metrics:
-    """The content of ``PutMetrics``."""
-    metrics = Metrics(
-        generation=message.generation,
-        round=message.round,
-        sha256=Sha256(message.sha256.hex()),
-        samples=message.samples,
-        values=dict(message.values),
-        withheld=message.withheld,
-    )
-    _check_metrics(metrics)
-    return metrics
-
-
-def _check_metrics(metrics: Metrics) -> None:
-    number("metrics.generation", metrics.generation, minimum=1, maximum=limits.ROUNDS_MAX)
-    number("metrics.round", metrics.round, minimum=1, maximum=limits.ROUNDS_MAX)
-    digest("metrics.sha256", metrics.sha256)
-    number("metrics.samples", metrics.samples)
-    at_most("metrics.values", len(metrics.values), limits.METRICS_MAX, "entries")
-    if metrics.withheld and (metrics.values or metrics.samples):
-        raise WireError("metrics.values and metrics.samples must be empty where metrics.withheld is set")
-    for name, value in metrics.values.items():
-        text("metrics.values", name)
-        finite(f"metrics.values[{name}]", value, minimum=-float(limits.COUNT_MAX), maximum=float(limits.COUNT_MAX))

@@ -34,7 +34,7 @@ name = "{method}"
 {stages}
 {shared}
 [pace]
-linger_s = 20
+linger_s = {linger_s}
 {pace}
 """
 STAGES = "[stages.train]\ncount = {steps}\nlearning_rate = 1e-3"
@@ -81,6 +81,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
         top: str = "",
         site: str = "",
         checkpoint_s: float = 300,
+        linger_s: float = 20,
         stages: str = "",
         shared: str = "",
         models: Mapping[str, str] | None = None,
@@ -92,7 +93,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
             model = (models or {}).get(name, MODEL.format(width=8 - index))
             texts[name] = SITE.format(datalist=datalist, model=model, checkpoint_s=checkpoint_s) + site
         stages = stages or STAGES.format(steps=steps)
-        draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, pace=pace, top=top)
+        waits = {"linger_s": linger_s, "pace": pace}
+        draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
         return Loopback.found(root, draft, texts)
 
     return make

@@ -13,10 +13,11 @@ import pytest
 
 from peer import identity
 from peer.core.rules import Rules
-from peer.daemon import make_rules, now
+from peer.daemon import now
 from peer.egress import Ledger
 from peer.lifecycle import load
 from peer.loopback import Loopback
+from peer.rules import make_rules
 from peer.transport import wire
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

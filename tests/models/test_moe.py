@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from models.moe import ExpertAttention, ExpertGate, FeatureTransform, Mixture
+from models.moe import Expert, ExpertAttention, ExpertGate, FeatureTransform, Mixture, sites_in
+from models.network import head_width
 
 GRIDS = {0: (), 1: (6,), 2: (3, 4), 3: (2, 3, 2)}
 CLASSES = 3
@@ -38,6 +41,12 @@ def mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], Tensor
     return made.double(), heads, torch.randn(2, 5, *GRIDS[dims], dtype=torch.float64)
 
 
+def mixed(made: Mixture, feature: Tensor, heads: dict[str, nn.Module]) -> Tensor:
+    """The mixture of all heads, of which the own one speaks before."""
+    others = {site: head for site, head in heads.items() if site != "b"}
+    return made(feature, heads["b"](feature), others)
+
+
 def literal(made: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, per_sample: bool) -> np.ndarray:
     """METHODS' equations with the experts in a list and the classes summed one by one."""
     predictions = [
@@ -56,7 +65,7 @@ def literal(made: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, 
 @pytest.mark.parametrize("dims", GRIDS)
 def test_the_mixture_by_the_equations(dims, attention):
     made, heads, feature = mixture(dims, attention=attention)
-    out = made(feature, heads)
+    out = mixed(made, feature, heads)
     expected = literal(made, heads, feature.numpy(), per_sample=attention == "per_sample")
     np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
@@ -65,13 +74,13 @@ def test_the_mixture_by_the_equations(dims, attention):
 @pytest.mark.parametrize("options", [{}, {"attention": "per_sample"}, {"mixing": "gate"}])
 def test_without_other_heads_the_mixture_is_the_own_prediction(dims, options):
     made, heads, feature = mixture(dims, **options)
-    assert torch.equal(made(feature, {"b": heads["b"]}), heads["b"](feature))
+    assert torch.equal(mixed(made, feature, {"b": heads["b"]}), heads["b"](feature))
 
 
 @pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
 def test_the_order_of_arrival_does_not_matter(options):
     made, heads, feature = mixture(0, **options)
-    assert torch.equal(made(feature, heads), made(feature, dict(reversed(heads.items()))))
+    assert torch.equal(mixed(made, feature, heads), mixed(made, feature, dict(reversed(heads.items()))))
 
 
 def test_an_absent_expert_is_out_of_the_softmax():
@@ -81,14 +90,14 @@ def test_an_absent_expert_is_out_of_the_softmax():
     weights = made.mixing.weights(feature, predictions)
     torch.testing.assert_close(weights.sum(1), torch.ones(2, dtype=torch.float64))
     expected = weights[:, :1] * predictions["a"] + weights[:, 1:] * predictions["b"]
-    torch.testing.assert_close(made(feature, heads), expected)
+    torch.testing.assert_close(mixed(made, feature, heads), expected)
 
 
 @pytest.mark.parametrize("dims", [0, 2])
 def test_gradients_reach_the_feature_and_every_weight(dims):
     made, heads, feature = mixture(dims)
-    assert torch.autograd.gradcheck(lambda x: made(x, heads), feature.requires_grad_())
-    made(feature, heads).square().sum().backward()
+    assert torch.autograd.gradcheck(lambda x: mixed(made, x, heads), feature.requires_grad_())
+    mixed(made, feature, heads).square().sum().backward()
     parameters = [*made.parameters(), *(p for head in heads.values() for p in head.parameters())]
     assert all(p.grad.any() for p in parameters)
 
@@ -96,7 +105,7 @@ def test_gradients_reach_the_feature_and_every_weight(dims):
 def test_vectors_do_not_know_the_difference_between_pixel_and_sample():
     (pixel, heads, feature), (sample, _, _) = mixture(0), mixture(0, attention="per_sample")
     sample.load_state_dict(pixel.state_dict())
-    assert torch.equal(pixel(feature, heads), sample(feature, heads))
+    assert torch.equal(mixed(pixel, feature, heads), mixed(sample, feature, heads))
 
 
 def test_per_sample_weighs_all_pixels_alike():
@@ -117,7 +126,8 @@ def test_the_gate_by_its_formula(dims):
     expected = sum(
         w[:, None] * mapped(heads[site], inputs[site]) for w, site in zip(softmax(scores), "abc", strict=True)
     )
-    np.testing.assert_allclose(made(feature, heads).detach().numpy(), expected, rtol=1e-12, atol=1e-13)
+    out = mixed(made, feature, heads)
+    np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_without_a_transform_heads_take_the_feature_as_it_is():
@@ -127,7 +137,7 @@ def test_without_a_transform_heads_take_the_feature_as_it_is():
     with pytest.raises(ValueError, match=r"the head of c takes 7 features, this site's body gives 5: without a transf"):
         made.invite("c", 7)
     head, feature = nn.Linear(5, CLASSES), torch.randn(2, 5)
-    torch.testing.assert_close(made(feature, {"a": head, "b": head}), head(feature))
+    torch.testing.assert_close(mixed(made, feature, {"a": head, "b": head}), head(feature))
     assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"mixing"}
 
 
@@ -151,18 +161,97 @@ def test_the_widths_between_the_maps():
 def test_any_sites_name_will_do(site):
     made = Mixture(own="b", features=5, classes=CLASSES, mixing="gate")
     made.invite(site, 4)
-    assert made(torch.ones(1, 5), {"b": nn.Linear(5, CLASSES), site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
+    assert made(torch.ones(1, 5), torch.ones(1, CLASSES), {site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
 
 
 def test_autocast_does_not_reach_the_mixture():
     torch.manual_seed(0)
-    made, heads = Mixture(own="b", features=5, classes=CLASSES), {"b": nn.Linear(5, CLASSES), "a": nn.Linear(4, 3)}
+    made, heads = Mixture(own="b", features=5, classes=CLASSES), {"a": nn.Linear(4, CLASSES)}
     made.invite("a", 4)
-    feature = torch.randn(2, 5).bfloat16()
+    feature, said = torch.randn(2, 5).bfloat16(), torch.randn(2, CLASSES).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = made(feature, heads)
+        inside = made(feature, said, heads)
     assert inside.dtype == torch.float32
-    assert torch.equal(inside, made(feature.float(), heads))
+    assert torch.equal(inside, made(feature.float(), said.float(), heads))
+
+
+# --- averaged ---------------------------------------------------------------------------------------------------------
+def sites(**options) -> dict[str, Mixture]:
+    """Mixtures of a, b and c, each with weights for the two others, of bodies that give 5 features."""
+    made = {}
+    for number, own in enumerate("abc"):
+        torch.manual_seed(number)
+        made[own] = Mixture(own=own, features=5, classes=CLASSES, common=6, **options)
+        for other in "abc".replace(own, ""):
+            made[own].invite(other, 5)
+        for value in made[own].parameters():
+            nn.init.normal_(value, std=10.0 ** (4 * number))  # float32 sums of these depend on their order
+    return made
+
+
+def joined(own: str, made: dict[str, Mixture]) -> dict[str, Tensor]:
+    """The state of a site after it averaged with the others."""
+    mine = copy.deepcopy(made[own])
+    mine.average({site: other for site, other in made.items() if site != own})
+    return mine.state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, {"mixing": "gate"}, {"transform": False}])
+def test_an_average_is_the_mean_of_whoever_has_the_layer(options):
+    made = sites(**options)
+    states = {site: mixture.state_dict() for site, mixture in made.items()}
+    for own in "abc":
+        found = joined(own, made)
+        assert found.keys() == states[own].keys()
+        for name, value in found.items():
+            of = [state[name].double() for _, state in sorted(states.items()) if name in state]
+            assert len(of) == (2 if name.startswith("transform.own") else 3)
+            assert torch.equal(value, (sum(of[1:], of[0]) / len(of)).float())
+
+
+@pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
+def test_every_site_comes_to_the_same_bits_in_whatever_order_the_others_came(options):
+    made = sites(**options)
+    found = {own: joined(own, made) for own in "abc"}
+    for own in "abc":
+        again = joined(own, dict(reversed(made.items())))
+        assert all(torch.equal(value, again[name]) for name, value in found[own].items())
+        for other in "abc":
+            shared = found[own].keys() & found[other].keys()
+            assert {
+                "transform.shared.weight",
+                *(f"transform.own.site:{s}.bias" for s in {*"abc"} - {own, other}),
+            } <= shared
+            assert all(torch.equal(found[own][name], found[other][name]) for name in shared)
+
+
+def test_what_others_know_is_taken_over_and_a_transform_for_the_own_head_is_not():
+    made = sites()
+    new = Mixture(own="b", features=5, classes=CLASSES, common=6)
+    new.average({"a": made["a"]})
+    assert set(new.transform.own) == {"site:c"}
+    assert torch.equal(new.transform.own["site:c"].weight, made["a"].transform.own["site:c"].weight)
+    assert new(torch.ones(1, 5), torch.ones(1, CLASSES), {"c": nn.Linear(5, CLASSES)}).shape == (1, CLASSES)
+
+
+def test_an_average_of_nobody_changes_no_bit():
+    made = sites()["a"]
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    made.average({})
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+def test_an_expert_is_its_head():
+    head = nn.Linear(4, CLASSES)
+    expert, feature = Expert(head, sites()["a"]), torch.randn(2, 4)
+    assert torch.equal(expert(feature), head(feature))
+    assert head_width(expert) == 4
+
+
+def test_the_sites_of_a_state():
+    made = sites(mixing="gate")["b"]
+    assert sites_in(made.state_dict()) == ["a", "b", "c"]
+    assert sites_in(["mixing.query.weight", "transform.own.site:a.bias", "fc.site:a.weight"]) == []
 
 
 def test_what_does_not_fit_is_named():

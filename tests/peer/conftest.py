@@ -104,8 +104,15 @@ for line in lines:
         state = f"round-{order['round']:06}"
         done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
         say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
+    elif order["type"] == "Measure":
+        if mode == "guests kill it":
+            os.kill(os.getpid(), 9)
+        assert setting["duty"] == "measure" and setting["site"]["training"]["device"] == "cpu"
+        content = (home / "artifacts" / (order["source"]["artifact"]["sha256"] + ".safetensors")).read_bytes()
+        say("Measured", order, metrics={"auc": content[-1] / 255, "samples": 20.0})
     else:
-        say("Evaluated", order, metrics={"auc": 0.75})
+        lent = {"artifact": artifact("lent", order["base"])} if order["lent"] else {}
+        say("Evaluated", order, metrics={"auc": 0.75, "samples": 30.0}, **lent)
 '''
 
 

@@ -326,17 +326,6 @@ def test_roster_without_me(tmp_path: Path) -> None:
         check_site(federation(), site(tmp_path), "here")
 
 
-def test_egress_policy(tmp_path: Path) -> None:
-    plan = PLANS["fedskd"]
-    assert site(tmp_path).egress.permitted_kinds(plan) == ("model",)
-    assert site(tmp_path, egress={"kinds": ["head"]}).egress.permitted_kinds(plan) == ("head",)
-    assert site(tmp_path, egress={"kinds": ["model"]}).egress.permitted_kinds(PLANS["local"]) == ()
-    assert site(tmp_path).egress.permitted_kinds(PLANS["local"]) == ()
-    assert site(tmp_path).egress.permits_receiver("asia")
-    only = site(tmp_path, egress={"receivers": ["asia"]}).egress
-    assert [only.permits_receiver(name) for name in ("asia", "africa")] == [True, False]
-
-
 def uncommented(path: Path) -> str:
     """An example with its commented keys switched on: those are the lines that start with ``#`` and no space."""
     return re.sub(r"(?m)^#(?=\S)", "", path.read_text())

@@ -64,7 +64,7 @@ async def test_every_document_is_shown_over_the_socket(daemon: Quiet, ask: Calla
     shown = {what: await ask("show", what, **({"rounds": 2} if what == "plan" else {})) for what in SHOWN}
     assert shown["status"]["phase"] == "new"
     assert shown["peers"] == shown["status"]["peers"]
-    assert shown["rounds"] == shown["transfers"] == shown["egress"] == []
+    assert shown["rounds"] == shown["evaluation"] == shown["transfers"] == shown["egress"] == []
     assert [row["kind"] for row in shown["events"]] == ["began"]
     assert [round["round"] for round in shown["plan"]["rounds"]] == [1, 2]
     assert shown["plan"]["federation"] == "trial"
@@ -82,6 +82,28 @@ async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: Q
         daemon.journal.append(kind, 0, {})
     assert [row["kind"] for row in await console.show("events", {"last": 2})] == ["began", "left"]
     assert [row["kind"] for row in await console.show("events", {"last": 2, "everything": True})] == ["ignored", "left"]
+
+
+async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: Quiet) -> None:
+    artifact = {
+        "kind": "model",
+        "owner": "asia",
+        "sha256": "ab" * 32,
+        "bytes": 9,
+        "steps": 0,
+        "spec": {},
+        "tensors": [],
+    }
+    for round in (1, 2):
+        body = {"metrics": {"auc": 0.5, "samples": 30.0}, "artifact": artifact}
+        daemon.journal.append("evaluated", round, body)
+        daemon.round.memory.apply("evaluated", round, body)
+    daemon.journal.append("lapsed", 1, {"reasons": {"europe": "paused"}, "retired": True})
+    daemon.round.memory.apply("lapsed", 1, {"reasons": {}, "retired": True})
+    daemon.round.now_s = 1000.0
+    found = await Console(daemon).show("evaluation", {})
+    assert [record["cells"]["europe"] for record in found] == [{"reason": "paused"}, {"reason": "silent"}]
+    assert [record["cells"]["asia"]["metrics"] for record in found] == [{"auc": 0.5}] * 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import os
 import time
@@ -14,14 +15,15 @@ from typing import Any
 import pytest
 
 from peer.core import events
-from peer.core.commands import Fetch
-from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec, Unavailable
+from peer.core.commands import Fetch, SendReport
+from peer.core.facts import Artifact, Manifest, Report, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Pace, Rules
 from peer.courier import Courier, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.journal import Journal
 from peer.transport.client import Misbehaved, Offer, Refused, Unreachable
+from peer.transport.server import Refusal, Status
 from peer.transport.wire import Request
 
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")
@@ -51,6 +53,7 @@ class Peer:
     def __init__(self) -> None:
         self.says: list[Said] = []
         self.transfers: list[Exception | None] = []
+        self.taken: list[tuple[SiteName, Report]] = []
         self.asked: list[tuple[SiteName, Request]] = []
         self.began, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
@@ -62,6 +65,14 @@ class Peer:
             raise said
         return said
 
+    async def put_report(self, peer: SiteName, report: Report) -> None:
+        self.began.set()
+        await self.go_on.wait()
+        ended = self.transfers.pop(0) if self.transfers else None
+        if ended is not None:
+            raise ended
+        self.taken.append((peer, report))
+
     async def fetch(self, offer: Offer, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         on_bytes(3)
         self.began.set()
@@ -72,6 +83,23 @@ class Peer:
         path = folder / f"{offer.manifest.artifact.sha256}.safetensors"
         path.write_bytes(CONTENT)
         return path
+
+
+class OpenDoor:
+    """Lets reports out, and keeps a ledger of them; ``refusal`` closes it."""
+
+    def __init__(self) -> None:
+        self.ledger: list[tuple[object, ...]] = []
+        self.refusal: Refusal | None = None
+
+    def open_report(self, peer: SiteName, report: Report, *, size: int) -> int:
+        if self.refusal is not None:
+            raise self.refusal
+        self.ledger.append(("intent", peer, report.round, size))
+        return len(self.ledger)
+
+    def report_sent(self, intent: int, *, size: int, outcome: str) -> None:
+        self.ledger.append(("outcome", intent, size, outcome))
 
 
 class Errands:
@@ -93,9 +121,11 @@ class Errands:
             rounds=5,
             pace=Pace(wait_max_s=100.0),
         )
+        self.door = OpenDoor()
         self.courier = Courier(
             rules=rules,
             client=self.peer,  # type: ignore[arg-type]
+            door=self.door,
             journal=self.journal,
             artifacts=self.folder,
             report=self.events.put_nowait,
@@ -176,6 +206,16 @@ async def test_a_refusal_carries_its_reason(errands: Errands, error: Exception, 
     assert errands.received() == []
 
 
+async def test_an_artifact_of_another_method_is_refused_before_its_transfer(errands: Errands) -> None:
+    other = dataclasses.replace(MANIFEST, method="fedcross")
+    errands.peer.says = [Offer(Request("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
+    errands.courier.fetch(ORDER)
+    answer = await errands.answer()
+    assert answer == events.ArtifactRefused(*ANSWER, "train", "sent an artifact of method 'fedcross'")
+    assert not errands.peer.began.is_set()
+    assert not errands.received()
+
+
 @pytest.mark.parametrize("error", [DiskError("disk is full"), OSError(28, "disk is full")])
 async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(errands: Errands, error: Exception) -> None:
     errands.peer.transfers = [error]
@@ -202,7 +242,7 @@ async def test_progress_is_shown_and_a_moving_transfer_is_alive(errands: Errands
     errands.courier.fetch(ORDER)
     await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
     shown = {"purpose": "train", "kind": "model", "round": 3, "bytes": 7, "received": 3}
-    assert errands.courier.receiving == {ASIA: shown}
+    assert errands.courier.receiving == {(ASIA, "train"): shown}
     assert errands.events.get_nowait() == events.PeerHeard(ASIA)
     errands.peer.go_on.set()
     await errands.answer()
@@ -218,7 +258,7 @@ async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(errand
     errands.peer.began.clear()
     errands.courier.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
     await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    assert errands.courier.receiving[ASIA]["received"] == 3
+    assert errands.courier.receiving[(ASIA, "train")]["received"] == 3
     errands.peer.go_on.set()
     assert (await errands.answer()).attempt == 8
     assert len(errands.received()) == 1
@@ -260,3 +300,71 @@ def test_the_waits_between_questions_grow_to_a_bound() -> None:
     assert waits == sorted(waits)
     assert waits[0] < 1
     assert waits[-1] <= 5
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+REPORT = Report(2, 3, DIGEST, 12, {"auc": 0.75})
+
+
+async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(errands: Errands) -> None:
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    assert await errands.answer() == events.ReportAnswered(5, ASIA, "taken")
+    assert errands.peer.taken == [(ASIA, REPORT)]
+    intent, outcome = errands.door.ledger
+    assert intent[:3] == ("intent", ASIA, 3)
+    assert outcome == ("outcome", 1, intent[3], "complete")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(Refused(ASIA, "no model of round 3 is lent"), "complete"), (Misbehaved(ASIA, "nonsense"), "broken")],
+)
+async def test_a_report_that_is_refused_is_told_with_the_reason(
+    errands: Errands, error: Exception, outcome: str
+) -> None:
+    errands.peer.transfers = [error]
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    assert await errands.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
+    assert errands.door.ledger[-1][-1] == outcome
+
+
+@pytest.mark.parametrize("error", [Unreachable(ASIA, "the line is dead"), CertificateError("expired")])
+async def test_a_report_that_nobody_takes_has_no_answer(errands: Errands, error: Exception) -> None:
+    errands.peer.transfers = [error]
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    answer = await errands.answer()
+    assert (answer.answer, answer.reason) == ("none", str(error))
+    assert errands.door.ledger[-1][-1] == "broken"
+
+
+async def test_a_report_that_the_policy_keeps_here_is_not_sent(errands: Errands) -> None:
+    errands.door.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    assert (await errands.answer()).answer == "refused"
+    assert errands.peer.taken == []
+
+
+async def test_a_report_that_no_message_can_carry_does_not_leave(errands: Errands) -> None:
+    errands.courier.carry(SendReport(5, ASIA, Report(2, 3, DIGEST, 12, {"auc": float("nan")})))
+    answer = await errands.answer()
+    assert answer.answer == "refused"
+    assert "metrics.values[auc]" in answer.reason
+    assert errands.door.ledger == []
+
+
+async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(errands: Errands) -> None:
+    errands.peer.go_on.clear()
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
+    await errands.courier.close()
+    assert errands.door.ledger[-1][-1] == "broken"
+
+
+async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
+    errands: Errands, caplog: pytest.LogCaptureFixture
+) -> None:
+    errands.peer.transfers = [KeyError("a secret place")]
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    answer = await errands.answer()
+    assert (answer.answer, answer.reason) == ("refused", "it could not be sent from here: KeyError")
+    assert "report not sent" in caplog.text

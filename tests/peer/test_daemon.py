@@ -15,8 +15,8 @@ import pytest
 
 from peer import identity, lifecycle
 from peer.core import commands, events
-from peer.core.facts import Greeting, Pulse
-from peer.core.roster import SiteName
+from peer.core.facts import Greeting, Pulse, Report
+from peer.core.roster import Sha256, SiteName
 from peer.daemon import Daemon, now
 from peer.egress import Ledger
 from peer.errors import DiskError, PortInUse
@@ -24,7 +24,7 @@ from peer.journal import Journal
 from peer.loopback import Loopback
 from peer.pb import peer_pb2 as pb
 from peer.transport import tls, wire
-from peer.transport.client import FETCH, ExchangeClient, Unreachable
+from peer.transport.client import FETCH, ExchangeClient, Offer, Refused, Unreachable
 
 LIMIT_S = 15.0
 SITES = ("asia", "europe")
@@ -419,3 +419,149 @@ async def test_a_peer_that_hangs_delays_the_end_by_a_second_only(running: Runnin
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+# --- remote evaluation -----------------------------------------------------------------------------------------------
+GLOBAL = """
+name = "global"
+rounds = 3
+global_test = true
+evaluation_every = 2
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+[schedule]
+kind = "derangement"
+[pace]
+beat_s = 0.2
+silence_s = 5
+linger_s = 10
+"""
+LENDS = """
+[data]
+input_size = [8]
+[training]
+device = "cpu"
+[egress]
+evaluate = {}
+"""
+
+
+@pytest.fixture(scope="module")
+def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
+    """Founds two sites that measure each other's models, or do not."""
+
+    def found(**permits: str) -> Loopback:
+        texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
+        return Loopback.found(tmp_path_factory.mktemp("global"), GLOBAL, texts)
+
+    return found
+
+
+@pytest.fixture
+async def evaluating(
+    lending: Callable[..., Loopback], fake_worker: Callable[..., tuple[str, ...]]
+) -> AsyncIterator[Callable[..., Running]]:
+    """Such sites, to be started."""
+    made: list[Running] = []
+
+    def make(**permits: str) -> Running:
+        made.append(Running(lending(**permits), fake_worker))
+        return made[-1]
+
+    yield make
+    for running in made:
+        await running.stop()
+
+
+def evaluation(running: Running, name: str) -> list[dict[str, Any]]:
+    from peer import reports
+
+    found: list[dict[str, Any]] = reports.document(running.loopback.folder(name), "evaluation", {})
+    return found
+
+
+def lent(running: Running, name: str) -> list[tuple[str, str, int, str]]:
+    sent = running.sent(name)
+    return [(row["kind"], row["peer"], row["round"], row["outcome"]) for row in sent if row["purpose"] == "evaluate"]
+
+
+async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluating: Callable[..., Running]) -> None:
+    running = evaluating()
+    for name in SITES:
+        await running.start(name)
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    for name, other in (SITES, SITES[::-1]):
+        records = evaluation(running, name)
+        assert [record["round"] for record in records] == [2, 3]
+        for record in records:
+            assert record["cells"][name] == {"metrics": {"auc": 0.75}, "counts": {"samples": 30}}
+            assert record["cells"][other]["counts"] == {"samples": 20}
+            assert record["global_test"] is not None
+        assert {("model", other, 3, "complete"), ("metrics", other, 3, "complete")} <= set(lent(running, name))
+        memory = running.daemons[name].round.memory
+        left = {path.stem for path in running.daemons[name].artifacts.glob("*.safetensors")}
+        assert left <= memory.names()
+        assert not left & {guest.sha256 for guest in memory.evaluation.guests.values()}, "a guest is left on disk"
+        kinds = running.kinds(name)
+        assert "work_failed" not in kinds
+        assert kinds.count("report") == kinds.count("measured") == kinds.count("settled") == 2
+
+
+async def test_a_site_whose_policy_forbids_it_neither_lends_nor_measures(evaluating: Callable[..., Running]) -> None:
+    running = evaluating(asia="false")
+    for name in SITES:
+        await running.start(name)
+    await running.end()
+    assert lent(running, "asia") == lent(running, "europe") == []
+    own = "not permitted by asia: its [egress] evaluate is false"
+    assert [record["cells"]["europe"] for record in evaluation(running, "asia")] == [{"reason": own}] * 2
+    theirs = {"reason": "not permitted by asia"}
+    assert [record["cells"]["asia"] for record in evaluation(running, "europe")] == [theirs] * 2
+    assert [record["global_test"] for record in evaluation(running, "europe")] == [None, None]
+
+
+async def test_a_guest_that_kills_its_process_leaves_the_rounds_alone(evaluating: Callable[..., Running]) -> None:
+    running = evaluating()
+    await running.start("asia", "guests kill it")
+    await running.start("europe")
+    await running.end()
+    kinds = running.kinds("asia")
+    assert kinds.count("committed") == 3
+    assert "work_failed" not in kinds
+    assert kinds.count("mislaid") == 4, "each guest was tried twice"
+    last = evaluation(running, "europe")[-1]
+    assert last["cells"]["asia"] == {"reason": "could not run the model"}
+    assert last["mean"]["auc"]["sites"] == 1
+
+
+async def test_only_what_was_lent_is_lent_and_reported_on(evaluating: Callable[..., Running]) -> None:
+    """Somebody with asia's certificate and without its daemon asks europe for more than there is."""
+    running = evaluating()
+    europe = await running.start("europe", stay=True)
+    await running.start("asia")
+    await until(europe, lambda status: status["phase"] == "done" and not europe.round.hosting.fetching)
+    async with client_of(running, "asia") as client:
+        for request, reason in (
+            (wire.Request("model", 1, "evaluate", SiteName("europe")), "no model is lent after round 1"),
+            (wire.Request("model", 3, "evaluate", SiteName("asia")), "no model is lent after round 3"),
+            (wire.Request("head", 3, "evaluate", SiteName("europe")), "sends no head"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                await client.get_manifest(SiteName("europe"), request, wait_s=0.0)
+        request = wire.Request("model", 3, "evaluate", SiteName("europe"))
+        offer = await client.get_manifest(SiteName("europe"), request, wait_s=0.0)
+        assert isinstance(offer, Offer)
+        assert offer.manifest.evaluation
+        forged = Report(1, 3, Sha256("ab" * 32), 20, {"auc": 1.0})
+        with pytest.raises(Refused, match="another one"):
+            await client.put_report(SiteName("europe"), forged)
+        unasked = Report(1, 1, offer.manifest.artifact.sha256, 20, {"auc": 1.0})
+        with pytest.raises(Refused, match="no model of round 1 is lent"):
+            await client.put_report(SiteName("europe"), unasked)
+    denied = [body["call"] for kind, _, body in running.rows("europe") if kind == "denied"]
+    assert {"model for round 1", "metrics of round 3", "metrics of round 1"} <= set(denied)

@@ -14,15 +14,15 @@ import pytest
 
 from peer.config import Federation, Site
 from peer.core import events, replay
-from peer.core.facts import Artifact, Greeting, Pulse, SignedManifest, TensorSpec, Unavailable
+from peer.core.facts import Artifact, Greeting, Pulse, Report, SignedManifest, TensorSpec, Unavailable
 from peer.core.limits import PROTOCOL_VERSION
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
 from peer.core.round import Round
-from peer.daemon import make_rules
 from peer.desk import DENIED_AGAIN_S, DENIED_ROWS_MAX, Desk
 from peer.egress import Ledger
 from peer.errors import CertificateError
 from peer.journal import Journal
+from peer.rules import make_rules
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import Request
 
@@ -71,14 +71,15 @@ class Office:
         (folder / "site.toml").write_text(SITE + egress)
         self.federation = Federation.parse(federation, "federation.toml")
         self.journal, self.ledger = Journal(folder / "journal.db"), Ledger(folder / "egress.db")
-        rules = make_rules(self.federation, EUROPE, KEY, without=frozenset(), stay=False)
+        site = Site.load(folder / "site.toml")
+        rules = make_rules(self.federation, EUROPE, KEY, egress=site.egress)
         self.round = Round(rules)
         self.clock = Clock()
         self.events: list[events.Event] = []
         self.fault: CertificateError | None = None
         self.desk = Desk(
             federation=self.federation,
-            site=Site.load(folder / "site.toml"),
+            site=site,
             round=self.round,
             journal=self.journal,
             ledger=self.ledger,
@@ -88,10 +89,10 @@ class Office:
             clock=self.clock,
         )
 
-    def sign(self, round: int, artifact: Artifact) -> SignedManifest:
+    def sign(self, round: int, artifact: Artifact, evaluation: bool = False) -> SignedManifest:
         if self.fault is not None:
             raise self.fault
-        return SignedManifest(f"{round} {artifact.sha256}".encode(), b"signature", b"certificate")
+        return SignedManifest(f"{round} {artifact.sha256} {evaluation}".encode(), b"signature", b"certificate")
 
     def remember(self, kind: str, round: int, **body: Any) -> None:
         self.round.memory.apply(kind, round, body)
@@ -101,6 +102,13 @@ class Office:
         artifact = make_artifact(round, size)
         self.remember("published", round, artifact=replay.body_of(artifact))
         self.desk.publish(round, artifact)
+        return artifact
+
+    def lend(self, round: int) -> Artifact:
+        """What the daemon does with an ``Evaluated`` whose artifact may be lent."""
+        artifact = make_artifact(round)
+        self.remember("evaluated", round, metrics={}, artifact=replay.body_of(artifact))
+        self.desk.publish(round, artifact, evaluation=True)
         return artifact
 
     def receiver(self, round: int) -> SiteName:
@@ -404,3 +412,147 @@ async def test_what_was_spoken_is_counted_for_each_peer(office: Callable[..., Of
     assert desk.desk.spoken[caller].messages == 3
     assert desk.desk.spoken[caller].bytes > said + manifest
     assert desk.desk.spoken[desk.stranger(1)].messages == 0
+
+
+# --- remote evaluation -----------------------------------------------------------------------------------------------
+GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
+ASIA, AFRICA = SiteName("asia"), SiteName("africa")
+
+
+@pytest.fixture
+def lender(office: Callable[..., Office]) -> Office:
+    """Europe's desk in a federation with Global Test, which its policy permits."""
+    return office("evaluate = true", federation=GLOBAL)
+
+
+def borrowed(round: int, **changes: Any) -> Request:
+    return asked(round, purpose="evaluate", **changes)
+
+
+async def test_every_peer_may_borrow_what_is_lent_and_each_time_is_in_the_ledger(lender: Office) -> None:
+    artifact = lender.lend(2)
+    for caller in (ASIA, AFRICA):
+        signed = await lender.desk.manifest(caller, borrowed(2), wait_s=0.0)
+        assert signed == lender.sign(2, artifact, True)
+        grant = lender.desk.open_artifact(caller, borrowed(2), sha256=artifact.sha256, offset=0)
+        lender.desk.sent(grant, size=1000, outcome="complete")
+    assert [(row["peer"], row["purpose"], row["kind"], row["round"]) for row in lender.ledger.transfers()] == [
+        ("asia", "evaluate", "model", 2),
+        ("africa", "evaluate", "model", 2),
+    ]
+
+
+async def test_what_is_published_and_lent_in_one_round_has_two_manifests(lender: Office) -> None:
+    artifact = lender.publish(2)
+    lender.lend(2)
+    trained = await lender.desk.manifest(lender.receiver(2), asked(2), wait_s=0.0)
+    lent = await lender.desk.manifest(lender.receiver(2), borrowed(2), wait_s=0.0)
+    assert (trained, lent) == (lender.sign(2, artifact), lender.sign(2, artifact, True))
+
+
+async def test_what_is_lent_is_no_artifact_to_train_with(lender: Office) -> None:
+    artifact = lender.lend(2)
+    caller = lender.receiver(2)
+    assert await lender.desk.manifest(caller, asked(2), wait_s=0.0) == Unavailable.NOT_YET
+    with pytest.raises(Refusal) as refused:
+        lender.open(2, artifact)
+    assert refused.value.status is Status.MISSING
+
+
+@pytest.mark.parametrize(("round", "caller"), [(3, ASIA), (6, ASIA), (2, SiteName("mars"))])
+async def test_other_rounds_and_strangers_are_denied(lender: Office, round: int, caller: SiteName) -> None:
+    lender.lend(2)
+    with pytest.raises(Refusal) as refused:
+        await lender.desk.manifest(caller, borrowed(round), wait_s=0.0)
+    assert refused.value.status is Status.DENIED
+
+
+@pytest.mark.parametrize(
+    ("egress", "federation", "reason"),
+    [
+        ("", GLOBAL, r"\[egress\] evaluate is false"),
+        ("evaluate = true", FEDERATION, "does not have global_test = true"),
+        ('evaluate = true\nreceivers = ["africa"]', GLOBAL, "policy sends no model to asia"),
+        ("evaluate = true", GLOBAL.replace("fedskd", "fedbn"), "normalisation layers stay there"),
+        ("evaluate = true", GLOBAL.replace('"fedskd"', '"feddal"') + "", "sends no model"),
+    ],
+)
+async def test_policy_federation_and_method_must_permit_it(
+    office: Callable[..., Office], egress: str, federation: str, reason: str
+) -> None:
+    shared = '\n[shared_model]\nname = "resnet10"\n[[site]]'
+    desk = office(egress, federation=federation.replace("\n[[site]]", shared, 1))
+    desk.lend(2)
+    with pytest.raises(Refusal, match=reason):
+        await desk.desk.manifest(ASIA, borrowed(2), wait_s=0.0)
+    assert desk.ledger.transfers() == []
+
+
+@pytest.mark.parametrize(("egress", "evaluates"), [("evaluate = true", True), ("", False)])
+def test_a_greeting_says_whether_the_site_takes_part(
+    office: Callable[..., Office], egress: str, evaluates: bool
+) -> None:
+    assert office(egress, federation=GLOBAL).desk.greeting(ASIA).evaluates is evaluates
+
+
+def test_without_global_test_a_greeting_says_nothing_of_it(office: Callable[..., Office]) -> None:
+    assert office("evaluate = true").desk.greeting(ASIA).evaluates is None
+
+
+async def test_a_report_is_acknowledged_once_it_is_in_the_journal(lender: Office) -> None:
+    artifact = lender.lend(2)
+    report = Report(1, 2, artifact.sha256, 20, {"auc": 0.75})
+    taking = asyncio.create_task(lender.desk.report(ASIA, report))
+    await asyncio.sleep(0)
+    assert lender.events[-1] == events.ReportArrived(ASIA, report)
+    lender.desk.look_again()  # something else changed
+    await asyncio.sleep(0)
+    assert not taking.done()
+    lender.remember("report", 2, site="asia", report=replay.body_of(report))
+    lender.desk.look_again()
+    await asyncio.wait_for(taking, 5)
+    await asyncio.wait_for(lender.desk.report(ASIA, report), 5)  # said again, it is taken again
+
+
+@pytest.mark.parametrize(
+    ("caller", "changes", "reason"),
+    [
+        ("asia", {"round": 4}, "no model of round 4 is lent"),
+        ("asia", {"sha256": Sha256("ab" * 32)}, "is another one"),
+        ("asia", {"generation": 7}, "generation 7"),
+        ("mars", {}, "takes no part"),
+    ],
+)
+async def test_a_report_that_nobody_asked_for_is_denied_and_written_down(
+    lender: Office, caller: str, changes: dict[str, Any], reason: str
+) -> None:
+    artifact = lender.lend(2)
+    report = replace(Report(1, 2, artifact.sha256, 20, {"auc": 0.75}), **changes)
+    with pytest.raises(Refusal, match=reason) as refused:
+        await lender.desk.report(SiteName(caller), report)
+    assert refused.value.status is Status.DENIED
+    assert [row["caller"] for row in lender.denied()] == [caller]
+    assert not any(isinstance(event, events.ReportArrived) for event in lender.events)
+
+
+def test_a_report_leaves_through_the_ledger(lender: Office) -> None:
+    report = Report(1, 2, Sha256("ab" * 32), 20, {"auc": 0.75})
+    intent = lender.desk.open_report(ASIA, report, size=60)
+    (row,) = lender.ledger.transfers()
+    assert (row["peer"], row["purpose"], row["kind"], row["round"], row["bytes"]) == (
+        "asia",
+        "evaluate",
+        "metrics",
+        2,
+        60,
+    )
+    assert (row["sha256"], row["outcome"]) == ("ab" * 32, "open")
+    lender.desk.report_sent(intent, size=60, outcome="complete")
+    assert lender.ledger.transfers()[0]["outcome"] == "complete"
+
+
+def test_a_policy_without_evaluation_tells_nobody_anything(office: Callable[..., Office]) -> None:
+    desk = office("", federation=GLOBAL)
+    with pytest.raises(Refusal, match="tells asia no metrics"):
+        desk.desk.open_report(ASIA, Report(1, 2, Sha256("ab" * 32), 20, {}), size=60)
+    assert desk.ledger.transfers() == []

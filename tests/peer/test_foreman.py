@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from peer.core.commands import Halt, Source
 from peer.core.facts import Artifact, TensorSpec
 from peer.core.limits import WORKER_LINE_BYTES_MAX
 from peer.core.roster import Sha256, SiteName
-from peer.foreman import LOG_BYTES_MAX, WORKER, Foreman, describe_exit
+from peer.foreman import LOG_BYTES_MAX, NICEST, WORKER, Examiner, Foreman, describe_exit
 
 SETTING = work.Setting("asia", "ab" * 32, {}, {}, "/nowhere", "/nowhere")
 LIMIT_S = 20.0
@@ -234,3 +235,68 @@ def make_long() -> Callable[[Path], None]:
 
 def test_exits_in_words() -> None:
     assert [describe_exit(code) for code in (0, 3, -15)] == ["exit code 0", "exit code 3", "signal 15"]
+
+
+# --- the second worker -----------------------------------------------------------------------------------------------
+TELLS = """
+setting = take()
+while True:
+    order = take()
+    figures = {"pid": float(os.getpid()), "nice": float(os.getpriority(os.PRIO_PROCESS, 0))}
+    figures["apart"] = float((setting["duty"], setting["site"]["training"]["device"]) == ("measure", "cpu"))
+    fields = {key: order[key] for key in ("generation", "round", "attempt")}
+    say("Measured", metrics=figures, **fields)
+"""
+MODEL = Artifact("model", SiteName("asia"), Sha256("ab" * 32), 9, 0, {"name": "net"}, (TensorSpec("w", "F32", (2,)),))
+
+
+def measure(attempt: int) -> commands.Measure:
+    return commands.Measure(1, 2, attempt, Source(SiteName("asia"), 2, MODEL))
+
+
+@pytest.fixture
+async def examiner(tmp_path: Path) -> AsyncIterator[Callable[[str], tuple[Examiner, asyncio.Queue[Any]]]]:
+    """Makes an examiner whose process runs a script, and the queue of what it tells."""
+    made: list[Examiner] = []
+
+    def make(script: str) -> tuple[Examiner, asyncio.Queue[Any]]:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        command = (sys.executable, "-I", "-S", "-c", BEGIN + script)
+        setting = dataclasses.replace(SETTING, site={"training": {"device": "cuda", "threads": 2}})
+        made.append(Examiner(setting, tmp_path / "examiner.log", told.put_nowait, command=command))
+        return made[-1], told
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(examiner: Callable[..., Any]) -> None:
+    one, told = examiner(TELLS)
+    await one.send(measure(1))
+    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
+
+
+async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
+    examiner: Callable[..., Any],
+) -> None:
+    one, told = examiner(TELLS)
+    pids = []
+    for attempt in (1, 2):
+        await one.send(measure(attempt))
+        pids.append((await asyncio.wait_for(told.get(), LIMIT_S)).metrics["pid"])
+        one.dismiss()
+    await one.close()
+    one.dismiss()
+    assert pids[0] != pids[1]
+    assert told.empty()
+
+
+async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(examiner: Callable[..., Any]) -> None:
+    one, told = examiner("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
+    await one.send(measure(7))
+    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    assert isinstance(event, events.MeasurementFailed)
+    assert (event.generation, event.attempt, event.fault) == (1, 7, "crash")
+    assert "signal 9" in event.reason

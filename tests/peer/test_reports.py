@@ -88,7 +88,7 @@ def received(round: int, sha256: str) -> tuple[str, int, dict[str, Any]]:
 
 # --- a site that was never started -----------------------------------------------------------------------------------
 def test_a_site_that_never_ran_has_documents_and_they_are_empty(disk: Disk) -> None:
-    for what in ("rounds", "transfers", "egress", "events"):
+    for what in ("rounds", "evaluation", "transfers", "egress", "events"):
         assert disk.show(what) == []
     status = reports.status_when_down(disk.folder)
     assert (status["daemon"], status["phase"], status["committed"]) == ("down", "new", 0)
@@ -113,6 +113,28 @@ def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> No
     connection.close()
     assert disk.show("rounds") == []
     assert reports.status_when_down(disk.folder)["phase"] == "new"
+
+
+def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
+    report = {
+        "generation": 1,
+        "round": 2,
+        "sha256": "ab" * 32,
+        "samples": 20,
+        "metrics": {"auc": 0.7},
+        "unmeasured": "",
+    }
+    disk.write(
+        1,
+        ("evaluated", 1, {"metrics": {"auc": 0.5, "samples": 30.0}}),
+        ("lapsed", 1, {"reasons": {"europe": "silent"}, "retired": False}),
+        ("evaluated", 2, {"metrics": {"auc": 0.6, "samples": 30.0}}),
+        ("report", 2, {"site": "europe", "report": report}),
+    )
+    first, second = disk.show("evaluation")
+    assert (first["round"], first["cells"]["europe"], first["global_test"]) == (1, {"reason": "silent"}, None)
+    assert second["cells"]["europe"] == {"metrics": {"auc": 0.7}, "counts": {"samples": 20}}
+    assert second["global_test"] == {"auc": pytest.approx(0.65)}
 
 
 # --- generations -----------------------------------------------------------------------------------------------------

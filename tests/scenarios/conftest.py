@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.facts import Artifact, Greeting, Pulse, Seen, Unavailable
+from peer.core.facts import Artifact, Greeting, Pulse, Report, Seen, Unavailable
 from peer.core.replay import Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.round import Round
 from peer.core.rules import Pace, Rules
+from peer.core.work import to_json
 
 PACE = {field.name for field in dataclasses.fields(Pace)}
 FEDERATION = Sha256("fe" * 32)
 UNTOLD: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
 QUIET = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
+GUESTS = frozenset({"Measured", "MeasurementFailed"})
+"""Events that answer an order about a guest."""
 """Keys of rows that it leaves out, because they hardly matter or stand there twice."""
 
 
@@ -41,7 +44,9 @@ class Scenario:
         self.labels: dict[str, str] = {}
         self.rows: list[Row] = []
         self.order: Any = None
-        self.fetches: dict[str, commands.Fetch] = {}
+        self.guest: Any = None
+        self.reports: dict[str, commands.SendReport] = {}
+        self.fetches: dict[tuple[str, str], commands.Fetch] = {}
         self.now_s = 0.0
         self.told: set[str] = set()
         self.phases: set[str] = set()
@@ -110,7 +115,7 @@ class Scenario:
             files = recover(self.rows).names() - {lost}
             self.site = Round(self.rules, recover(self.rows, present=files))
             self.memory = recover(self.rows, present=files)
-            self.order, self.fetches = None, {}
+            self.order, self.guest, self.fetches, self.reports = None, None, {}, {}
         else:
             event = self._make(name, named, fields)
         self.told.add(type(event).__name__)
@@ -128,7 +133,11 @@ class Scenario:
                         yield "* killed here"
                         return
                 case commands.Fetch():
-                    self.fetches[command.origin] = command
+                    self.fetches[(command.origin, command.purpose)] = command
+                case commands.Measure():
+                    self.guest = command
+                case commands.SendReport():
+                    self.reports[command.site] = command
                 case (
                     commands.Initialise()
                     | commands.Train()
@@ -160,11 +169,13 @@ class Scenario:
         if named:
             fields |= {"site": named[0], "origin": named[0]}
         if name.startswith("Artifact") and name != "ArtifactRejected":
-            asked = self.fetches.get(named[0])
+            asked = self.fetches.get((named[0], "evaluate" if "guest" in named else self._purpose()))
+            named = [word for word in named if word != "guest"]
             if asked is not None:
                 fields |= {"generation": asked.generation, "round": asked.round, "attempt": asked.attempt}
                 fields |= {"purpose": asked.purpose, "true_round": asked.round, "origin_generation": 1}
-                fields |= {"artifact": f"{asked.owner}/{asked.round}"}
+                after = "end-of-" if asked.purpose == "evaluate" else ""
+                fields |= {"artifact": f"{asked.owner}/{after}{asked.round}"}
             if len(named) > 1:
                 fields["answer"] = Unavailable(named[1])
             return fields
@@ -173,11 +184,21 @@ class Scenario:
             numbers = {"round": 0, "published_round": 0, "committed_round": 0} | {k: int(v) for k, v in words.items()}
             fields["pulse"] = Pulse(1, phase=named[1], **numbers)
         if name == "PeerGreeted":
-            seen = None
-            if len(named) > 1:
-                generation, round = named[1].removeprefix("saw:").split("/")
-                seen = Seen(int(generation), int(round), "ab" * 32)
-            fields["greeting"] = Greeting(1, FEDERATION, self.rules.roster.digest, 1, 0.0, seen)
+            seen, evaluates = None, True if self.rules.global_test else None
+            for word in named[1:]:
+                if word in ("takes-no-part", "older-program"):
+                    evaluates = False if word == "takes-no-part" else None
+                else:
+                    generation, round = word.removeprefix("saw:").split("/")
+                    seen = Seen(int(generation), int(round), "ab" * 32)
+            digest = self.rules.roster.digest
+            fields["greeting"] = Greeting(1, FEDERATION, digest, 1, 0.0, seen, evaluates=evaluates)
+        if name == "ReportAnswered":
+            return {"site": named[0], "answer": named[1], "attempt": self.reports[named[0]].attempt}
+        if name == "ReportArrived":
+            fields["report"] = self._report(dict(word.split(":") for word in named[1:]))
+        if name in GUESTS:
+            return fields | {"round": self.guest.round, "attempt": self.guest.attempt} | self._figures(named)
         if order is None or name.startswith("Peer"):
             return fields
         fields |= {"attempt": order.attempt, "threads": 1, "device": "cpu", "samples": {}, "metrics": {}}
@@ -208,9 +229,26 @@ class Scenario:
                 return {"state": mean, "contributors": tuple(names), "sha256": mean}
             case commands.Adopt():
                 return {"state": "home", "artifact": f"{me}/home"}
-            case commands.Evaluate():
-                return {"metrics": {"auc": 0.9}}
+            case commands.Evaluate(_, round, _, _, _, lent):
+                given = {"artifact": f"{me}/end-of-{round}"} if lent else {}
+                return {"metrics": {"auc": 0.9} | ({"samples": 40.0} if lent else {}), **given}
         return {}
+
+    def _purpose(self) -> str:
+        exchange = self.site.exchange
+        return exchange.purpose if exchange is not None else "train"
+
+    def _figures(self, named: list[str]) -> dict[str, Any]:
+        """What a guest's measurement gives: ``auc:0.7 samples:30``."""
+        return {"metrics": {key: float(value) for key, value in (word.split(":") for word in named)}}
+
+    def _report(self, words: dict[str, str]) -> Report:
+        """What a peer says: ``of:europe/end-of-2 auc:0.7 samples:30``, or ``unmeasured:failed``."""
+        label, unmeasured = words.pop("of"), words.pop("unmeasured", "")
+        samples = int(words.pop("samples", 0))
+        figures = {key: float(value) for key, value in words.items()}
+        sha256, round = self._artifact(label, 0).sha256, int(label.rpartition("-")[2])
+        return Report(self.site.memory.generation, round, sha256, samples, figures, unmeasured)  # type: ignore[arg-type]
 
     def _artifact(self, label: str, steps: int) -> Artifact:
         digest = Sha256(hashlib.sha256(label.encode()).hexdigest())
@@ -237,6 +275,12 @@ class Scenario:
                 pulse = self.site.pulse()
                 where = f"round={pulse.round} published={pulse.published_round} committed={pulse.committed_round}"
                 return f"Announce {pulse.phase} {where}"
+            case commands.Publish(round, artifact, True):
+                return f"Publish {self._word(artifact)} for evaluation"
+            case commands.Measure(_, round, attempt, source):
+                return f"Measure round={round} attempt={attempt} guest={self._word(source)}"
+            case commands.SendReport(attempt, site, report):
+                return f"SendReport to={site} attempt={attempt}: {self._word(to_json(report))}"
             case commands.Publish(round, artifact):
                 return f"Publish {self._word(artifact)} for round={round}"
             case commands.Train(_, round, attempt, stage, base, sources, circulate):
@@ -262,6 +306,10 @@ class Scenario:
             value = {"origin": value.origin, "fallback": value.fallback, "sha256": value.artifact.sha256}
         if isinstance(value, Artifact):
             return self.labels[value.sha256]
+        if isinstance(value, Mapping) and "unmeasured" in value:
+            figures = " ".join(f"{key}:{number:g}" for key, number in value["metrics"].items())
+            told = value["unmeasured"] or f"{figures} of {value['samples']} samples"
+            return f"[{self.labels.get(value['sha256'], 'no file')}: {told}]"
         if isinstance(value, Mapping):
             digest = value["artifact"]["sha256"] if "origin" in value and "artifact" in value else value.get("sha256")
             if digest is None:

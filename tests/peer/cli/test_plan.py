@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from peer import lifecycle
 from peer.cli import main
-from peer.daemon import make_rules
 from peer.errors import EXIT_CODES
 from peer.loopback import Loopback
+from peer.rules import make_rules
 
 README = Path(__file__).parents[3] / "README.md"
 SITE = """

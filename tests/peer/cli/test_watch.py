@@ -26,7 +26,7 @@ from peer.journal import Journal
 from peer.loopback import Loopback
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("status", "rounds", "peers", "transfers", "egress", "events")
+DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
 LIMIT_S = 30.0
 
 

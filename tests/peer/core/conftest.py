@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events, turn
-from peer.core.facts import PURPOSES, Artifact, Greeting, Pulse, Seen, Unavailable
+from peer.core.facts import PURPOSES, Artifact, Greeting, Pulse, Report, Seen, Unavailable
 from peer.core.replay import Memory, Row, recover
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.round import Round
@@ -46,6 +46,11 @@ def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model")
     """An artifact whose digest is that of the text."""
     digest = Sha256(hashlib.sha256(text.encode()).hexdigest())
     return Artifact(kind, SiteName(owner), digest, len(text), steps, {"name": "net"}, ())
+
+
+def own_figures(lent: bool) -> dict[str, float]:
+    """How a site's model does at home."""
+    return {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
 
 
 def as_stored(row: Row) -> Row:
@@ -96,6 +101,14 @@ class Audit:
     def _check(self, site: Round, command: commands.Command, now_s: float) -> None:
         memory = self.memory
         match command:
+            case commands.Publish(round, artifact, True):
+                assert memory.evaluation.lent[round].artifact == artifact
+            case commands.Measure(_, round, _, source):
+                assert source in [guest.source for guest in memory.evaluation.guests.values()]
+                assert source.round == round
+            case commands.SendReport(_, name, report):
+                guests = memory.evaluation.guests
+                assert guests[(name, report.generation, report.round)].report == report, "told before it is written"
             case commands.Publish(round, artifact):
                 assert memory.published[(round, artifact.owner)] == artifact
                 assert ("published", round, {"artifact": to_json(artifact)}) in self.rows
@@ -125,6 +138,12 @@ class Audit:
                 assert {origin, owner} <= set(site.rules.roster)
 
 
+def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Greeting:
+    """What a site with these rules says of itself."""
+    evaluates = not rules.kept_home if rules.global_test else None
+    return Greeting(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
+
+
 WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
 
 
@@ -144,7 +163,10 @@ class Solo:
         self.site = Round(self.rules, recover(rows))
         self.order: Any = None
         self.fetches: dict[SiteName, commands.Fetch] = {}
+        self.visits: dict[SiteName, commands.Fetch] = {}
         self.wake_s: float | None = None
+        self.guest: commands.Measure | None = None
+        self.reports: list[commands.SendReport] = []
         return self.feed(events.Began())
 
     def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:
@@ -159,9 +181,15 @@ class Solo:
             if isinstance(command, WORKER_ORDERS):
                 self.order = command
             elif isinstance(command, commands.Fetch):
-                self.fetches[command.origin] = command
+                (self.visits if command.purpose == "evaluate" else self.fetches)[command.origin] = command
             elif isinstance(command, commands.CancelFetch):
-                self.fetches.pop(command.origin, None)
+                (self.visits if command.purpose == "evaluate" else self.fetches).pop(command.origin, None)
+            elif isinstance(command, commands.Measure):
+                self.guest = command
+            elif isinstance(command, commands.Dismiss):
+                self.guest = None
+            elif isinstance(command, commands.SendReport):
+                self.reports.append(command)
             elif isinstance(command, commands.WakeAt):
                 self.wake_s = command.at_s
         return out
@@ -179,21 +207,51 @@ class Solo:
         self.now_s = end_s
         return out
 
-    def greet(self, *names: str, seen: Seen | None = None, generation: int = 1) -> list[commands.Command]:
-        """Peers answer Hello; all of them if none is named."""
+    def greet(
+        self, *names: str, seen: Seen | None = None, generation: int = 1, evaluates: bool | None = None
+    ) -> list[commands.Command]:
+        """Peers answer Hello; all of them if none is named. They are of this site's mind about remote evaluation."""
         out = []
         for name in names or self.rules.others:
-            greeting = Greeting(1, FEDERATION, self.rules.roster.digest, generation, 0.0, seen)
+            greeting = greeting_of(self.rules, generation, seen)
+            if evaluates is not None:
+                greeting = dataclasses.replace(greeting, evaluates=evaluates)
             out += self.feed(events.PeerGreeted(SiteName(name), greeting))
         return out
+
+    def examine(self, **figures: float) -> list[commands.Command]:
+        """The newest guest is measured."""
+        assert self.guest is not None
+        order, self.guest = self.guest, None
+        return self.feed(events.Measured(order.generation, order.round, order.attempt, figures or {"samples": 20.0}))
+
+    def answer(self, answer: Any = "taken", reason: str = "") -> list[commands.Command]:
+        """The oldest report gets its answer."""
+        order = self.reports.pop(0)
+        return self.feed(events.ReportAnswered(order.attempt, order.site, answer, reason))
+
+    def report(self, name: str, round: int, artifact: Artifact | None, **changes: Any) -> list[commands.Command]:
+        """A peer says how this site's model did there."""
+        told: dict[str, Any] = {"samples": 20, "metrics": {"auc": 0.75}} if not changes.get("unmeasured") else {}
+        sha256 = artifact.sha256 if artifact is not None else None
+        report = Report(**{"generation": 1, "round": round, "sha256": sha256, **told, **changes})
+        return self.feed(events.ReportArrived(SiteName(name), report))
 
     def beat(self, name: str, round: int = 0, phase: str = "train", published: int = 0) -> list[commands.Command]:
         """A peer says where it is."""
         return self.feed(events.PeerHeard(SiteName(name), Pulse(1, round, phase, 0.0, published, round)))
 
+    def lend(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
+        """The guest that was asked for comes from this origin."""
+        order = self.visits.pop(SiteName(origin))
+        artifact = make_artifact(order.owner, f"{order.owner} after {order.round}")
+        return self._come(order, crash_after, {"artifact": artifact, **changes})
+
     def deliver(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
         """What was asked for comes from this origin; ``changes`` are other fields of the event or of the artifact."""
-        order = self.fetches.pop(SiteName(origin))
+        return self._come(self.fetches.pop(SiteName(origin)), crash_after, changes)
+
+    def _come(self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]) -> list[commands.Command]:
         fields: dict[str, Any] = {
             "generation": order.generation,
             "round": order.round,
@@ -238,8 +296,9 @@ class Solo:
             case commands.Adopt(generation, round, attempt, _, source):
                 home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
                 return events.Adopted(generation, round, attempt, "home", home)
-            case commands.Evaluate(generation, round, attempt):
-                return events.Evaluated(generation, round, attempt, {"auc": 0.5})
+            case commands.Evaluate(generation, round, attempt, base, _, lent):
+                artifact = make_artifact(me, f"{me} after {round} {base}") if lent else None
+                return events.Evaluated(generation, round, attempt, own_figures(lent), artifact)
         raise AssertionError(f"no order to answer: {order}")
 
     def fail(self, fault: str = "crash", reason: str = "killed") -> list[commands.Command]:
@@ -269,6 +328,7 @@ class Machine:
     audit: Audit = dataclasses.field(default_factory=lambda: Audit(()))
     fetches: dict[tuple[SiteName, str], int] = dataclasses.field(default_factory=dict)
     sent: list[tuple[SiteName, int, str]] = dataclasses.field(default_factory=list)
+    measuring: commands.Measure | None = None
     fuses: list[int] = dataclasses.field(default_factory=list)
     carried_out: int = 0
 
@@ -281,7 +341,7 @@ class World:
     ) -> None:
         self.random = random.Random(seed)
         self.now_s = 1000.0
-        self.work_s = work_s
+        self.work_s = self.measure_s = work_s
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = itertools.count()
         self.machines = {SiteName(name): Machine(make_rules(name, sites, **changes)) for name in sites}
@@ -309,6 +369,7 @@ class World:
         machine.round = Round(machine.rules, memory)
         machine.life += 1
         machine.fetches = {}
+        machine.measuring = None
         self._beat_loop(machine, machine.life)
         self.feed(machine, events.Began())
 
@@ -430,7 +491,8 @@ class World:
         machine.rows.append(as_stored((command.kind, command.round, command.body)))
 
     def _publish(self, machine: Machine, command: commands.Publish) -> None:
-        assert any(kind == "published" and round == command.round for kind, round, _ in machine.rows)
+        row = "evaluated" if command.evaluation else "published"
+        assert any(kind == row and round == command.round for kind, round, _ in machine.rows)
         assert command.artifact.sha256 in machine.files
 
     def _announce(self, machine: Machine, command: commands.Announce) -> None:
@@ -441,12 +503,10 @@ class World:
                 continue
             answers = self._linked(name, me)
             if me not in other.round.greeted:
-                greeting = Greeting(1, FEDERATION, machine.rules.roster.digest, pulse.generation, 0.0)
-                mine = dataclasses.replace(greeting, seen=machine.round.seen(name))
+                mine = greeting_of(machine.rules, pulse.generation, machine.round.seen(name))
                 self._tell(other, events.PeerGreeted(me, mine))
                 if answers:
-                    generation, seen = other.round.memory.generation, other.round.seen(me)
-                    theirs = dataclasses.replace(greeting, generation=generation, seen=seen)
+                    theirs = greeting_of(other.rules, other.round.memory.generation, other.round.seen(me))
                     self._tell(machine, events.PeerGreeted(name, theirs))
             self._tell(other, events.PeerHeard(me, pulse))
             if answers:
@@ -553,7 +613,43 @@ class World:
 
     def _evaluate(self, machine: Machine, command: commands.Evaluate) -> None:
         answer = (command.generation, command.round, command.attempt)
-        self._work(machine, lambda: events.Evaluated(*answer, {"auc": 0.5}))
+        lent = None
+        if command.lent:
+            lent = make_artifact(machine.rules.site, f"{machine.rules.site} after {command.round} {command.base}")
+            machine.files.add(lent.sha256)
+        self._work(machine, lambda: events.Evaluated(*answer, own_figures(command.lent), lent))
+
+    def _measure(self, machine: Machine, command: commands.Measure) -> None:
+        assert machine.measuring is None, "one guest at a time"
+        assert command.source.artifact.sha256 in machine.files, "a guest is not on disk"
+        machine.measuring = command
+        figures = {"auc": len(machine.rules.site) / 10, "samples": 20.0}
+
+        def done() -> events.Event | None:
+            if machine.measuring is not command:
+                return None
+            machine.measuring = None
+            return events.Measured(command.generation, command.round, command.attempt, figures)
+
+        self._later(machine, self.delay_s(self.measure_s), done)
+
+    def _dismiss(self, machine: Machine, command: commands.Dismiss) -> None:
+        machine.measuring = None
+
+    def _sendreport(self, machine: Machine, command: commands.SendReport) -> None:
+        me, origin = machine.rules.site, self.machines[command.site]
+
+        def answer() -> events.Event:
+            taken = "none"
+            linked = self._linked(me, command.site) and self._linked(command.site, me)
+            if linked and origin.round is not None and origin.exit is None:
+                denied = turn.unasked(origin.rules, origin.round.memory, caller=me, report=command.report)
+                if denied is None:
+                    self.feed(origin, events.ReportArrived(me, command.report))
+                taken = "taken" if denied is None and origin.round is not None else "refused" if denied else "none"
+            return events.ReportAnswered(command.attempt, command.site, taken)
+
+        self._later(machine, self.delay_s(), answer)
 
     def _halt(self, machine: Machine, command: commands.Halt) -> None:
         self._work(machine, lambda: events.Halted(command.generation, command.attempt))

@@ -10,15 +10,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer.core import commands, events
-from peer.core.facts import Greeting, Pulse, Purpose, Seen, Unavailable
+from peer.core.facts import UNMEASURED, Greeting, Pulse, Purpose, Report, Seen, Unavailable
 from peer.core.plan import Kind
 from peer.core.rules import Pace
 from peer.core.site import IllegalTransitionError, Phase
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")
-STEPS = ("work", "work", "deliver", "deliver", "greet", "beat", "wait", "any", "any", "crash")
-METHODS = ("local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid")
+STEPS = (
+    "work",
+    "work",
+    "deliver",
+    "deliver",
+    "greet",
+    "beat",
+    "wait",
+    "any",
+    "any",
+    "crash",
+    "lend",
+    "examine",
+    "answer",
+    "report",
+)
+METHODS = ("local", "fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid", "fedavg")
 FIXTURES = [HealthCheck.function_scoped_fixture]
 EVENTS = [
     kind
@@ -102,6 +117,13 @@ def test_late_answers_change_nothing_in_any_phase(phase: Phase, solo: Any, artif
         events.Halted(1, 0),
         events.ArtifactRejected(1, 1, 0, "asia", model.sha256, "late"),
         events.WorkFailed(1, 0, "crash", "late"),
+        events.ArtifactArrived(1, 1, 0, "asia", 1, 1, "evaluate", model),
+        events.ArtifactUnavailable(1, 1, 0, "asia", "evaluate", Unavailable.RETIRED),
+        events.ArtifactRefused(1, 1, 0, "asia", "evaluate", "late"),
+        events.Measured(1, 1, 0, {"samples": 20.0}),
+        events.MeasurementFailed(1, 0, "crash", "late"),
+        events.ReportArrived("asia", Report(1, 1, model.sha256, 20, {"auc": 1.0})),
+        events.ReportAnswered(0, "asia", "taken"),
     ]
     before = site.site.memory.names()
     for event in late:
@@ -142,7 +164,12 @@ def any_artifact(draw: st.DrawFn, site: Any, make: Any) -> Any:
 def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
     """An event of any type whose fields now and then are the ones that the site waits for."""
     machine = site.site
-    attempts = [machine.attempt, machine.attempt - 1, *(order.attempt for order in site.fetches.values())]
+    attempts = [
+        machine.attempt,
+        machine.attempt - 1,
+        *(order.attempt for order in (*site.fetches.values(), *site.visits.values())),
+    ]
+    attempts += [order.attempt for order in (site.guest, *site.reports) if order is not None]
     rounds = st.sampled_from([machine.number, machine.number + 1, machine.number - 1, -1, 10**9])
     pools: dict[str, st.SearchStrategy[Any]] = {
         "generation": st.sampled_from([machine.memory.generation] * 3 + [0, 2, 999_999]),
@@ -153,13 +180,23 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "site": names(site),
         "origin": names(site),
         "purpose": st.sampled_from(get_args(Purpose)),
-        "answer": st.sampled_from(list(Unavailable)),
+        "answer": st.sampled_from([*Unavailable, "taken", "refused", "none"]),
+        "refused": st.sampled_from(["", "not a network"]),
+        "report": st.builds(
+            Report,
+            generation=st.integers(1, 2),
+            round=st.integers(0, 3),
+            sha256=st.none() | st.sampled_from(sorted(machine.memory.names())) if machine.memory.names() else st.none(),
+            samples=st.integers(0, 30),
+            metrics=st.dictionaries(st.sampled_from(["auc"]), st.floats(0, 1)),
+            unmeasured=st.sampled_from(["", *UNMEASURED]),
+        ),
         "artifact": st.none() | any_artifact(site, make),
         "stage": st.sampled_from([*site.rules.plan.stages, "elsewhere"]),
         "state": st.sampled_from(["", "s1", "s2"]),
         "samples": st.just({"train": 3}),
         "losses": st.just({"ce": 0.5}),
-        "metrics": st.dictionaries(st.sampled_from(["auc"]), st.floats(allow_nan=False)),
+        "metrics": st.dictionaries(st.sampled_from(["auc", "samples"]), st.floats(allow_nan=False)),
         "threads": st.integers(0, 2),
         "duration_s": st.floats(0, 10),
         "device": st.just("cpu"),
@@ -176,6 +213,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
             round=st.integers(-1, 9) | st.just(10**9),
             phase=st.sampled_from([*Phase, "unheard of"]).map(str),
             published_round=st.integers(0, 9),
+            committed_round=st.integers(0, 4) | st.just(10**9),
         ),
         "greeting": st.builds(
             Greeting,
@@ -185,6 +223,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
             generation=st.integers(0, 3),
             clock_s=st.just(0.0),
             seen=st.none() | st.builds(Seen, st.integers(1, 3) | st.just(10**6), st.integers(1, 9), st.just("00" * 32)),
+            evaluates=st.none() | st.booleans(),
         ),
     }
     kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
@@ -207,6 +246,8 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
         parameters={"activation": draw(st.sampled_from([0.0, 0.5, 1.0]))},
         fallback=draw(st.sampled_from(["self", "stale"])),
         evaluation_every=draw(st.integers(0, 1)),
+        global_test=draw(st.booleans()),
+        evaluation_permitted=draw(st.booleans()),
         pace=Pace(linger_s=60, artifact_rounds_max=draw(st.integers(1, 5)), wait_max_s=100, isolated_s=100),
         without=draw(st.sampled_from([frozenset(), frozenset(FOUR[1:2])])),
     )
@@ -218,8 +259,18 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
             site.finish()
         elif step == "deliver" and site.fetches:
             site.deliver(draw(st.sampled_from(sorted(site.fetches))))
+        elif step == "lend" and site.visits:
+            site.lend(draw(st.sampled_from(sorted(site.visits))))
+        elif step == "examine" and site.guest is not None:
+            site.examine(auc=0.5, samples=draw(st.sampled_from([3.0, 20.0])))
+        elif step == "answer" and site.reports:
+            site.answer(draw(st.sampled_from(["taken", "refused", "none"])))
+        elif step == "report" and site.site.memory.evaluation.lent:
+            round = draw(st.sampled_from(sorted(site.site.memory.evaluation.lent)))
+            lent = site.site.memory.evaluation.lent[round].artifact
+            site.report(draw(names(site)), round, lent, unmeasured=draw(st.sampled_from(["", "failed"])))
         elif step == "greet":
-            site.greet()
+            site.greet(evaluates=draw(st.sampled_from([True, True, True, False, None])))
         elif step == "beat" and site.rules.others:
             site.beat(draw(st.sampled_from(site.rules.others)), draw(st.integers(0, 4)), published=4)
         elif step == "wait":

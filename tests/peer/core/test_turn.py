@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from peer.core.facts import Unavailable
+from peer.core.facts import Report, Unavailable
 from peer.core.replay import Memory
-from peer.core.turn import answer, denial
+from peer.core.turn import answer, denial, unasked
+from peer.core.work import to_json
 
 FOUR = ("africa", "america", "asia", "europe")
 # The key of these tests gives: round 1 america, europe, africa, asia; round 2 everybody itself; round 3 europe, asia,
@@ -55,7 +57,7 @@ def test_whose_turn_it_is_may_have_it(asia: Any) -> None:
         ({"owner": "america"}, "round 1 does not give america's model to europe"),
         ({"for_round": 3, "owner": "america"}, "asia is not where europe takes america's model in round 3"),
         ({"purpose": "handback"}, "no model circulates in this federation"),
-        ({"purpose": "evaluate"}, "no remote evaluation"),
+        ({"purpose": "evaluate"}, "federation.toml does not have global_test = true"),
     ],
 )
 def test_everybody_else_may_not(asia: Any, changes: dict[str, Any], reason: str) -> None:
@@ -190,3 +192,99 @@ def test_a_holder_hands_back_what_it_trained_last(rules: Any, artifact: Any) -> 
     assert answer(own, holder, for_round=3, owner="africa", purpose="handback") == Unavailable.SKIPPED
     early = Memory(state="s", committed=1)
     assert answer(own, early, for_round=3, owner="europe", purpose="handback") == Unavailable.NOT_YET
+
+
+LENDING = {"global_test": True, "evaluation_permitted": True, "evaluation_every": 2, "rounds": 5}
+
+
+def borrowed(rules: Any, **changes: Any) -> str | None:
+    request = {"caller": "europe", "kind": "model", "for_round": 4, "owner": "asia", "purpose": "evaluate"}
+    return denial(rules, **{**request, **changes})
+
+
+def test_every_peer_may_borrow_the_model_of_an_evaluated_round(rules: Any) -> None:
+    own = rules("asia", FOUR, **LENDING)
+    assert [
+        borrowed(own, caller=caller, for_round=round) for caller in ("africa", "europe") for round in (2, 4, 5)
+    ] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("rule", "asked_for", "reason"),
+    [
+        ({}, {"for_round": 3}, "no model is lent after round 3"),
+        ({}, {"for_round": 6}, "no model is lent after round 6"),
+        ({}, {"owner": "africa"}, "no model is lent"),
+        ({}, {"caller": "atlantis"}, "'atlantis' is not a peer"),
+        ({}, {"caller": "asia"}, "'asia' is not a peer"),
+        ({}, {"kind": "head"}, "sends no head"),
+        ({"global_test": False}, {}, "federation.toml does not have global_test"),
+        ({"evaluation_permitted": False}, {}, r"not permitted by asia: its \[egress\] evaluate is false"),
+        ({"method": "feddal"}, {}, "method 'feddal' sends no model"),
+        ({"method": "feddal"}, {"kind": "proxy"}, "the method lets no private model leave its site"),
+        ({"method": "dflmoe_models"}, {}, "a site predicts with a mixture"),
+        ({"method": "fedbn"}, {}, "each site's normalisation layers stay there"),
+        ({"parameters": {"activation": 0.8}}, {"for_round": 2}, "no model is lent after round 2"),
+    ],
+)
+def test_nobody_borrows_what_is_kept_home(
+    rules: Any, rule: dict[str, Any], asked_for: dict[str, Any], reason: str
+) -> None:
+    found = borrowed(rules("asia", FOUR, **{**LENDING, **rule}), **asked_for)
+    assert found is not None
+    assert re.search(reason, found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"committed": 3}, Unavailable.NOT_YET),
+        ({"committed": 4}, Unavailable.SKIPPED),
+        ({"committed": 8}, Unavailable.SKIPPED),
+        ({"committed": 9}, Unavailable.RETIRED),
+    ],
+)
+def test_why_there_is_nothing_to_borrow(rules: Any, fields: dict[str, Any], said: Unavailable) -> None:
+    own = rules("asia", FOUR, **{**LENDING, "rounds": 20})
+    assert answer(own, Memory(state="s", **fields), for_round=4, owner="asia", purpose="evaluate") == said
+
+
+def test_a_model_that_is_away_is_borrowed_when_it_is_home(rules: Any, artifact: Any) -> None:
+    own = rules("asia", FOUR, method="fedcross", global_test=True, evaluation_permitted=True)
+    known = Memory(state="s", committed=4)
+    assert answer(own, known, for_round=4, owner="asia", purpose="evaluate") == Unavailable.NOT_YET
+    home = artifact("asia", "home")
+    known.apply("evaluated", 4, {"metrics": {}, "artifact": to_json(home)})
+    assert answer(own, known, for_round=4, owner="asia", purpose="evaluate") == (4, home)
+
+
+@pytest.mark.parametrize(
+    ("caller", "changes", "reason"),
+    [
+        ("europe", {}, None),
+        ("europe", {"unmeasured": "refused"}, None),
+        ("europe", {"unmeasured": "not_received", "sha256": None}, None),
+        ("europe", {"sha256": None}, "the model that was lent after round 4 is another one"),
+        ("europe", {"sha256": "ab" * 32}, "the model that was lent after round 4 is another one"),
+        ("europe", {"round": 2}, "no model of round 2 is lent"),
+        ("europe", {"generation": 2}, "generation 2 is not this site's 1"),
+        ("asia", {}, "'asia' takes no part"),
+        ("atlantis", {}, "'atlantis' takes no part"),
+        ("america", {}, "'america' takes no part"),
+    ],
+)
+def test_only_what_was_lent_may_be_reported_on(
+    rules: Any, artifact: Any, caller: str, changes: dict[str, Any], reason: str | None
+) -> None:
+    own = rules("asia", FOUR, **LENDING, without=frozenset({"america"}))
+    known, model = Memory(state="s", committed=4), artifact("asia", "after 4")
+    known.apply("evaluated", 4, {"metrics": {}, "artifact": to_json(model)})
+    report = Report(**{"generation": 1, "round": 4, "sha256": model.sha256, **changes})
+    found = unasked(own, known, caller=caller, report=report)
+    assert found == reason if reason is None else found is not None and reason in found
+
+
+def test_a_site_that_takes_no_part_takes_no_report(rules: Any) -> None:
+    own = rules("asia", FOUR, **{**LENDING, "evaluation_permitted": False})
+    report = Report(1, 4, None, unmeasured="not_received")
+    assert unasked(own, Memory(), caller="europe", report=report) == own.kept_home

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx, FedBN: the labels' loss, the pull towards where the round began, what counts as a norm."""
+"""FedAvg, FedProx, FedBN, LG-FedAvg: the labels' loss, the pull to where the round began, what counts as a norm."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 import models
 from models import Network, Output
 from peer.methods import METHODS
-from peer.methods.averaging import FEDAVG, FEDBN, FEDPROX, all_but_norms
+from peer.methods.averaging import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG, all_but_norms
 from peer.methods.method import DAM, Batch
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
 MAPS = Batch(torch.randn(2, 1, 16, 16, generator=DRAW), torch.randint(0, 3, (2, 16, 16), generator=DRAW))
-EVERY = ("fedavg", "fedprox", "fedbn")
+EVERY = ("fedavg", "fedprox", "fedbn", "lg_fedavg")
 
 
 def network(name: str = "resnet10", **hyper: Any) -> Network:
@@ -45,7 +45,7 @@ def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None
 
 def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:
     states = []
-    for method in ("local", "fedavg", "fedbn", "fedprox"):
+    for method in ("local", "fedavg", "fedbn", "lg_fedavg", "fedprox"):
         at = site(method, **({"mu": 0.0} if method == "fedprox" else {}))
         at.step("train", BATCH, steps=3)
         states.append(at.state())
@@ -130,7 +130,8 @@ def test_what_each_sends() -> None:
     made = network()
     assert [list(method.sent(made, {})) for method in (FEDAVG, FEDPROX)] == [list(made.state_dict())] * 2
     assert FEDBN.sent is all_but_norms
-    assert {method.sends for method in (FEDAVG, FEDPROX, FEDBN)} == {DAM}
+    assert set(LG_FEDAVG.sent(made, {})) == {"fc.weight", "fc.bias"}
+    assert {method.sends for method in (FEDAVG, FEDPROX, FEDBN, LG_FEDAVG)} == {DAM}
 
 
 def test_a_network_without_norms_is_sent_whole() -> None:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import models
 from models import Network, Output
+from models.moe import Expert, Mixture
 from models.network import head_width
 from peer.core.plan import PLANS
 from peer.methods import METHODS
-from peer.methods.dflmoe import mismatch, mismatch_of_models, sent, unfit
-from peer.methods.method import DAM, MIXTURE, Batch
+from peer.methods.dflmoe import mismatch, mismatch_of_models, theirs, unfit
+from peer.methods.method import DAM, MIXTURE, Batch, Place
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
@@ -287,6 +288,125 @@ def test_losses_in_bf16_are_near_those_in_fp32(site: Any, method: str, stage: st
         assert rough != exact
 
 
+# --- the own head speaks once ----------------------------------------------------------------------------------------
+class Normed(Network):
+    """A head that begins with batch norm, whose statistics show how often it ran."""
+
+    head_name = "last"
+
+    def __init__(self) -> None:
+        super().__init__(name="tests:Normed", spatial_dims=1, in_channels=2, classes=3, hyper={}, head="last")
+        self.body = nn.Conv1d(2, 4, 3)
+        self.last = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+    def forward(self, x: Tensor) -> Output:
+        feature = self.body(x).mean(2)
+        return Output(self.last(feature), (), feature, feature)
+
+
+@pytest.fixture
+def normed(make_site: Any) -> Any:
+    """Makes site beta with such a head, and two experts from elsewhere, all in float64."""
+
+    def make(method: str = "dflmoe", **given: Any) -> Any:
+        others = {origin: network("classification", number) for number, origin in enumerate(EXPERTS, start=1)}
+        received = others if method == "dflmoe_models" else {origin: other.head for origin, other in others.items()}
+        torch.manual_seed(0)
+        at = make_site(method, Normed(), BATCH.images, received=received, **given)
+        at.method.stages["local"](at.scene)
+        at.exact().networks[DAM].train()
+        return at
+
+    return make
+
+
+@pytest.mark.parametrize("mixing", ["attention", "gate"])
+def test_losses_and_gradients_are_those_of_a_head_that_runs_twice(normed: Any, mixing: str) -> None:
+    """Eqs. 3 and 6 to the letter: p_i = F_h(I) is one pass for the local loss and one more as an expert."""
+    at, literal, batch = normed(mixing=mixing), normed(mixing=mixing), double(BATCH)
+    terms = at.terms("local", batch)
+    dam, mixture = literal.networks[DAM], literal.networks[MIXTURE]
+    output = dam(batch.images)
+    mixed = mixture(output.penultimate, dam.head(output.penultimate), literal.scene.received)
+    losses = [F.cross_entropy(prediction.float(), batch.targets) for prediction in (output.prediction, mixed)]
+    assert [term.value.item() for term in terms.values()] == [loss.item() for loss in losses]
+    torch.autograd.backward(0.5 * terms["ce_dam"].value + 0.5 * terms["ce_mixture"].value)
+    torch.autograd.backward(0.5 * losses[0] + 0.5 * losses[1])
+    for (name, twice), once in zip(dam.named_parameters(), at.networks[DAM].parameters(), strict=True):
+        torch.testing.assert_close(once.grad, twice.grad, rtol=1e-6, atol=1e-9, msg=name)
+    assert dam.last[0].num_batches_tracked == 2
+    assert at.networks[DAM].last[0].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_batch_counts_once_in_the_statistics_of_the_head(normed: Any, method: str, detach: bool) -> None:
+    at, batch = normed(method, detach=detach), double(BATCH)
+    norm = at.networks[DAM].last[0]
+    before = norm.running_mean.clone()
+    with torch.no_grad():
+        feature = at.networks[DAM].body(batch.images).mean(2)
+    at.terms("local", batch)
+    torch.testing.assert_close(norm.running_mean, 0.9 * before + 0.1 * feature.mean(0))
+    assert norm.num_batches_tracked == 1
+    assert norm.track_running_stats
+
+
+# --- table 9: transform and attention averaged ----------------------------------------------------------------------
+def expert_of(at: Any, origin: str, head: nn.Module) -> Expert:
+    """What a site of the same width sends: its head, and a mixture that knows the two other sites."""
+    torch.manual_seed(len(origin))
+    mixture = Mixture(own=origin, features=at.networks[MIXTURE].features, classes=3)
+    for other in {*EXPERTS, "beta"} - {origin}:
+        mixture.invite(other, mixture.features)
+    return Expert(head, mixture)
+
+
+def test_the_deciding_stage_begins_with_the_mean_of_the_mixtures_that_came(site: Any) -> None:
+    at = site("dflmoe_averaged", alike=True)
+    own = {name: value.clone() for name, value in at.networks[MIXTURE].state_dict().items()}
+    for origin, head in at.scene.received.items():
+        at.scene.received[origin] = expert_of(at, origin, head)
+    states = {origin: expert.mixture.state_dict() for origin, expert in at.scene.received.items()}
+    at.method.stages["local"](at.scene)
+    at.networks[MIXTURE].load_state_dict(own, strict=False)
+    before = at.state()
+    at.method.stages["local"](at.scene)
+    assert not at.moved(before), "the local stage averages nothing"
+    known = {name: value.clone() for name, value in at.networks[MIXTURE].state_dict().items()}
+    at.method.stages["decide"](at.scene)
+    found = at.networks[MIXTURE].state_dict()
+    for name, value in found.items():
+        of = [state[name].double() for _, state in sorted({**states, "beta": known}.items()) if name in state]
+        assert torch.equal(value, (sum(of[1:], of[0]) / len(of)).float()), name
+    assert not torch.equal(found["mixing.query.weight"], own["mixing.query.weight"])
+
+
+def test_a_head_without_its_mixture_is_an_expert_and_in_no_mean(site: Any) -> None:
+    at = site("dflmoe_averaged", alike=True)
+    at.method.stages["local"](at.scene)
+    before = at.state()
+    at.method.stages["decide"](at.scene)
+    assert not at.moved(before)
+    both = site("dflmoe_averaged", alike=True)
+    both.scene.received["alpha"] = expert_of(both, "alpha", both.scene.received["alpha"])
+    losses = both.step("decide", BATCH).losses()
+    assert np.isfinite(losses["total"])
+    assert "expert-alpha" in both.modes
+    assert all(both.untouched(name) for name in (DAM, "alpha", "gamma"))
+
+
+def test_another_site_s_mixture_must_be_one_of_a_body_as_wide() -> None:
+    feature = output((1, 3), (1, 8))
+    place = Place("beta", "classification", 3, PLANS["dflmoe_averaged"].defaults(), feature, None, lambda: None)
+    names = ["mixing.query.weight", "transform.own.site:beta.weight", "transform.own.site:gamma.weight"]
+    made = theirs(place, "alpha", nn.Linear(8, 3), names)
+    assert (made.own, set(made.transform.own)) == ("alpha", {"site:beta", "site:gamma"})
+    assert made.transform.own["site:gamma"].weight.shape == (8, 512)
+    with pytest.raises(ValueError, match="its head takes 5 features, this body gives 8, and mixtures are averaged"):
+        theirs(place, "alpha", nn.Linear(5, 3), names)
+
+
 # --- invitations ------------------------------------------------------------------------------------------------------
 def test_a_transform_is_drawn_from_a_seed_of_its_site_and_width(site: Any) -> None:
     at = site()
@@ -323,9 +443,10 @@ def test_a_head_of_another_width_gets_a_new_transform_and_the_others_keep_theirs
 def test_the_head_is_sent_or_the_model(site: Any) -> None:
     for task in BATCHES:
         dam = network(task, 0)
-        assert set(sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
+        for name in ("dflmoe", "dflmoe_averaged"):
+            assert set(METHODS[name].sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
         assert list(METHODS["dflmoe_models"].sent(dam, {})) == list(dam.state_dict())
-    assert {METHODS[name].sends for name in ("dflmoe", "dflmoe_models")} == {DAM}
+    assert {METHODS[name].sends for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
 
 
 def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:

@@ -42,7 +42,7 @@ def scene(name: str, received: int) -> Scene:
     return Scene("alpha", "classification", PLANS[name].defaults(), {DAM: dam, **kept(name, dam)}, others)
 
 
-SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2)]
+SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2), ("dflmoe_averaged", 2)]
 
 
 def test_methods_are_those_of_the_plans() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, supervised
+from peer.methods.method import Scene
+from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, scene_loss, supervised
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
@@ -72,6 +73,13 @@ def test_a_method_chooses_the_loss_of_segmentation(name: str, expected: float) -
     assert chosen.loss(MAPS, LABELS).item() == pytest.approx(expected)
     for task in SUPERVISED.keys() - {"segmentation"}:
         assert supervised(task, name) == SUPERVISED[task]
+
+
+@pytest.mark.parametrize("task", SUPERVISED)
+def test_a_scene_has_the_loss_of_its_task_and_its_parameters(task: str) -> None:
+    for chosen in SEGMENTATION_LOSSES:
+        scene = Scene("alpha", task, {"segmentation_loss": chosen}, {}, {})
+        assert scene_loss(scene) == supervised(task, chosen)
 
 
 def test_only_known_losses_of_segmentation_can_be_chosen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -96,6 +98,15 @@ def test_a_halt_ends_the_work_in_hand_and_what_waits_behind_it(make_setting) -> 
         daemon.send(commands.Halt(1, 6), commands.Halt(1, 7))
         assert daemon.next(events.Halted).attempt == 6
         assert daemon.next(events.Halted).attempt == 7
+
+
+def test_a_worker_whose_duty_is_to_measure_trains_nothing(make_setting) -> None:
+    setting = dataclasses.replace(make_setting(), duty="measure")
+    with worker_thread() as (daemon, _):
+        daemon.send(setting, commands.Initialise(1, 3))
+        failed = daemon.next(events.WorkFailed)
+        assert failed.reason == "a worker that measures guests has no answer to Initialise"
+    assert not (Path(setting.home) / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,17 @@ async def test_an_artifact_that_was_not_asked_for_is_refused(world, wanted, fiel
         await africa.get_manifest(europe.name, wanted(**{field: value}), wait_s=0.0)
 
 
+@pytest.mark.parametrize(("purpose", "said"), [("train", "it is for evaluation"), ("evaluate", "it is not for")])
+async def test_what_is_lent_is_not_trained_with_and_the_other_way_round(world, wanted, purpose, said):
+    europe, africa = await world.serve("europe"), world.dial("africa")
+    europe.desk.publish(world.sample(), evaluation=purpose == "train")
+    with pytest.raises(Misbehaved, match=said):
+        await africa.get_manifest(europe.name, wanted(purpose=purpose), wait_s=0.0)
+    europe.desk.publish(world.sample(), evaluation=purpose == "evaluate")
+    offer = await africa.get_manifest(europe.name, wanted(purpose=purpose), wait_s=0.0)
+    assert offer.manifest.evaluation == (purpose == "evaluate")
+
+
 async def test_an_earlier_round_is_taken_only_where_it_was_allowed(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     europe.desk.publish(world.sample(), round=2)

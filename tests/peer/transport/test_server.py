@@ -14,7 +14,7 @@ import pytest
 
 from peer import identity
 from peer.core import limits
-from peer.core.facts import Greeting, Pulse
+from peer.core.facts import Greeting, Pulse, Report
 from peer.errors import CertificateError, PortInUse
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
@@ -206,17 +206,50 @@ async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
 
 async def test_evaluations_are_refused_until_somebody_takes_them(world):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    metrics = wire.Metrics(1, 3, "ab" * 32, 12, {"auc": 0.75})
+    report = Report(1, 3, "ab" * 32, 12, {"auc": 0.75})
     with pytest.raises(Refused, match="this site takes no evaluations"):
-        await africa.put_metrics(europe.name, metrics)
+        await africa.put_report(europe.name, report)
     taken = []
 
-    async def take(caller, metrics):
-        taken.append((caller, metrics))
+    async def take(caller, report):
+        taken.append((caller, report))
 
-    asia = await world.serve("asia", metrics=take)
-    await africa.put_metrics(asia.name, metrics)
-    assert taken == [("africa", metrics)]
+    asia = await world.serve("asia", reports=take)
+    await africa.put_report(asia.name, report)
+    assert taken == [("africa", report)]
+
+
+@pytest.mark.parametrize("refused", ["mars", "africa"])
+async def test_a_report_is_taken_from_a_peer_with_its_own_certificate_only(world, refused):
+    """Who is not in the roster, or whose certificate the operator refuses, reports nothing, whatever it says."""
+    taken = []
+
+    async def take(caller, report):
+        taken.append(caller)
+
+    pki = world.authority.admit(refused)
+    digest = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    europe = await world.serve("europe", reports=take, refused={digest} if refused == "africa" else set())
+    with pytest.raises(Refused, match=r"not in the roster|is refused here"):
+        await world.dial(refused, pki=pki).put_report(europe.name, Report(1, 3, "ab" * 32, 12, {"auc": 1.0}))
+    assert taken == []
+    assert europe.desk.complaints[0][1] == "PutMetrics"
+
+
+async def test_a_report_outside_the_limits_does_not_reach_the_desk(world):
+    taken = []
+
+    async def take(caller, report):
+        taken.append(report)
+
+    europe = await world.serve("europe", reports=take)
+    pki = world.authority.admit("africa")
+    message = pb.Metrics(generation=1, round=3, sha256=b"1" * 32, samples=12, values={"auc": float("inf")})
+    async with dialled(europe.port, credentials(pki)) as channel:
+        code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=5))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert taken == []
+    assert "metrics.values[auc] = inf" in europe.desk.complaints[0][2]
 
 
 async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(world):

@@ -99,7 +99,9 @@ artifacts = st.builds(
 )
 
 
-@given(st.builds(Manifest, digests, rounds, texts, names, rounds, artifacts, st.booleans(), counts, digests))
+@given(
+    st.builds(Manifest, digests, rounds, texts, names, rounds, artifacts, st.booleans(), counts, digests, st.booleans())
+)
 def test_a_manifest_survives_the_wire(manifest):
     body = wire.encode_manifest(manifest)
     assert wire.decode_manifest(body) == manifest
@@ -116,6 +118,8 @@ def test_a_manifest_survives_the_wire(manifest):
         st.floats(0, 1e10),
         st.none() | st.builds(Seen, rounds, rounds, digests),
         st.just("") | texts,
+        digests,
+        st.none() | st.booleans(),
     )
 )
 def test_a_greeting_survives_the_wire(greeting):
@@ -135,11 +139,6 @@ def test_requests_survive_the_wire(request):
     assert wire.decode_manifest_request(message) == (request, 1.5)
     fetch = wire.encode_fetch_request(request, sha256="0c" * 32, offset=7)
     assert wire.decode_fetch_request(fetch) == (replace(request, earlier=False), "0c" * 32, 7)
-
-
-@given(st.builds(wire.Metrics, rounds, rounds, digests, counts, st.dictionaries(texts, st.floats(-9, 9), max_size=4)))
-def test_metrics_survive_the_wire(metrics):
-    assert wire.decode_metrics(wire.encode_metrics(metrics)) == metrics
 
 
 @pytest.mark.parametrize("reply", [*Unavailable, SignedManifest(b"body", b"signature", b"certificate")])
@@ -401,33 +400,6 @@ def test_a_fetch_request_outside_a_limit_is_refused_by_name(changes, reason):
 def test_a_reply_outside_a_limit_is_refused_by_name(message, reason):
     with pytest.raises(WireError, match=reason):
         wire.decode_reply(message)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "reason"),
-    [
-        (pb.Metrics(generation=0, round=1, sha256=b"1" * 32), "metrics.generation"),
-        (pb.Metrics(generation=1, round=0, sha256=b"1" * 32), "metrics.round"),
-        (pb.Metrics(generation=1, round=1), "metrics.sha256"),
-        (pb.Metrics(generation=1, round=1, sha256=b"1" * 32, samples=COUNT_MAX + 1), "metrics.samples"),
-        (
-            pb.Metrics(generation=1, round=1, sha256=b"1" * 32, values={"auc": float("nan")}),
-            r"metrics.values\[auc\] = nan",
-        ),
-        (pb.Metrics(generation=1, round=1, sha256=b"1" * 32, values={"": 1.0}), "metrics.values is empty"),
-        (
-            pb.Metrics(generation=1, round=1, sha256=b"1" * 32, values={str(i): 1.0 for i in range(1001)}),
-            "metrics.values has 1001 entries, over the limit of 1000",
-        ),
-        (
-            pb.Metrics(generation=1, round=1, sha256=b"1" * 32, withheld=True, samples=3),
-            "must be empty where metrics.withheld is set",
-        ),
-    ],
-)
-def test_metrics_outside_a_limit_are_refused_by_name(metrics, reason):
-    with pytest.raises(WireError, match=reason):
-        wire.decode_metrics(metrics)
 
 
 def accept(entry) -> Manifest:

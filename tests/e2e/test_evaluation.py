@@ -1,0 +1,131 @@
+"""Global Test between real daemons: models travel over TLS, figures come back, data and guests stay where they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core.work import Setting, to_json
+from peer.egress import Ledger
+from peer.lifecycle import load
+from peer.loopback import Loopback
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ROUNDS = 3
+GLOBAL = "global_test = true\nevaluation_every = 2"
+PERMITS = "[egress]\nevaluate = true\nevaluation_samples_min = 4\n"
+PROXY = '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2'
+
+
+@pytest.fixture
+def run(found: Callable[..., Loopback], tools: Any) -> Callable[..., Loopback]:
+    """Run a federation to its end; ``meddle`` is called while it runs."""
+
+    def run(*, meddle: Callable[[Loopback], None] = lambda loopback: None, **options: Any) -> Loopback:
+        with found(rounds=ROUNDS, top=GLOBAL, linger_s=120, **options) as loopback:
+            for name in tools.sites:
+                loopback.start(name)
+            meddle(loopback)
+            codes = tools.finish(loopback)
+        assert codes == dict.fromkeys(codes, 0), {name: loopback.console(name)[-2000:] for name in codes}
+        return loopback
+
+    return run
+
+
+def shown(loopback: Loopback, name: str) -> list[dict[str, Any]]:
+    """What `mhfl-peer evaluation --json` says of a site."""
+    words = ["--home", str(loopback.home), "evaluation", "--site", name, "--json"]
+    found = subprocess.run([sys.executable, "-m", "peer.cli", *words], capture_output=True, text=True, check=True)
+    return list(json.loads(found.stdout))
+
+
+def transfers(loopback: Loopback, name: str, kind: str) -> list[tuple[str, int]]:
+    """To whom and of which round something of a kind left for evaluation."""
+    ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
+    rows, problems = ledger.transfers(), ledger.verify()
+    ledger.close()
+    assert problems == []
+    return [(row["peer"], row["round"]) for row in rows if (row["purpose"], row["kind"]) == ("evaluate", kind)]
+
+
+def by_hand(loopback: Loopback, tools: Any) -> dict[str, dict[str, dict[str, float]]]:
+    """The same matrix from all the sites' folders on one machine, as the simulator has it."""
+    sites = []
+    for name in tools.sites:
+        folder = loopback.folder(name)
+        federation, site, _ = load(folder)
+        documents = (federation.model_dump(mode="json"), site.model_dump(mode="json"))
+        home = str(folder.generation(1))
+        setting = Setting(name, federation.digest, *documents, home, str(folder.path))
+        state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
+        sites.append({"setting": to_json(setting), "state": state, "sources": []})
+    command = [sys.executable, "-m", "peer.evaluation.crosssite"]
+    found = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
+    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(found.stdout)
+    return matrix
+
+
+def test_every_site_learns_how_its_model_does_everywhere(run: Callable[..., Loopback], tools: Any) -> None:
+    loopback = run(site=PERMITS)
+    matrix = by_hand(loopback, tools)
+    for name in tools.sites:
+        records = shown(loopback, name)
+        assert [record["round"] for record in records] == [2, 3]
+        last = records[-1]
+        assert last["global_test"] is not None, last
+        for site, cell in last["cells"].items():
+            expected = matrix[name][site]
+            assert cell["counts"]["samples"] == expected["samples"] == 8
+            assert {**expected, **cell["metrics"]} == pytest.approx(expected), (name, site)
+        others = {site for site in tools.sites if site != name}
+        assert {peer for peer, round in transfers(loopback, name, "metrics") if round == ROUNDS} == others
+        assert {peer for peer, round in transfers(loopback, name, "model") if round == ROUNDS} == others
+        guests = {body["report"]["sha256"] for kind, _, body in tools.rows(loopback, name) if kind == "measured"}
+        kept = {path.stem for path in (loopback.folder(name).generation(1) / "artifacts").iterdir()}
+        assert len(guests) >= 2
+        assert not guests & kept, "a guest is left on disk"
+
+
+def test_a_site_that_is_killed_again_and_again_ends_with_the_same_row(run: Callable[..., Loopback], tools: Any) -> None:
+    def kill_twice(loopback: Loopback) -> None:
+        for kind in ("guest", "measured"):
+            tools.wait_until(lambda kind=kind: kind in [row[0] for row in tools.rows(loopback, "europe")])
+            loopback.kill("europe")
+            loopback.start("europe")
+
+    loopback = run(site=PERMITS, meddle=kill_twice)
+    matrix = by_hand(loopback, tools)
+    for name in tools.sites:
+        rows = tools.rows(loopback, name)
+        assert [round for kind, round, _ in rows if kind == "committed"] == [1, 2, 3]
+        reports = [(body["site"], round) for kind, round, body in rows if kind == "report"]
+        assert len(reports) == len(set(reports))
+        last = shown(loopback, name)[-1]
+        assert {site: cell["metrics"]["accuracy"] for site, cell in last["cells"].items()} == {
+            site: pytest.approx(matrix[name][site]["accuracy"]) for site in tools.sites
+        }
+
+
+def test_a_method_whose_private_model_may_not_leave_says_so(run: Callable[..., Loopback], tools: Any) -> None:
+    stages = '[stages.train]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n'
+    loopback = run(method="feddal", stages=stages, shared=PROXY, site=PERMITS)
+    for name in tools.sites:
+        for record in shown(loopback, name):
+            for site, cell in record["cells"].items():
+                if site == name:
+                    assert cell["counts"]["samples"] == 8
+                else:
+                    assert cell == {"reason": "not permitted: the method lets no private model leave its site"}
+            assert record["global_test"] is None
+            assert {mean["sites"] for mean in record["mean"].values()} == {1}
+        assert transfers(loopback, name, "model") == transfers(loopback, name, "metrics") == []
+        assert "guest" not in [kind for kind, _, _ in tools.rows(loopback, name)]
+        assert not (Path(loopback.folder(name).logs) / "examiner.log").exists()

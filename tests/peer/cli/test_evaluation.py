@@ -1,0 +1,59 @@
+"""`mhfl-peer evaluation`: a line a cell, the reasons in words, and the mean with its count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from peer.cli import main
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+REPORT = {"generation": 1, "round": 1, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": ""}
+OWN = ("evaluated", 1, {"metrics": {"auc": 0.5, "loss": 0.25, "samples": 30.0}})
+THEIRS = ("report", 1, {"site": "europe", "report": REPORT})
+
+
+@pytest.fixture
+def shown(enrolled: Loopback) -> Any:
+    """What the command prints of a journal with these rows."""
+
+    def show(*rows: tuple[str, int, Any], options: tuple[str, ...] = ()) -> str:
+        folder = enrolled.folder("asia")
+        folder.create_generation()
+        journal = Journal(folder.generation(1) / "journal.db")
+        for row in rows:
+            journal.append(*row)
+        journal.close()
+        words = ["--home", str(enrolled.home), "evaluation", "--site", "asia", *options]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return show
+
+
+def test_a_whole_row_ends_in_its_global_test(shown: Any) -> None:
+    lines = [line.split() for line in shown(OWN, THEIRS).splitlines()]
+    assert ["1", "asia", "30", "auc", "0.5"] in lines
+    assert ["1", "europe", "20", "auc", "0.7"] in lines
+    assert ["1", "mean", "(Global", "Test)", "-", "auc", "0.6"] in lines
+
+
+def test_a_missing_cell_has_its_reason_and_the_mean_its_count(shown: Any) -> None:
+    lapsed = ("lapsed", 1, {"reasons": {"europe": "not permitted by europe"}, "retired": False})
+    text = shown(OWN, lapsed)
+    assert "not permitted by europe" in text
+    assert "mean of 1 of 2" in text
+    assert "Global Test" not in text
+
+
+def test_the_document_has_the_promised_keys(shown: Any) -> None:
+    (record,) = json.loads(shown(OWN, THEIRS, options=("--json",)))
+    assert set(record) == {"round", "cells", "mean", "global_test"}
+    assert record["cells"]["asia"] == {"metrics": {"auc": 0.5, "loss": 0.25}, "counts": {"samples": 30}}
+    assert record["mean"]["loss"] == {"value": 0.25, "sites": 1}
+    assert record["global_test"] == {"auc": pytest.approx(0.6)}

@@ -1,0 +1,252 @@
+"""Three real trainers whose rounds are driven by hand, on signals and on digits; every method has a file of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.facts import Artifact
+from peer.core.plan import PLANS, Plan
+from peer.core.roster import SiteName
+from peer.core.work import Setting
+from peer.training.trainer import Trainer
+
+SITES = ("alpha", "beta", "gamma")
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "alpha": {"name": "resnet10", "parameters": {"width": 4}},
+    "beta": {"name": "tcn", "parameters": {"width": 6, "projection": 10}},
+    "gamma": {"name": "rnn", "parameters": {"width": 4}},
+}
+"""Three families: convolutions with residues, dilated ones, and an LSTM."""
+ALIKE = {"name": "resnet10", "parameters": {"width": 4}}
+SHARED = {"name": "resnet10", "width": 4}
+MESSENGER = {"name": "messenger_classification", "width": 4}
+PROJECTED = {site: {**model, "parameters": {**model["parameters"], "projection": 10}} for site, model in MODELS.items()}
+"""The same families, whose heads all take ten features."""
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "local": {},
+    "fedskd": {},
+    "mh_pflid": {"shared_model": MESSENGER},
+    "feddal": {"shared_model": SHARED},
+    "dflmoe": {},
+    "dflmoe_models": {},
+    "dflmoe_averaged": {"models": PROJECTED},
+    "proxyfl": {"shared_model": SHARED},
+    "fedavg": {"shared_model": SHARED},
+    "fedprox": {"shared_model": SHARED},
+    "fedbn": {"shared_model": SHARED},
+    "lg_fedavg": {"models": PROJECTED},
+}
+
+State = dict[str, Tensor]
+
+
+class Sites:
+    """Three sites whose rounds are driven by hand, as the daemons drive them: by the plan's phases.
+
+    ``events`` has what every order came to, ``ordered`` the newest order of every site.
+    """
+
+    def __init__(self, make_setting: Callable[..., Setting], method: str, **options: Any) -> None:
+        alike = PLANS[method].shared == "itself"
+        parameters, models = options.pop("parameters", {}), options.pop("models", MODELS)
+        settings = {
+            site: make_setting(
+                site=site,
+                method={"name": method, **parameters},
+                model=ALIKE if alike else models[site],
+                steps=2,
+                **options,
+            )
+            for site in SITES
+        }
+        self.begin(PLANS[method], settings)
+
+    def begin(self, plan: Plan, settings: Mapping[str, Setting]) -> None:
+        """Make every site's first model."""
+        self.plan, self.settings = plan, settings
+        self.trainers = {site: Trainer(setting) for site, setting in settings.items()}
+        self.state: dict[str, str] = {}
+        self.artifact: dict[str, Artifact | None] = {}
+        self.held: dict[str, dict[str, Source]] = {site: {} for site in SITES}
+        self.events: list[events.Event] = []
+        self.ordered: dict[str, commands.Command] = {}
+        for site, trainer in self.trainers.items():
+            event = trainer.perform(commands.Initialise(1, 1))
+            assert isinstance(event, events.Initialised)
+            self.state[site], self.artifact[site] = event.state, event.artifact
+
+    def round(self, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
+        """One round; ``lost`` are directed links, (from, to), over which nothing comes."""
+        for phase in self.plan.phases:
+            if phase == "exchange":
+                for receiver in SITES:
+                    self.receive(receiver, number, lost=lost)
+            elif phase == "aggregate":
+                for site in SITES:
+                    self.do(commands.Aggregate(1, number, 1, self.state[site], self.sources(site)), site)
+            else:
+                for site in SITES:
+                    stage = phase.removeprefix("train:")
+                    command = commands.Train(1, number, 1, stage, self.state[site], self.sources(site))
+                    event = self.do(command, site)
+                    assert isinstance(event, events.Trained), event
+                    self.artifact[site] = event.artifact or self.artifact[site]
+        for site, held in self.held.items():
+            kept = held if self.plan.cached else {}
+            self.held[site] = {origin: dataclasses.replace(source, fallback="stale") for origin, source in kept.items()}
+
+    def sources(self, site: str) -> tuple[Source, ...]:
+        """What the site has of others."""
+        return tuple(self.held[site][origin] for origin in sorted(self.held[site]))
+
+    def folder(self, site: str) -> Path:
+        """The site's newest checkpoint."""
+        return Path(self.settings[site].home) / "checkpoints" / self.state[site]
+
+    def state_of(self, site: str, network: str) -> State:
+        """A network in the site's newest checkpoint."""
+        return safetensors.torch.load_file(self.folder(site) / f"{network}.safetensors")
+
+    def path_of(self, artifact: Artifact, site: str) -> Path:
+        """Where the site has an artifact."""
+        return Path(self.settings[site].home) / "artifacts" / f"{artifact.sha256}.safetensors"
+
+    def sent(self, site: str) -> State:
+        """What the site sent last."""
+        artifact = self.artifact[site]
+        assert artifact is not None
+        return safetensors.torch.load_file(self.path_of(artifact, site))
+
+    def restart(self) -> None:
+        """New trainers, which know only what is on disk."""
+        self.trainers = {site: Trainer(setting) for site, setting in self.settings.items()}
+
+    def forget(self) -> None:
+        """Remove what is on disk, for other sites of the same names."""
+        for setting in self.settings.values():
+            shutil.rmtree(Path(setting.home))
+
+    def evaluated(self, site: str) -> Mapping[str, float]:
+        """The metrics of the site as it is."""
+        sources = self.sources(site) if self.plan.cached else ()
+        event = self.trainers[site].perform(commands.Evaluate(1, 9, 1, self.state[site], sources))
+        assert isinstance(event, events.Evaluated)
+        return event.metrics
+
+    def receive(self, receiver: str, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
+        """Fetch what the others sent last."""
+        origins = [site for site in SITES if site != receiver]
+        if self.plan.pattern == "permutation":
+            origins = [SITES[(SITES.index(receiver) + 1) % 3]]
+        for origin in origins:
+            artifact = self.artifact[origin]
+            if artifact is None or (origin, receiver) in lost or self.plan.pattern == "none":
+                continue
+            if not (here := self.path_of(artifact, receiver)).exists():
+                shutil.copy(self.path_of(artifact, origin), here)
+            self.held[receiver][origin] = Source(SiteName(origin), number, artifact)
+
+    def train(self, site: str, stage: str, sources: tuple[Source, ...] = (), *, number: int = 1) -> events.Event:
+        """One stage of one site alone."""
+        return self.do(commands.Train(1, number, 1, stage, self.state[site], sources), site)
+
+    def do(self, command: commands.Command, site: str) -> events.Event:
+        """Have the site carry out an order."""
+        self.ordered[site] = command
+        event = self.trainers[site].perform(command)
+        self.events.append(event)
+        if isinstance(event, events.Trained | events.Aggregated):
+            self.state[site] = event.state
+        return event
+
+
+@pytest.fixture
+def sites(make_setting: Callable[..., Setting]) -> Callable[..., Sites]:
+    """Makes the three sites of a method."""
+
+    def make(method: str, **options: Any) -> Sites:
+        return Sites(make_setting, method, **{**CASES[method], **options})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def equal() -> Callable[[State, State], bool]:
+    """Whether two states are the same, bit by bit."""
+
+    def equal(first: State, second: State) -> bool:
+        return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+    return equal
+
+
+# --- real data ------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Handwritten digits (scikit-learn's, 8 x 8), 150 for training and 60 for test at each of three sites."""
+    images, labels = load_digits(return_X_y=True)
+    folder = tmp_path_factory.mktemp("digits")
+    order = np.random.default_rng(0).permutation(len(labels))
+    for site, part in zip(SITES, np.array_split(order[:630], 3), strict=True):
+        (folder / site).mkdir()
+        entries = []
+        for index in part:
+            np.save(folder / site / f"{index}.npy", (images[index].reshape(1, 8, 8) / 16).astype(np.float32))
+            entries.append({"image": f"{index}.npy", "label": int(labels[index])})
+        datalist = {"training": entries[:150], "test": entries[150:]}
+        (folder / site / "datalist.json").write_text(json.dumps(datalist))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def accuracy() -> Callable[..., float]:
+    """The share of the test images whose class a function of images finds."""
+
+    def accuracy(trainer: Trainer, predict: Callable[[Tensor], Tensor]) -> float:
+        with torch.no_grad():
+            hits = [(predict(images).argmax(1) == targets).float() for images, targets in trainer.data.test.batches(30)]
+        return float(torch.cat(hits).mean())
+
+    return accuracy
+
+
+@pytest.fixture
+def readers(make_setting: Callable[..., Setting], digits: Path) -> Callable[..., Sites]:
+    """Three sites of three families that have learnt digits for some rounds."""
+
+    def run(method: str, shared: Mapping[str, Any], *, learning_rate: float, rounds: int) -> Sites:
+        together = Sites.__new__(Sites)
+        settings = {}
+        for site, name in zip(SITES, ("resnet10", "vgg11", "se_resnet18"), strict=True):
+            made = make_setting(
+                site=site,
+                method={"name": method},
+                model={"name": name, "parameters": {"width": 8}},
+                shared_model=shared,
+                task={"kind": "classification", "spatial_dims": 2, "in_channels": 1, "classes": 10},
+                data={"input_size": [16, 16], "augmentation": {"flip": 0.0, "probability": 0.0}},
+                steps=20,
+                learning_rate=learning_rate,
+                training={"batch_size": 16},
+            )
+            settings[site] = dataclasses.replace(made, base_folder=str(digits / site))
+        together.begin(PLANS[method], settings)
+        for number in range(1, rounds + 1):
+            together.round(number)
+        return together
+
+    return run

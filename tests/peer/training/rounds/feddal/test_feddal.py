@@ -1,0 +1,97 @@
+"""FedDAL between real trainers: both networks learn, switches, bad proxies, and that the proxy learns the task."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.roster import SiteName
+from peer.training.artifact import write_artifact
+
+SITES = ("alpha", "beta", "gamma")
+
+
+def test_feddal_reports_its_consensus_and_trains_both(sites: Any, equal: Any) -> None:
+    together = sites("feddal")
+    before = {name: together.state_of("alpha", name) for name in ("dam", "proxy")}
+    event = together.train("alpha", "train")
+    assert isinstance(event, events.Trained)
+    assert 0 <= event.metrics["train_consensus"] <= 1
+    assert {"train_forward_kl", "train_feeding", "train_ce_dam"} <= set(event.metrics)
+    assert "train_ce_proxy" not in event.metrics
+    assert not any(equal(before[name], together.state_of("alpha", name)) for name in before)
+
+
+def test_the_switches_of_feddal_change_what_is_learnt(sites: Any, equal: Any) -> None:
+    found = {}
+    for name, parameters in {
+        "plain": {},
+        "apart": {"alternating": False},
+        "one": {"consensus": "one"},
+        "supervised": {"proxy_supervision": 1.0},
+        "composite": {"forward_kl_updates_private": True},
+    }.items():
+        together = sites("feddal", parameters=parameters)
+        together.round(1)
+        found[name] = {network: together.state_of("alpha", network) for network in ("dam", "proxy")}
+        together.forget()
+    assert not any(equal(found["plain"]["proxy"], found[name]["proxy"]) for name in ("apart", "supervised"))
+    assert not any(equal(found["plain"]["dam"], found[name]["dam"]) for name in ("apart", "composite"))
+
+
+def test_the_optimiser_of_what_is_averaged_begins_anew_and_that_of_what_stays_goes_on(sites: Any) -> None:
+    together = sites("feddal")
+    together.round(1)
+    moments = together.folder("alpha").glob("*.adam.safetensors")
+    assert sorted(path.name for path in moments) == ["dam.adam.safetensors"]
+
+
+@pytest.mark.parametrize("change", ["spec", "tensors", "values"])
+def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal: Any, change: str) -> None:
+    together = sites("feddal")
+    for site in SITES:
+        event = together.train(site, "train")
+        assert isinstance(event, events.Trained)
+        together.artifact[site] = event.artifact
+    together.receive("alpha", 1)
+    source = together.held["alpha"]["beta"]
+    reason = ""
+    if change == "spec":
+        spec = {**source.artifact.spec, "hyper": {**source.artifact.spec["hyper"], "width": 8}}
+        bad = dataclasses.replace(source.artifact, spec=spec)
+        reason = "its spec is not this site's resnet10"
+    elif change == "tensors":
+        bad = dataclasses.replace(source.artifact, tensors=source.artifact.tensors[1:])
+        reason = "is only in the spec"
+    else:
+        state = together.sent("beta")
+        state["fc.bias"].fill_(float("nan"))
+        bad = write_artifact(
+            Path(together.settings["alpha"].home) / "artifacts",
+            state,
+            spec=source.artifact.spec,
+            kind="proxy",
+            owner=SiteName("beta"),
+            steps=2,
+            training_samples=None,
+        )
+        reason = "holds a NaN or an infinity"
+    before = together.state_of("alpha", "proxy")
+    command = commands.Aggregate(1, 1, 1, together.state["alpha"], (dataclasses.replace(source, artifact=bad),))
+    event = together.trainers["alpha"].perform(command)
+    assert isinstance(event, events.ArtifactRejected)
+    assert (event.origin, reason in event.reason) == ("beta", True)
+    assert equal(before, together.state_of("alpha", "proxy"))
+
+
+def test_the_proxy_itself_has_learnt_the_task(readers: Any, accuracy: Any) -> None:
+    together = readers("feddal", {"name": "resnet10", "width": 8}, learning_rate=1e-3, rounds=5)
+    for site, trainer in together.trainers.items():
+        trainer.kept.hold(together.state[site])
+        proxy = trainer.kept.networks["proxy"].eval()
+        assert accuracy(trainer, lambda images, proxy=proxy: proxy(images).prediction) > 0.3  # chance is 0.1
+        assert together.evaluated(site)["accuracy"] > 0.5

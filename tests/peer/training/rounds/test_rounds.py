@@ -1,0 +1,102 @@
+"""Whole rounds of every method between real trainers: what leaves, what is frozen, what is equal at all sites."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from peer.core import events
+from peer.core.plan import PLANS
+
+SITES = ("alpha", "beta", "gamma")
+
+
+@pytest.mark.parametrize("method", sorted(PLANS.keys() - {"fedcross"}))
+def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(
+    sites: Any, equal: Any, method: str
+) -> None:
+    together = sites(method)
+    together.round(1)
+    together.round(2)
+    names = {"auc", "auc_undefined", "accuracy", "f1_macro", "loss", "samples"}
+    assert all(set(together.evaluated(site)) == names for site in SITES)
+    finished = {site: together.state_of(site, "dam") for site in SITES}
+    together.restart()
+    metrics = {site: together.evaluated(site) for site in SITES}
+    for setting in together.settings.values():
+        shutil.rmtree(Path(setting.home) / "checkpoints")
+        (Path(setting.home) / "checkpoints").mkdir()
+    again = sites(method)
+    for number in (1, 2):
+        again.restart()
+        again.round(number)
+    assert all(equal(again.state_of(site, "dam"), finished[site]) for site in SITES)
+    assert {site: again.evaluated(site) for site in SITES} == metrics
+
+
+def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: Any) -> None:
+    for method, network in (("mh_pflid", "messenger"), ("feddal", "proxy"), ("proxyfl", "proxy"), ("fedavg", "dam")):
+        first, *others = (sites(method).state_of(site, network) for site in SITES)
+        assert all(equal(first, other) for other in others)
+    assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
+
+
+@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg"])
+def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
+    together = sites(method)
+    together.round(1)
+    averaged = [event for event in together.events if isinstance(event, events.Aggregated)]
+    assert {event.contributors for event in averaged} == {SITES}
+    assert len({event.sha256 for event in averaged}) == 1
+    together.events.clear()
+    together.round(2, lost=frozenset({("beta", "alpha")}))
+    alpha, beta, gamma = (event for event in together.events if isinstance(event, events.Aggregated))
+    assert (alpha.contributors, beta.contributors) == (("alpha", "gamma"), SITES)
+    assert alpha.sha256 != beta.sha256 == gamma.sha256
+    network = together.trainers["alpha"].method.sends
+    sent = [together.sent(site) for site in ("alpha", "gamma")]
+    mine = together.state_of("alpha", network)
+    for name, tensor in sent[0].items():
+        if tensor.is_floating_point():
+            expected = ((tensor.double() + sent[1][name].double()) / 2).to(tensor.dtype)
+        else:
+            expected = torch.maximum(tensor, sent[1][name])
+        assert torch.equal(mine[name], expected), name
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "foreign"),
+    [
+        ("fedskd", "model", "mixture"),
+        ("dflmoe", "head", "mixture"),
+        ("dflmoe_averaged", "head", None),
+        ("lg_fedavg", "head", None),
+        ("feddal", "proxy", "dam"),
+        ("proxyfl", "proxy", "dam"),
+        ("mh_pflid", "messenger", "dam"),
+    ],
+)
+def test_only_what_the_plan_says_ever_leaves(sites: Any, method: str, kind: str, foreign: str | None) -> None:
+    together = sites(method)
+    together.round(1)
+    together.round(2)
+    for site in SITES:
+        artifact = together.artifact[site]
+        assert artifact is not None
+        assert (artifact.kind, artifact.owner) == (kind, site)
+        private = together.folder(site) / f"{foreign}.safetensors"
+        values = safetensors.torch.load_file(private).values() if private.exists() else ()
+        secret = [tensor.numpy().tobytes() for tensor in values if tensor.numel() > 16]
+        if kind == "head":
+            dam, head = together.state_of(site, "dam"), together.trainers[site].kept.dam.head_name
+            body = [tensor for name, tensor in dam.items() if not name.startswith(f"{head}.")]
+            secret += [tensor.numpy().tobytes() for tensor in body if tensor.numel() > 16]
+        assert secret or method == "fedskd"
+        for path in (Path(together.settings[site].home) / "artifacts").iterdir():
+            content = path.read_bytes()
+            assert not any(values in content for values in secret)
