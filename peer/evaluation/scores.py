@@ -105,6 +105,25 @@ def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -
     return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
+def resampled_area(
+    scores: NDArray[np.float64], positive: NDArray[np.bool_], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """:func:`area_under_curve` of every resample at once, ``(r,)``; NaN where one lacks a positive or a negative.
+
+    Args:
+        scores: ``(n,)``.
+        positive: ``(n,)``.
+        counts: how often each sample is in each resample, ``(r, n)``.
+    """
+    ones, others = scores[positive][:, None], scores[~positive][None]
+    higher = (ones > others) + 0.5 * (ones == others)
+    drawn, beside = counts[:, positive].astype(np.float64), counts[:, ~positive].astype(np.float64)
+    pairs = drawn.sum(axis=1) * beside.sum(axis=1)
+    found = ((drawn @ higher) * beside).sum(axis=1)
+    areas: NDArray[np.float64] = np.divide(found, pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
+    return areas
+
+
 def _f1(predicted: Labels, labels: Labels, label: int) -> float:
     both = np.sum(predicted == label) + np.sum(labels == label)
     return float(2 * np.sum((predicted == label) & (labels == label)) / both) if both else 0.0

@@ -37,6 +37,18 @@ LAYER = {
     "peer.methods": "methods",
     "peer.training": "training",
     "peer.evaluation": "evaluation",
+    "peer.evaluation.bootstrap": "statistics",
+    "peer.evaluation.fairness": "statistics",
+    "peer.evaluation.scores": "statistics",
+    "peer.evaluation.significance": "statistics",
+    "peer.evaluation.statistics": "statistics",
+    "peer.partition": "partition",
+    "peer.report": "report",
+    "peer.simulation": "simulation",
+    "peer.simulation.experiment": "experiment",
+    "peer.simulation.pool": "experiment",
+    "peer.simulation.runs": "experiment",
+    "peer.simulation.sweep": "experiment",
 }
 # What a layer may import of this repository beside itself; single modules where it is not the whole layer.
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -52,10 +64,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "datasets": frozenset({"core", "ground"}),
     "cli": frozenset(
         {"core", "ground", "transport", "daemon", "operation", "datasets", "evaluation", "spec", "models.footprint"}
+        | {"partition", "statistics", "experiment", "report"}
     ),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset({"core", "methods", "models", "spec", "losses", "peer.datalist"}),
-    "evaluation": frozenset({"core", "ground", "datasets", "training", "methods", "models", "spec", "losses"}),
+    "evaluation": frozenset(
+        {"core", "ground", "datasets", "training", "methods", "models", "spec", "losses", "partition", "statistics"}
+    ),
+    "partition": frozenset({"peer.datalist", "peer.errors", "peer.toml", "peer.training.seeding"}),
+    "statistics": frozenset({"peer.training.seeding"}),
+    "report": frozenset({"statistics", "peer", "peer.errors"}),
+    "experiment": frozenset({"core", "ground", "datasets", "partition", "spec"}),
+    "simulation": frozenset({"core", "ground", "experiment", "training", "methods", "models"}),
 }
 CORE_STDLIB = frozenset(
     "__future__ bisect collections dataclasses enum functools hashlib heapq hmac itertools json math operator re "  # noqa: SIM905
@@ -70,6 +90,8 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "spec": frozenset(),
     "core": frozenset(),
     "methods": TENSORS,
+    "partition": frozenset({"numpy", "pydantic"}),
+    "statistics": frozenset({"numpy"}),
 }
 """The libraries that a layer may import; one that is not here may import what pyproject.toml declares."""
 
@@ -78,8 +100,25 @@ NEVER: dict[str, frozenset[str]] = {
     "methods": frozenset({"asyncio", "grpc"}),
     "training": frozenset({"asyncio", "grpc"}),
     "evaluation": frozenset({"grpc"}),
+    "simulation": frozenset({"asyncio", "grpc"}),
 }
-TORCH_FREE = frozenset({"spec", "core", "pb", "ground", "transport", "daemon", "operation", "datasets", "cli"})
+TORCH_FREE = frozenset(
+    {
+        "spec",
+        "core",
+        "pb",
+        "ground",
+        "transport",
+        "daemon",
+        "operation",
+        "datasets",
+        "partition",
+        "statistics",
+        "report",
+        "experiment",
+    }
+    | {"cli"}
+)
 COMES_WITH = {"pydantic_core": "pydantic"}
 OURS = frozenset({"losses", "models", "peer"})
 
@@ -156,6 +195,7 @@ def test_there_is_no_import_cycle(modules: list[Any], edges: list[tuple[Any, str
 def test_every_library_is_declared(root: Path, edges: list[tuple[Any, str, int]]) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     requirements = project["dependencies"] + project["optional-dependencies"]["data"]
+    requirements += project["optional-dependencies"]["research"]
     declared = {requirement.partition(">")[0].lower().replace("_", "-") for requirement in requirements}
     providers = importlib.metadata.packages_distributions()
     undeclared = set()

@@ -13,7 +13,7 @@ import pytest
 from peer.cli import INTERNAL_ERROR, PROGRAM, main
 from peer.errors import EXIT_CODES
 
-DOCUMENTS = ("README.md", "deploy/README.md")
+DOCUMENTS = ("README.md", "deploy/README.md", "deploy/examples/experiments/README.md")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash", "console", "sh", "shell", "text")
 OPERATOR = re.compile(r"[();<>|&]+")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from peer.evaluation.scores import ClassScores, area_under_curve, auc, class_areas, class_scores
+from peer.evaluation.scores import ClassScores, area_under_curve, auc, class_areas, class_scores, resampled_area
 from peer.training.metrics import classification
 
 
@@ -87,3 +87,14 @@ def test_one_class_only_has_no_area() -> None:
 def test_what_does_not_fit_is_refused(probabilities: np.ndarray, labels: np.ndarray, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         class_scores(probabilities, labels)
+
+
+def test_the_area_of_a_resample_is_that_of_its_samples() -> None:
+    random = np.random.default_rng(3)
+    scores = random.integers(6, size=30) / 5  # with ties
+    positive = random.random(30) < 0.4
+    counts = np.stack([np.bincount(random.integers(30, size=12), minlength=30) for _ in range(200)])
+    found = resampled_area(scores, positive, counts)
+    for row, value in zip(counts, found, strict=True):
+        expected = area_under_curve(np.repeat(scores, row), np.repeat(positive, row))
+        assert np.isnan(value) if expected is None else value == pytest.approx(expected)

@@ -1,0 +1,98 @@
+"""``mhfl-peer simulate``: an experiment's runs on one machine, with the code that the daemons run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli import output, picture, shared_options
+from peer.errors import WorkerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from peer.simulation.sweep import Progress
+
+SHOWN_MAX = 3
+"""Failed runs that an error names."""
+
+
+@click.command(short_help="Many federations on one machine, with the code that the daemons run.")
+@click.argument("experiment", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder of results.")
+@click.option("--jobs", type=click.IntRange(1), help="Runs at once  [default: as many as processors and memory allow].")
+@click.option("--data", "source", type=click.Path(path_type=Path), help="Where a public data set was unpacked.")
+@click.option("--dry-run", is_flag=True, help="Check everything, write the runs' folders, train nothing.")
+@click.option("--keep", is_flag=True, help="Leave every site's journal, checkpoints and artifacts in its run's folder.")
+@output.json_option
+@shared_options
+def simulate(
+    experiment: Path, out: Path, jobs: int | None, source: Path | None, dry_run: bool, keep: bool, as_json: bool
+) -> None:
+    """Carry out every run of EXPERIMENT: methods x networks x partitions x links x folds x seeds.
+
+    What is finished stays: the same command goes on where it was ended. `mhfl-peer report` makes the tables.
+
+    Example: mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
+    """
+    from peer.simulation.experiment import Experiment
+    from peer.simulation.sweep import prepare, sweep
+
+    found = prepare(Experiment.load(experiment), out, source=source)
+    failed: dict[str, str] = {}
+    if not dry_run:
+        if as_json:
+            failed = sweep(found, jobs=jobs, keep=keep, watch=lambda progress: None)
+        else:
+            from rich.live import Live
+
+            with Live(console=output.console(), auto_refresh=False, transient=True) as live:
+                failed = sweep(
+                    found,
+                    jobs=jobs,
+                    keep=keep,
+                    watch=lambda progress: live.update(_progress(progress), refresh=True),
+                )
+    document = {
+        "out": str(out),
+        "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in found],
+    }
+    output.emit(document, as_json=as_json, render=_summary)
+    if failed:
+        named = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN_MAX])
+        raise WorkerFailed(f"{len(failed)} of {len(found)} runs failed: {named}", "correct that and run it again")
+
+
+def _progress(progress: Progress) -> RenderableType:
+    from rich.console import Group
+
+    left = "" if progress.seconds_left is None else f"about {_duration(progress.seconds_left)} left"
+    failed = f", {len(progress.failed)} failed" if progress.failed else ""
+    lines = [
+        picture.line(f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left)
+    ]
+    lines += [
+        picture.line(name, committed, rounds, f"{committed}/{rounds} rounds of all sites")
+        for name, (committed, rounds) in sorted(progress.underway.items())
+    ]
+    return Group(*lines)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _summary(document: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    finished = sum(run["finished"] for run in document["runs"])
+    return Text(
+        f"{finished} of {len(document['runs'])} runs are finished, in {document['out']}.\n"
+        f"Tables and pictures: mhfl-peer report {document['out']}"
+    )

@@ -1,0 +1,1 @@
+"""What `mhfl-peer report` makes of a folder of finished runs: tables, pictures, one page; no daemon imports this."""

@@ -1,0 +1,264 @@
+"""The papers' main tables: methods by sites, Local and Global Test, with the published rows beside them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from peer.evaluation import statistics
+from peer.evaluation.significance import paired_t
+from peer.report import values
+from peer.report.published import MEAN, TESTS, Published, plain
+from peer.report.results import POOLED, Results
+from peer.report.table import NOTHING, Cell, Column, Row, Table
+from peer.report.units import Unit, unit
+from peer.report.values import Line
+
+SIGNIFICANT = ((0.02, "**"), (0.05, "*"))
+"""FedSKD marks p < 0.05 in its table II and p < 0.02 in its table III."""
+Setting = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods of one setting by one metric.
+
+    Attributes:
+        table: as it is shown.
+        lines: the methods that ran, by label.
+        metric: which.
+        unit: of the metric.
+        ranked: the labels that compete; the pooled bound does not.
+    """
+
+    table: Table
+    lines: Mapping[str, Line]
+    metric: str
+    unit: Unit
+    ranked: tuple[str, ...]
+
+    def best(self, test: str) -> list[str]:
+        """The competing labels from the best mean of a test to the worst."""
+        found = {label: row(self.lines[label], test).mean.mean for label in self.ranked}
+        known = {label: value for label, value in found.items() if value is not None}
+        return sorted(known, key=lambda label: known[label], reverse=self.unit.higher)
+
+
+def compare(
+    results: Results,
+    setting: Setting,
+    metric: str,
+    published: Published | None,
+    *,
+    printed: str | None = None,
+    name: str,
+) -> Comparison:
+    """The table of one setting and metric.
+
+    Args:
+        results: the runs.
+        setting: partition and set of networks.
+        metric: which.
+        published: whose rows stand beside.
+        printed: in which unit that paper has shares, ``percent`` or ``fraction``.
+        name: stem of the table's files.
+    """
+    shown = unit(metric, printed)
+    lines = {
+        label: found for label in results.methods if (found := values.line(results, setting, label, metric)) is not None
+    }
+    ranked = tuple(label for label in lines if results.method_of(label) != POOLED)
+    sites = results.sites(setting)
+    columns = [
+        Column(site, f"{test.title()} Test", shown.digits, "higher" if shown.higher else "lower")
+        for test in TESTS
+        for site in (*sites, MEAN)
+    ]
+    columns.append(Column("steps"))
+    empty = Comparison(Table(name, "", "method", (), ()), lines, metric, shown, ranked)
+    marks = dict(_marks(empty))
+    rows = list(_rows(results, setting, empty, sites, published, metric, marks))
+    table = Table(
+        name, shown.axis, "method", tuple(columns), tuple(rows), tuple(_notes(results, setting, empty, published))
+    )
+    return replace(empty, table=table.ranked())
+
+
+def _rows(
+    results: Results,
+    setting: Setting,
+    found: Comparison,
+    sites: Sequence[str],
+    published: Published | None,
+    metric: str,
+    marks: Mapping[tuple[str, str], str],
+) -> Iterator[Row]:
+    """Each method, its published figures below it, and last the rows that were not run."""
+    waiting = {plain(label): label for label in published.labels} if published else {}
+    for label in results.methods:
+        printed = waiting.pop(_partner(results, label, waiting), None)
+        if label in found.lines:
+            line = found.lines[label]
+            both = [_cells(line, test, sites, found.unit, marks.get((label, test), "")) for test in TESTS]
+            yield Row(
+                label,
+                (*itertools.chain(*both), Cell(text=_steps(results, setting, label))),
+                ranked=label in found.ranked,
+            )
+        else:
+            yield Row(f"{label} (no run)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False)
+        if published and printed:
+            yield _printed(f"{label} (published)", published, printed, sites, metric)
+    for printed in waiting.values():
+        assert published is not None
+        yield _printed(f"{printed} (published, not run here)", published, printed, sites, metric)
+    known = {plain(label) for label in (*results.methods, *(published.labels if published else ()))}
+    for absent in results.experiment.get("not_run") or ():
+        if plain(absent["method"]) not in known:
+            yield Row(
+                f"{absent['method']} (not run here)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False
+            )
+
+
+def _partner(results: Results, label: str, waiting: Mapping[str, str]) -> str:
+    """By which name a row is known in print: its own, or its method's where no other row is of that method."""
+    method = results.method_of(label)
+    same = [other for other in results.methods if results.method_of(other) == method]
+    return plain(label) if plain(label) in waiting or len(same) > 1 else plain(method)
+
+
+def _cells(line: Line, test: str, sites: Sequence[str], shown: Unit, mark: str) -> Iterator[Cell]:
+    found = row(line, test)
+    for site in sites:
+        hidden = site not in found.cells or (test == "global" and line.single_model)
+        yield Cell() if hidden else cell(found.cells[site], shown, len(line.units))
+    yield replace(cell(found.mean, shown, len(line.units)), mark=mark)
+
+
+def numbers(found: Iterable[float | None], shown: Unit) -> tuple[Cell, ...]:
+    """Cells of measured values, in the unit that is shown."""
+    return tuple(Cell(None if value is None else value * shown.factor) for value in found)
+
+
+def cell(spread: statistics.Spread, shown: Unit, units: int) -> Cell:
+    """A mean as it is shown; with its deviation where it is over more than one fold or seed."""
+    if spread.mean is None:
+        return Cell()
+    std = spread.std * shown.factor if spread.std is not None and units > 1 else None
+    return Cell(spread.mean * shown.factor, std)
+
+
+def _printed(label: str, published: Published, row: str, sites: Sequence[str], metric: str) -> Row:
+    names = matched(published, sites, metric) or {}
+    cells = [
+        published.cell(row, test, names.get(site, MEAN), metric) if site == MEAN or site in names else Cell()
+        for test in TESTS
+        for site in (*sites, MEAN)
+    ]
+    return Row(label, (*cells, Cell(text=NOTHING)), published=True, ranked=False)
+
+
+def matched(published: Published, sites: Sequence[str], metric: str) -> dict[str, str] | None:
+    """Which of our sites is which printed column; nothing unless every printed one is known."""
+    columns = published.sites(metric)
+    names = {plain(name): name for name in columns} | {
+        plain(site): name for site, name in published.known_sites.items()
+    }
+    found = {site: names[plain(site)] for site in sites if plain(site) in names}
+    return found if set(found.values()) == set(columns) else None
+
+
+def row(line: Line, test: str) -> statistics.Row:
+    """The ``local`` or ``global`` test of a method."""
+    return line.local if test == "local" else line.overall
+
+
+def _steps(results: Results, setting: Setting, label: str) -> str:
+    """Optimiser steps that an evaluated model has seen; a range where sites differ."""
+    steps = [int(facts["steps"]) for run in results.select(setting, label) for facts in run.sites.values()]
+    low, high = min(steps), max(steps)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _marks(found: Comparison) -> Iterator[tuple[tuple[str, str], str]]:
+    """The sign of the best mean of each test, where it differs from the second."""
+    for test in TESTS:
+        order = found.best(test)
+        if len(order) < 2:
+            continue
+        p = differ(found.lines[order[0]], found.lines[order[1]], test)[1]
+        sign = next((sign for limit, sign in SIGNIFICANT if p is not None and p < limit), "")
+        if sign:
+            yield (order[0], test), sign
+
+
+def differ(line: Line, other: Line, test: str) -> tuple[tuple[float, float, float] | None, float | None, int]:
+    """Of the folds that both have: the mean difference with its 95 % interval, p of the paired t-test, and pairs."""
+    ours, theirs = line.means(test), other.means(test)
+    common = [number for number in ours if number in theirs]
+    tested = paired_t([ours[number] for number in common], [theirs[number] for number in common])
+    if tested.difference is None or tested.low is None or tested.high is None:
+        return None, None, tested.pairs
+    return (tested.difference, tested.low, tested.high), tested.p, tested.pairs
+
+
+def _notes(results: Results, setting: Setting, found: Comparison, published: Published | None) -> Iterator[str]:
+    several = any(len(line.units) > 1 for line in found.lines.values())
+    over = f"Mean ± standard deviation (ddof 0) over {results.repeats}" if several else "One run"
+    inside = " inside each of them first" if several else ""
+    bound = "; the pooled bound does not compete" if len(found.ranked) < len(found.lines) else ""
+    yield (
+        f"{over}; the column Mean averages over the sites{inside}. Local Test: a site's model on its own test data; "
+        f"Global Test: on every site's, each counting alike. Bold: best, underlined: second of what ran here{bound}."
+    )
+    if several:
+        yield (
+            "* p < 0.05, ** p < 0.02: paired t-test, two-sided, over "
+            f"{'folds' if results.experiment['folds'] else 'seeds'}, of the best Mean against the second; "
+            "not corrected for the number of comparisons."
+        )
+    at_home = [label for label in found.lines if results.experiment["methods"].get(label, {}).get("kept_home")]
+    if at_home:
+        yield f"Global Test is simulated for {', '.join(at_home)}: between real sites these models stay at home."
+    yield from _gaps(results, setting, found)
+    if published:
+        yield f"Published rows: {published.source}, {published.dataset}, {published.setting}; as printed, other code."
+        if matched(published, results.sites(setting), found.metric) is None:
+            yield "The paper's sites have other names than ours: only its Mean stands here, all of it further below."
+    for absent in results.experiment.get("not_run") or ():
+        yield f"{absent['method']} was not run here: {absent['reason']}."
+
+
+def _gaps(results: Results, setting: Setting, found: Comparison) -> Iterator[str]:
+    """What of the table rests on fewer runs or values than the rest."""
+    most = max((len(line.units) for line in found.lines.values()), default=0)
+    for label, line in found.lines.items():
+        if len(line.units) < most:
+            yield f"{label}: {len(line.units)} of {most} {'folds' if results.experiment['folds'] else 'seeds'}."
+        undefined = line.local.mean.undefined
+        if undefined:
+            yield f"{label}: {undefined} undefined values of the Local Test are left out of its means."
+    shared = [label for label, line in found.lines.items() if line.single_model]
+    if shared:
+        yield f"One model for all sites, so that Global Test has one value: {', '.join(shared)}."
+
+
+def summary(found: Comparison) -> dict[str, dict[str, float | None]]:
+    """Of each method the means of both tests in the metric's own unit, for scripts."""
+    return {label: {test: row(line, test).mean.mean for test in TESTS} for label, line in found.lines.items()}
+
+
+def spread_of_steps(results: Results, setting: Setting) -> str | None:
+    """A sentence where the methods did unequal work; nothing where they did the same."""
+    steps = {
+        label: fmean(float(facts["steps"]) for run in results.select(setting, label) for facts in run.sites.values())
+        for label in results.ran(setting)
+        if results.method_of(label) != POOLED
+    }
+    if len(set(steps.values())) < 2:
+        return None
+    return "The evaluated models have not seen the same number of optimiser steps: " + ", ".join(
+        f"{label} {count:,.0f}" for label, count in steps.items()
+    )

@@ -1,0 +1,85 @@
+"""What lost links and removed sites cost: dFLMoE's table 6, for every method."""
+
+from __future__ import annotations
+
+from peer.report import comparison, values
+from peer.report.comparison import Comparison
+from peer.report.results import EVERY_LINK, POOLED, Results
+from peer.report.table import Cell, Column, Row, Table
+from peer.report.values import Line
+
+
+def tables(results: Results, setting: tuple[str, str], found: Comparison, *, name: str) -> list[Table]:
+    """One of lost links and one of removed sites, as far as there are runs."""
+    ran = {run.links for run in results.runs if run.setting == setting}
+    lossy = [key for key, links in results.links.items() if key in ran and not links["removed"]]
+    reduced = [key for key, links in results.links.items() if key in ran and links["removed"]]
+    made = []
+    if len(lossy) > 1:
+        made.append(_lossy(results, setting, found, lossy, name=f"{name}-links"))
+    if reduced:
+        made.append(_reduced(results, setting, found, reduced, name=f"{name}-sites"))
+    return made
+
+
+def by_loss(
+    results: Results, setting: tuple[str, str], found: Comparison
+) -> dict[str, dict[float, tuple[float, float]]]:
+    """Of each method mean and deviation of the mean Local Test, by the probability of loss; in the unit shown."""
+    made: dict[str, dict[float, tuple[float, float]]] = {}
+    for label in found.lines:
+        for key, links in results.links.items():
+            line = None if links["removed"] else values.line(results, setting, label, found.metric, links=key)
+            if line is not None and line.local.mean.mean is not None:
+                factor = found.unit.factor
+                made.setdefault(label, {})[float(links["loss"])] = (
+                    line.local.mean.mean * factor,
+                    (line.local.mean.std or 0.0) * factor,
+                )
+    return made
+
+
+def _lossy(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str], *, name: str) -> Table:
+    columns, rows = [], []
+    for test in ("Local Test", "Global Test"):
+        for key in keys:
+            share = float(results.links[key]["loss"])
+            better = "higher" if found.unit.higher else "lower"
+            columns.append(
+                Column("none" if share == 0 else f"{share:.0%}", f"{test}, links lost", found.unit.digits, better)
+            )
+    for label in found.lines:
+        lines = [values.line(results, setting, label, found.metric, links=key) for key in keys]
+        cells = [_cell(line, test, found) for test in ("local", "global") for line in lines]
+        rows.append(Row(label, tuple(cells), ranked=results.method_of(label) != POOLED))
+    notes = (
+        f"{found.unit.axis}, mean over sites, over {results.repeats}. Each directed link is down in each round with "
+        "this probability. Methods that send nothing lose nothing and have no further runs.",
+    )
+    return Table(name, "Lost links", "method", tuple(columns), tuple(rows), notes).ranked()
+
+
+def _reduced(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str], *, name: str) -> Table:
+    """Each federation without some sites beside the whole one, both on the remaining sites."""
+    better, digits = "higher" if found.unit.higher else "lower", found.unit.digits
+    columns, rows = [], []
+    for key in keys:
+        group = f"Local Test, without {', '.join(results.links[key]['removed'])}"
+        columns += [Column("all took part", group, digits, better), Column("removed", group, digits, better)]
+    for label in found.lines:
+        cells = []
+        for key in keys:
+            gone = results.links[key]["removed"]
+            for links in (EVERY_LINK, key):
+                line = values.line(results, setting, label, found.metric, links=links, without=gone)
+                cells.append(_cell(line, "local", found))
+        rows.append(Row(label, tuple(cells), ranked=results.method_of(label) != POOLED))
+    notes = (
+        f"{found.unit.axis}, mean over the remaining sites, over {results.repeats}. Left: the federation of all sites, "
+        "evaluated on the remaining ones only; right: the removed sites never took part.",
+    )
+    return Table(name, "Removed sites", "method", tuple(columns), tuple(rows), notes).ranked()
+
+
+def _cell(line: Line | None, test: str, found: Comparison) -> Cell:
+    return Cell() if line is None else comparison.cell(comparison.row(line, test).mean, found.unit, len(line.units))

@@ -1,0 +1,267 @@
+"""What a finished run leaves: its tables, every prediction that can be scored again, and what pictures need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import resource
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import monai
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.footprint import describe
+from peer import __version__
+from peer.core import replay
+from peer.core.roster import SiteName
+from peer.datalist import CLASS_LABELS
+from peer.methods.supervised import supervised
+from peer.simulation.diagnosis import diagnose
+from peer.simulation.federation import Member, Simulation
+from peer.simulation.runs import FORMAT, RESULT
+from peer.training.data import Split
+from peer.training.metrics import measure
+from peer.training.trainer import Trainer
+
+PANELS = 2
+"""Test samples of a site that are kept as pictures."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class Crop:
+    """What is gathered from one run, by the name of the file that takes it."""
+
+    matrix: dict[str, dict[str, Mapping[str, float]]] = field(default_factory=dict)
+    predictions: Arrays = field(default_factory=dict)
+    scores: dict[str, list[Mapping[str, float]]] = field(default_factory=dict)
+    panels: Arrays = field(default_factory=dict)
+    features: Arrays = field(default_factory=dict)
+    diagnosis: Arrays = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write what there is, the matrix apart."""
+        for name in ("predictions", "panels", "features", "diagnosis"):
+            arrays: Any = getattr(self, name)
+            if arrays:
+                np.savez_compressed(folder / f"{name}.npz", **arrays)
+        if self.scores:
+            _write(folder / "scores.json", self.scores)
+
+
+def harvest(
+    simulation: Simulation,
+    members: Mapping[SiteName, Member],
+    asked: Mapping[str, Any],
+    folder: Path,
+    *,
+    seconds: float,
+) -> dict[str, Any]:
+    """Try every site's model on every site's test split, and write the run's files; ``result.json`` last.
+
+    Args:
+        simulation: the federation, its data still there.
+        members: of :meth:`Simulation.run`.
+        asked: the document ``run.json``.
+        folder: takes the files.
+        seconds: how long the run took.
+
+    Returns:
+        The document of ``result.json``.
+    """
+    data = {name: simulation.data(name) for name in members}
+    crop = Crop()
+    sites: dict[str, Any] = {}
+    digests: dict[str, str] = {}
+    for name, member in members.items():
+        member.hold()
+        digests[name] = member.digest
+        _try_everywhere(crop, name, member.trainer, data)
+        sites[name] = _site(member, members, name, data[name])
+        diagnose(crop.diagnosis, name, members, data[name].data.test)
+    result = {
+        "format": FORMAT,
+        **{key: asked[key] for key in ("id", "partition", "models", "links", "method", "fold", "seed", "metric")},
+        "task": simulation.federation.task.kind,
+        "sites": sites,
+        "matrix": crop.matrix,
+        "single_model": len(digests) > 1 and len(set(digests.values())) == 1 and not asked["pooled"],
+    }
+    crop.write(folder)
+    _write(folder / "samples.json", {name: _samples(folder, name, trainer) for name, trainer in data.items()})
+    _write(folder / "manifest.json", _manifest(simulation, asked, folder, digests, seconds))
+    _write(folder / RESULT, result)
+    return result
+
+
+def _try_everywhere(crop: Crop, name: SiteName, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
+    """One site's row of the matrix, with what can be scored again or looked at."""
+    crop.matrix[name] = {}
+    classes = trainer.recipe.task.kind in CLASS_LABELS
+    for other, owner in data.items():
+        if owner.recipe.data.scale != trainer.recipe.data.scale:
+            crop.matrix[name][other] = {}
+            continue
+        crop.matrix[name][other], outputs = tried(trainer, owner.data.test)
+        if classes and outputs:
+            crop.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
+    own = data[name].data.test
+    if classes:
+        crop.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
+        _describe(crop.features, name, trainer, data)
+    else:
+        crop.scores[name] = [tried(trainer, _one(own, index))[0] for index in range(len(own))]
+        _picture(crop.panels, name, trainer, own)
+
+
+def tried(trainer: Trainer, split: Split) -> tuple[dict[str, float], list[Tensor]]:
+    """The metrics of what a trainer predicts for a split, and the predictions ``(b, ...)`` batch by batch."""
+    outputs: list[Tensor] = []
+
+    def predict(images: Tensor) -> Tensor:
+        outputs.append(trainer.predict(images))
+        return outputs[-1]
+
+    recipe = trainer.recipe
+    loss = supervised(recipe.task.kind, str(recipe.parameters.get("segmentation_loss", "dice_ce"))).loss
+    return measure(predict, loss, split.batches(recipe.batch_size), task=recipe.task.kind), outputs
+
+
+def _one(split: Split, index: int) -> Split:
+    return Split([split.samples[index]], lambda _: split.load(index), split.in_memory, split.present)
+
+
+def _picture(panels: Arrays, name: str, trainer: Trainer, split: Split) -> None:
+    """The first test samples as the network sees them, their truth, and what the site makes of them."""
+    chosen = list(range(min(PANELS, len(split))))
+    if not chosen:
+        return
+    images, targets = split.read(chosen)
+    predicted = trainer.predict(images)
+    if trainer.recipe.task.kind == "segmentation":
+        predicted = predicted.argmax(1)
+    panels[f"{name}/input"], panels[f"{name}/truth"] = images.numpy(), targets.numpy()
+    panels[f"{name}/prediction"] = predicted.numpy()
+
+
+def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
+    """What the head of a site's model takes, pooled over space, for every site's test samples."""
+    found, labels, origins = [], [], []
+    with torch.inference_mode():
+        for index, other in enumerate(sorted(data)):
+            split = data[other].data.test
+            for images, targets in split.batches(trainer.recipe.batch_size):
+                penultimate = trainer.kept.dam(images.to(trainer.device)).penultimate
+                found.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
+                labels.append(targets)
+                origins += [index] * len(targets)
+    if found:
+        features[f"{name}/features"] = torch.cat(found).float().numpy()
+        features[f"{name}/labels"] = torch.cat(labels).numpy()
+        features[f"{name}/origins"] = np.array(origins, dtype=np.int64)
+
+
+def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, own: Trainer) -> dict[str, Any]:
+    """One site's entry in the result."""
+    recipe = own.recipe
+    network = member.trainer.kept.dam
+    spec = dict(network.spec)
+    try:
+        cost = describe(spec, recipe.data.input_size)["multiply_accumulates"]
+    except ValueError:  # a network from elsewhere that takes other shapes
+        cost = None
+    received = [(body["peer"], body["bytes"]) for kind, _, body in member.rows if kind == "received"]
+    sent = [
+        body["bytes"]
+        for other in members.values()
+        if other is not member
+        for kind, _, body in other.rows
+        if kind == "received" and body["peer"] == name
+    ]
+    rounds = replay.round_records(member.rows)
+    splits = {"training": own.data.training, "validation": own.data.validation, "test": own.data.test}
+    return {
+        "model": {"name": spec["name"], **spec.get("hyper", {})},
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "multiply_accumulates": cost,
+        "samples": {purpose: len(split) for purpose, split in splits.items()},
+        "classes": {
+            purpose: dict(sorted(Counter(str(sample.label) for sample in split.samples).items()))
+            for purpose, split in splits.items()
+            if recipe.task.kind in CLASS_LABELS
+        },
+        "steps": member.steps,
+        "sent_bytes": sum(sent),
+        "received_bytes": sum(size for _, size in received),
+        "training_s": sum(record["duration_s"] for record in rounds),
+        "rounds": rounds,
+    }
+
+
+def _samples(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:
+    """The test entries as the datalist has them, with every key that a table may divide them by."""
+    listed = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
+    entries = {_name(entry): entry for entry in listed}
+    return [
+        {"image": sample.name, **{key: value for key, value in entries[sample.name].items() if key != "image"}}
+        for sample in trainer.data.test.samples
+    ]
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    image = entry["image"]
+    return str(image[0] if isinstance(image, list) else image)
+
+
+def _manifest(
+    simulation: Simulation, asked: Mapping[str, Any], folder: Path, digests: Mapping[str, str], seconds: float
+) -> dict[str, Any]:
+    lists = {name: folder / "sites" / name / "datalist.json" for name in simulation.sites}
+    return {
+        "version": __version__,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "monai": str(monai.__version__),
+            "numpy": str(np.__version__),
+        },
+        "platform": platform.platform(),
+        "threads": {name: site.training.threads for name, site in simulation.sites.items()},
+        "digest": asked["digest"],
+        "federation": simulation.federation.digest,
+        "round_key": asked["round_key"],
+        "datalists": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in lists.items()},
+        "states": dict(digests),
+        "seconds": round(seconds, 1),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "source": _source(),
+    }
+
+
+@cache
+def _source() -> str:
+    """SHA-256 of the program: of every module's name and content."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for package in ("losses", "models", "peer"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _write(path: Path, document: Any) -> None:
+    """In one step: what is there is whole."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document))
+    part.replace(path)

@@ -1,0 +1,213 @@
+"""From an experiment to its runs: every site's data and both configuration files, checked and written down.
+
+A run's folder holds what daemons would need for the same federation (``federation.toml``, of every site ``site.toml``
+and ``datalist.json``), and its digest: a folder in which that of another version lies is refused, not overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from peer import __version__, toml
+from peer.config import Federation, Site, check_site
+from peer.core.roster import SiteName
+from peer.errors import DataError, StateError
+from peer.partition.division import divide
+from peer.partition.folds import folds, holdout
+from peer.partition.groups import SUBJECT
+from peer.partition.leakage import leaks
+from peer.simulation.experiment import Experiment
+from peer.simulation.pool import SPLIT, Entry, Pool
+
+FORMAT = 1
+"""Of the files in a run's folder."""
+RUN, RESULT = "run.json", "result.json"
+
+Splits = Mapping[str, Mapping[str, Sequence[Entry]]]
+"""Entries by site and purpose."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One federation of an experiment.
+
+    Attributes:
+        folder: its own.
+        document: what ``run.json`` says.
+        files: path in the folder and content of everything that is written before it runs.
+    """
+
+    folder: Path
+    document: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.folder / RESULT).exists()
+
+    def refuse_other(self) -> None:
+        """``StateError`` where the folder holds a run of other settings or of another version."""
+        path = self.folder / RUN
+        if not path.exists():
+            return
+        before = json.loads(path.read_text())
+        changed = [key for key in ("format", "version", "digest") if before.get(key) != self.document[key]]
+        if changed:
+            what = "other settings" if changed == ["digest"] else f"mhfl-peer {before.get('version')}"
+            raise StateError(
+                f"{self.folder} holds a run of {what}; this is {__version__}, digest {self.document['digest'][:12]}",
+                "name another folder with --out, or delete this run's",
+            )
+
+    def write(self) -> None:
+        """Write the folder; ``run.json`` last, so that a folder with it is whole."""
+        for name, content in self.files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        path = self.folder / RUN
+        path.with_suffix(".part").write_text(json.dumps(self.document, indent=1))
+        path.with_suffix(".part").replace(path)
+
+
+def runs(experiment: Experiment, pool: Pool, folder: Path) -> list[Run]:
+    """Every run of the experiment.
+
+    Raises:
+        DataError: a partition, fold or split cannot be made, or a subject or image is on two sides.
+        ConfigError: a federation or a site of it would be refused.
+        StateError: the folder holds a run of other settings.
+    """
+
+    @cache
+    def divided(name: str, seed: int) -> Sequence[Splits]:
+        return _divided(experiment, name, pool, seed)
+
+    found = []
+    for (division, chosen, links, label), seed in itertools.product(experiment.combinations(), experiment.seeds):
+        for fold, splits in enumerate(divided(division, seed)):
+            made = _run(experiment, pool, folder, (division, chosen, links, label), seed, fold, splits)
+            made.refuse_other()
+            found.append(made)
+    return found
+
+
+def _divided(experiment: Experiment, name: str, pool: Pool, seed: int) -> list[Splits]:
+    """The sites' data of each fold."""
+    rule = experiment.partitions[name]
+    by = str(rule.__pydantic_extra__.get("by", SUBJECT))
+    where = f"{experiment.where}: partitions.{name}"
+    try:
+        sites = divide(pool.entries, rule.kind, sites=rule.sites, seed=seed, **rule.__pydantic_extra__)
+        divided = list(_folded(experiment, sites, seed, by))
+    except DataError as error:
+        raise DataError(f"{where}: {error.message}", error.remedy) from error
+    for splits in divided:
+        problems = leaks(splits, pool.root, across_sites=rule.kind != "resolution", by=by)
+        if problems:
+            raise DataError(f"{where}: {'; '.join(problems[:3])}", "give these samples one subject, or drop them")
+    return divided
+
+
+def _folded(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
+    """Of every fold what each site trains on and tests; one where the split is the data's own or a share."""
+    least = experiment.classes_min
+    if experiment.folds:
+        tested = {
+            site: folds(entries, experiment.folds, seed=seed, by=by, classes_min=least)
+            for site, entries in sites.items()
+        }
+        for fold in range(experiment.folds):
+            yield _split(sites, {site: [number == fold for number in numbers] for site, numbers in tested.items()})
+    elif experiment.test_share is not None:
+        share = experiment.test_share
+        yield _split(
+            sites,
+            {site: holdout(entries, share, seed=seed, by=by, classes_min=least) for site, entries in sites.items()},
+        )
+    else:
+        yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
+
+
+def _split(sites: Mapping[str, Sequence[Entry]], tested: Mapping[str, Sequence[bool]]) -> Splits:
+    return {
+        site: {
+            "training": [entry for entry, out in zip(entries, tested[site], strict=True) if not out],
+            "test": [entry for entry, out in zip(entries, tested[site], strict=True) if out],
+        }
+        for site, entries in sites.items()
+    }
+
+
+def _run(
+    experiment: Experiment,
+    pool: Pool,
+    folder: Path,
+    combination: tuple[str, str, str, str],
+    seed: int,
+    fold: int,
+    splits: Splits,
+) -> Run:
+    division, chosen, links, label = combination
+    name = f"{division}.{chosen}.{links}.{label}.fold-{fold}.seed-{seed}"
+    lost = experiment.every_link[links]
+    present = [site for site in experiment.partitions[division].sites if site not in lost.removed]
+    if not present:
+        raise DataError(f"{experiment.where}: links.{links} removes every site of partition {division}")
+    home = folder / name
+    text = experiment.federation_text(label, chosen, present, seed=seed)
+    federation = Federation.parse(text, f"{experiment.where}: {name}")
+    files = {"federation.toml": text}
+    pooled = experiment.centralised(label)
+    everybody = [entry for site in present for entry in splits[site]["training"]]
+    for site in present:
+        base = home / "sites" / site
+        masks = pool.regions if experiment.data.regions else None
+        regions = None if masks is None else _path(masks, base)
+        content = experiment.site_text(site, chosen, root=_path(pool.root, base), regions=regions)
+        where = f"{experiment.where}: {name}/{site}"
+        check_site(federation, toml.validated(Site, toml.parse(content, where), where), SiteName(site))
+        files[f"sites/{site}/site.toml"] = content
+        lists = {"training": everybody if pooled else splits[site]["training"], "test": splits[site]["test"]}
+        files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "id": name,
+        "partition": division,
+        "models": chosen,
+        "links": links,
+        "loss": lost.loss,
+        "method": label,
+        "pooled": pooled,
+        "fold": fold,
+        "seed": seed,
+        "round_key": experiment.round_key or _round_key(experiment.name, seed),
+        "metric": experiment.metric,
+    }
+    document["digest"] = hashlib.sha256(json.dumps([document, files], sort_keys=True).encode()).hexdigest()
+    return Run(home, document, files)
+
+
+def _path(path: Path, base: Path) -> str:
+    """Relative, so that the folder of an experiment can be moved as a whole; a user's own data stays where it is."""
+    experiment = base.parents[3]
+    inside = path.resolve().is_relative_to(experiment.resolve())
+    return os.path.relpath(path.resolve(), base.resolve()) if inside else str(path.resolve())
+
+
+def _round_key(name: str, seed: int) -> str:
+    return hashlib.sha256(f"mhfl/simulate/round-key/{name}/{seed}".encode()).hexdigest()

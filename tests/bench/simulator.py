@@ -1,0 +1,71 @@
+"""The simulator without training: the sites' state machines, their rows and the schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from row import Row, below
+
+from peer.core import commands, events
+from peer.core.facts import Artifact
+from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+from peer.core.rules import Rules
+from peer.simulation.world import Perform, World, place
+
+ROUNDS = 10
+SITES, SITES_QUICK = 1000, 200
+LIMIT_S = 60
+
+
+class Rows(list[Any]):
+    """A journal in memory."""
+
+    def append(self, kind: str, round: int, body: Any) -> None:  # type: ignore[override]
+        """Keep one row."""
+        super().append((kind, round, body))
+
+
+def measure(*, quick: bool) -> list[Row]:
+    """Seconds from the first event to the last site's end."""
+    sites = SITES_QUICK if quick else SITES
+    roster = Roster.of([f"site-{number:04d}" for number in range(sites)])
+    places = {}
+    for name in roster:
+        rules = Rules(
+            site=name,
+            roster=roster,
+            federation=Sha256("fe" * 32),
+            round_key=RoundKey(bytes(32)),
+            method="fedskd",
+            rounds=ROUNDS,
+        )
+        places[name] = place(rules, (), _untrained(rules), Rows(), None)
+    began_s = time.perf_counter()
+    World(places).run()
+    took_s = time.perf_counter() - began_s
+    committed = {site.round.memory.committed for site in places.values()}
+    if committed != {ROUNDS}:
+        raise RuntimeError(f"sites stopped after rounds {sorted(committed)}")
+    return [below(f"simulator: {sites} sites x {ROUNDS} rounds, no training", took_s, "s", LIMIT_S)]
+
+
+def _untrained(rules: Rules) -> Perform:
+    """A worker that answers at once."""
+
+    def artifact(round: int) -> Artifact:
+        digest = Sha256(hashlib.sha256(f"{rules.site} {round}".encode()).hexdigest())
+        return Artifact("model", SiteName(rules.site), digest, 1, round, {}, ())
+
+    def perform(command: commands.Command) -> events.Event:
+        match command:
+            case commands.Initialise(generation, attempt):
+                return events.Initialised(generation, attempt, "initial", artifact(0), {}, 1, "cpu")
+            case commands.Train(generation, round, attempt, stage):
+                return events.Trained(generation, round, attempt, stage, f"{round}", artifact(round), {}, 1, 0.0)
+            case commands.Evaluate(generation, round, attempt):
+                return events.Evaluated(generation, round, attempt, {})
+        raise ValueError(f"{type(command).__name__} belongs to no round that is measured")
+
+    return perform

@@ -1,0 +1,144 @@
+"""The experiments that come with the program: all are read, none is wrong, and no published row is forgotten."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.spec import HYPER, hyper_problem, remote_spec_problem
+from peer.config import Federation, Named
+from peer.datasets import PACKAGED, PUBLISHED
+from peer.report import published
+from peer.report.comparison import matched
+from peer.report.published import Published, beside, plain
+from peer.simulation.experiment import Experiment
+from peer.simulation.sweep import prepare
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+PRESETS = sorted((EXAMPLES / "experiments").glob("*.toml"))
+TRAINED = ("comparison", "disconnection")
+"""Kinds of published tables whose rows are methods; the others are made from the runs of these."""
+SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
+"""What stands before a key that is shown at its default."""
+
+
+@pytest.fixture(params=PRESETS, ids=[path.stem for path in PRESETS])
+def experiment(request: pytest.FixtureRequest) -> Experiment:
+    """Each preset."""
+    return Experiment.load(request.param)
+
+
+def referred(experiment: Experiment) -> list[Published]:
+    """The published tables that a preset trains the rows of."""
+    if (reference := experiment.reference) is None:
+        return []
+    return [
+        table
+        for table in beside(reference.model_dump())
+        if table.kind in TRAINED and table.document["table"] == reference.table
+    ]
+
+
+def networks(experiment: Experiment) -> Iterator[Named]:
+    """Every network that a preset names."""
+    yield from (model for models in experiment.models.values() for model in models.values())
+    for shared in (experiment.proxy, experiment.messenger, *(row.shared_model for row in experiment.methods.values())):
+        if shared is not None:
+            yield shared
+
+
+def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
+    assert experiment.name == experiment.where.stem
+    assert f" {experiment.where.name} " in experiment.where.read_text().replace("experiments/", " ")
+    assert experiment.title
+    assert experiment.differs
+    paper = experiment.reference is not None
+    assert paper == experiment.budget.paper
+    assert experiment.data.dataset in (PUBLISHED if paper else PACKAGED)
+
+
+def test_every_row_is_a_federation_that_daemons_would_take(experiment: Experiment) -> None:
+    ran = set()
+    for partition, chosen, _, label in experiment.combinations():
+        sites = experiment.partitions[partition].sites
+        text = experiment.federation_text(label, chosen, sites, seed=0)
+        assert Federation.parse(text, label).plan is experiment.plan(label)
+        ran.add(label)
+    assert ran == experiment.methods.keys()
+
+
+def test_every_network_exists_with_these_hyper_parameters(experiment: Experiment) -> None:
+    task = {key: getattr(experiment.task, key) for key in ("spatial_dims", "in_channels", "classes")}
+    for network in networks(experiment):
+        hyper: dict[str, Any] = dict(network.__pydantic_extra__)
+        taps = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
+        assert remote_spec_problem({"name": network.name, **task, **taps, "hyper": hyper}) is None
+        assert network.name not in HYPER or hyper_problem(network.name, hyper) is None
+
+
+def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment) -> None:
+    tables = referred(experiment)
+    assert bool(tables) == (experiment.reference is not None)
+    absent = {plain(row.method) for row in experiment.not_run}
+    labels = {plain(label) for label in experiment.methods}
+    names = labels | {plain(experiment.method_name(label)) for label in experiment.methods}
+    for table in tables:
+        rows = {plain(label) for label in table.labels}
+        assert rows <= names | absent, f"{table.source}: {sorted(rows - names - absent)}"
+        assert absent <= rows, f"{table.source} has no {sorted(absent - rows)}"
+        assert not absent & labels
+
+
+def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
+    for table in referred(experiment):
+        metrics = {metric for test, _, metric in table.document["columns"] if test == "local"}
+        for metric in metrics:
+            for partition in experiment.partitions.values():
+                assert matched(table, partition.sites, metric) is not None, table.sites(metric)
+
+
+def test_every_published_table_has_a_preset() -> None:
+    everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
+    wanted = {_key(table) for table in everything if table["kind"] in TRAINED}
+    found = {_key(table.document) for path in PRESETS for table in referred(Experiment.load(path))}
+    assert wanted == found
+
+
+def test_the_list_of_presets_is_whole() -> None:
+    listed = (EXAMPLES / "experiments" / "README.md").read_text()
+    assert [path.name for path in PRESETS if f"`{path.stem}`" not in listed] == []
+
+
+def test_the_example_is_read_and_shows_every_key() -> None:
+    path = EXAMPLES / "experiment.toml"
+    Experiment.load(path)
+    schema = Experiment.model_json_schema()
+    known = {key for table in (schema, *schema["$defs"].values()) for key in table.get("properties", ())}
+    shown = json.dumps(tomllib.loads(SHOWN.sub("", path.read_text())))
+    assert [key for key in sorted(known) if f'"{key}":' not in shown] == []
+
+
+def test_a_public_sets_preset_is_ready_once_the_set_is_there(tmp_path: Path) -> None:
+    (path,) = (path for path in PRESETS if path.stem == "feddal-2-lung-heterogeneous")
+    draw = np.random.default_rng(0)
+    for index in range(40):
+        picture = draw.integers(1, 256, (8, 8), dtype=np.uint8)
+        for folder, pixels in (("CXR_png", picture), ("masks", 255 * np.uint8(picture > 128))):
+            (tmp_path / "unpacked" / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "unpacked" / folder / f"MCUCXR_{index:04d}_0.png")
+    found = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
+    assert [run.document["method"] for run in found] == ["central", "proxyfl", "feddal"]
+    lists = [json.loads(found[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
+    assert [len(sides["training"]) + len(sides["test"]) for sides in lists] == [18, 18, 4]
+
+
+def _key(table: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(table[key]) for key in ("paper", "table", "dataset", "setting"))

@@ -1,0 +1,84 @@
+"""``mhfl-peer simulate``: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.errors import ConfigError, WorkerFailed
+
+TEXT = """
+name = "trial"
+rounds = 1
+test_share = 0.25
+[task]
+kind = "classification"
+spatial_dims = 2
+in_channels = 1
+classes = 2
+[data]
+pool = "pool.json"
+input_size = [8, 8]
+[training]
+device = "cpu"
+batch_size = 4
+[budget]
+steps = 1
+[partitions.even]
+kind = "equal"
+sites = ["asia", "europe"]
+[models.small]
+"*" = {name = "resnet5", width = 4, max_pool = false}
+[methods.local]
+"""
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Callable[..., Result]:
+    """Write the experiment on synthetic images and run the command on it."""
+    random, entries = np.random.default_rng(0), []
+    for index in range(16):
+        np.save(tmp_path / f"{index}.npy", random.random((8, 8), dtype=np.float32))
+        entries.append({"image": f"{index}.npy", "label": index % 2})
+    (tmp_path / "pool.json").write_text(json.dumps({"training": entries}))
+
+    def run(*options: str, text: str = TEXT) -> Result:
+        path = tmp_path / "trial.toml"
+        path.write_text(text)
+        return CliRunner().invoke(main, ["simulate", str(path), "--out", str(tmp_path / "out"), *options])
+
+    return run
+
+
+def test_a_dry_run_trains_nothing(simulate: Callable[..., Result], tmp_path: Path) -> None:
+    result = simulate("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "0 of 1 runs are finished" in result.output
+    assert not list(tmp_path.glob("out/runs/*/result.json"))
+
+
+def test_json_names_every_run(simulate: Callable[..., Result], tmp_path: Path) -> None:
+    result = simulate("--json", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["runs"] == [{"id": "even.small.all.local.fold-0.seed-0", "finished": True, "failed": None}]
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 1
+
+
+def test_an_unknown_method_is_refused_before_anything_is_made(simulate: Callable[..., Result], tmp_path: Path) -> None:
+    result = simulate(text=TEXT.replace("[methods.local]", "[methods.locl]"))
+    assert result.exit_code == ConfigError.exit_code
+    assert "did you mean 'local'?" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_is_named(simulate: Callable[..., Result]) -> None:
+    result = simulate("--jobs", "1", text=TEXT.replace("in_channels = 1", "in_channels = 3"))
+    assert result.exit_code == WorkerFailed.exit_code
+    assert "even.small.all.local.fold-0.seed-0" in result.stderr
