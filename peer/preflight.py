@@ -81,6 +81,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         limit_s = limits.WORKER_START_S + SAMPLE_S * samples
         yield asyncio.run(_worker(folder, federation, site, own.name, command=worker, limit_s=limit_s))
     yield from _distillation(folder)
+    yield from global_test(federation, site)
     for peer in federation.roster.others(own.name):
         yield _peer(folder, federation, site, peer)
 
@@ -143,6 +144,20 @@ def _port(site: Site, *, running: bool) -> Finding:
             remedy = "change `listen` in site.toml or stop what uses the port"
             return Finding("listen", "failure", f"cannot listen on {site.listen}: {error.strerror}", remedy)
     return Finding("listen", "ok", f"{site.listen} is free")
+
+
+def global_test(federation: Federation, site: Site) -> Iterator[Finding]:
+    """Whether this site takes part in measuring models at every site, where the federation does that."""
+    kept_home = federation.plan.kept_home
+    if not federation.global_test or kept_home:
+        return
+    if site.egress.evaluate:
+        yield Finding("global test", "ok", "this site's model is measured at other sites, and theirs here")
+    else:
+        yield Finding(
+            "global test", "warning", "[egress] evaluate is false: no model is measured here, and this site's nowhere",
+            "set it to true in site.toml if this site's policy allows it",
+        )  # fmt: skip
 
 
 def _data(federation: Federation, site: Site) -> tuple[Finding, int]:

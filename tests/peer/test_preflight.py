@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer import enrolment, preflight
+from peer import enrolment, lifecycle, preflight
 from peer.bundle import Bundle
 from peer.core.replay import ROUND_KEYS
 from peer.daemon import now
@@ -179,6 +179,17 @@ class Stranger(socketserver.TCPServer):
     """Some other program."""
 
     allow_reuse_address = True
+
+
+def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(enrolled: Loopback, folder: SiteFolder) -> None:
+    federation, site, _ = lifecycle.load(folder)
+    assert not list(preflight.global_test(federation, site))
+    measured = federation.model_copy(update={"global_test": True})
+    (finding,) = preflight.global_test(measured, site)
+    assert (finding.subject, finding.verdict) == ("global test", "warning")
+    allowed = site.model_copy(update={"egress": site.egress.model_copy(update={"evaluate": True})})
+    (finding,) = preflight.global_test(measured, allowed)
+    assert finding.verdict == "ok"
 
 
 def test_a_port_that_somebody_else_holds_is_a_failure(
