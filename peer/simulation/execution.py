@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from peer.errors import LockedError
 from peer.simulation.federation import Simulation
 from peer.simulation.harvest import harvest
+from peer.simulation.runs import RESULT
 
 WATCH_S = 0.5
 """How often a watcher's file is written."""
@@ -26,8 +31,18 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
         The document of ``result.json``.
 
     Raises:
+        LockedError: another process carries out this run.
         PeerError: a site cannot train; the message names it.
     """
+    with _alone(folder):
+        result = folder / RESULT
+        if result.exists():  # another process finished it meanwhile
+            finished: dict[str, Any] = json.loads(result.read_text())
+            return finished
+        return _execute(folder, keep=keep)
+
+
+def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
     gc.collect()  # of the run before, if there was one
     gc.freeze()  # what was imported stays: the collection after each stage need not look at it
     asked = json.loads((folder / "run.json").read_text())
@@ -48,3 +63,19 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
     if not keep:
         simulation.clear()
     return result
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the run for this process; the kernel lets go when the process ends, however it ends.
+
+    A run goes on in its own process when the one that started it is killed: who starts it again must not join in.
+    """
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(
+                f"{folder}: another process carries out this run", "wait until it ends, or end it, and run it again"
+            ) from None
+        yield

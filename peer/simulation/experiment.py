@@ -261,6 +261,16 @@ class Experiment(Table):
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise wrong(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
+            for site in sorted(sized.keys() - sites):
+                raise wrong(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise wrong("seeds", "one is there twice: both would be the same run")
+        if EVERY_LINK in self.links:
+            raise wrong(f"links.{EVERY_LINK}", "is the name of the undisturbed federation; give another")
+        parts = list(self.combinations())
+        if twice := [".".join(names) for names in parts if [".".join(other) for other in parts].count(".".join(names)) > 1]:
+            raise wrong("partitions", f"two federations would both be called {twice[0]!r}; rename one with fewer dots")
         if self.folds == 1:
             raise wrong("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
         if self.folds and self.test_share is not None:

@@ -71,7 +71,7 @@ class Simulation:
         folder: holds ``federation.toml`` and ``sites/<site>/`` with ``site.toml`` and ``datalist.json``.
         round_key: decides the order of the rounds.
         loss: probability with which each directed link is down in a round.
-        pooled: sites with one network and all the same data: of those, one is trained for all.
+        pooled: all sites have the same data: of those with one network and one input, one is trained for all.
     """
 
     def __init__(self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False) -> None:
@@ -81,7 +81,7 @@ class Simulation:
         self._key, self._loss = RoundKey(round_key), loss
         leaders: dict[str, SiteName] = {}
         self._leader = {
-            name: leaders.setdefault(str(site.model) if pooled else name, name) for name, site in self.sites.items()
+            name: leaders.setdefault(str(_fitted(site)) if pooled else name, name) for name, site in self.sites.items()
         }
 
     def home(self, name: SiteName) -> Path:
@@ -164,6 +164,11 @@ class Simulation:
             return derive("link", seed, round, sender, receiver) < bound
 
         return lost
+
+
+def _fitted(site: Site) -> tuple[object, ...]:
+    """What decides whether one site's network could be another's: with other inputs it would learn something else."""
+    return site.model, site.data.input_size, site.data.scale
 
 
 def _worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:

@@ -25,12 +25,11 @@ from peer import __version__
 from peer.core import replay
 from peer.core.roster import SiteName
 from peer.datalist import CLASS_LABELS
-from peer.methods.supervised import supervised
 from peer.simulation.diagnosis import diagnose
 from peer.simulation.federation import Member, Simulation
 from peer.simulation.runs import FORMAT, RESULT
 from peer.training.data import Split
-from peer.training.metrics import measure
+from peer.training.examiner import measured
 from peer.training.trainer import Trainer
 
 PANELS = 2
@@ -113,29 +112,29 @@ def _try_everywhere(crop: Crop, name: SiteName, trainer: Trainer, data: Mapping[
         if owner.recipe.data.scale != trainer.recipe.data.scale:
             crop.matrix[name][other] = {}
             continue
-        crop.matrix[name][other], outputs = tried(trainer, owner.data.test)
-        if classes and outputs:
+        crop.matrix[name][other], outputs = tried(trainer, owner.data.test, keep=classes)
+        if outputs:
             crop.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
     own = data[name].data.test
     if classes:
         crop.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
         _describe(crop.features, name, trainer, data)
     else:
-        crop.scores[name] = [tried(trainer, _one(own, index))[0] for index in range(len(own))]
+        crop.scores[name] = [tried(trainer, _one(own, index), keep=False)[0] for index in range(len(own))]
         _picture(crop.panels, name, trainer, own)
 
 
-def tried(trainer: Trainer, split: Split) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of what a trainer predicts for a split, and the predictions ``(b, ...)`` batch by batch."""
+def tried(trainer: Trainer, split: Split, *, keep: bool) -> tuple[dict[str, float], list[Tensor]]:
+    """The metrics of what a trainer predicts for a split, and the predictions ``(b, ...)`` by batch if they are kept."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:
-        outputs.append(trainer.predict(images))
-        return outputs[-1]
+        output = trainer.predict(images)
+        if keep:  # label maps and images of a whole split would not fit into memory
+            outputs.append(output)
+        return output
 
-    recipe = trainer.recipe
-    loss = supervised(recipe.task.kind, str(recipe.parameters.get("segmentation_loss", "dice_ce"))).loss
-    return measure(predict, loss, split.batches(recipe.batch_size), task=recipe.task.kind), outputs
+    return measured(predict, split, trainer.recipe), outputs
 
 
 def _one(split: Split, index: int) -> Split:
@@ -181,13 +180,13 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
         cost = describe(spec, recipe.data.input_size)["multiply_accumulates"]
     except ValueError:  # a network from elsewhere that takes other shapes
         cost = None
-    received = [(body["peer"], body["bytes"]) for kind, _, body in member.rows if kind == "received"]
+    received = _received(member)
     sent = [
-        body["bytes"]
+        size
         for other in members.values()
         if other is not member
-        for kind, _, body in other.rows
-        if kind == "received" and body["peer"] == name
+        for (peer, *_), size in _received(other).items()
+        if peer == name
     ]
     rounds = replay.round_records(member.rows)
     splits = {"training": own.data.training, "validation": own.data.validation, "test": own.data.test}
@@ -203,9 +202,18 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
         },
         "steps": member.steps,
         "sent_bytes": sum(sent),
-        "received_bytes": sum(size for _, size in received),
+        "received_bytes": sum(received.values()),
         "training_s": sum(record["duration_s"] for record in rounds),
         "rounds": rounds,
+    }
+
+
+def _received(member: Member) -> dict[tuple[str, int, str, str], int]:
+    """Bytes by sender, round, purpose and artifact: what a run asked for again after it was killed came once."""
+    return {
+        (str(body["peer"]), round, str(body["purpose"]), str(body["sha256"])): int(body["bytes"])
+        for kind, round, body in member.rows
+        if kind == "received"
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,11 +101,14 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
     options: dict[str, Any] = dict(data.options)
     if source is not None:
         options["source"] = source
+    unfinished = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a preparation that was ended
     try:
-        module.prepare(folder, **options)
+        module.prepare(unfinished, **options)
     except TypeError as error:
         raise DataError(f"{experiment.where}: [data] {data.dataset}: {error}", "see `data prepare --help`") from error
-    done.write_text(json.dumps(wanted))
+    (unfinished / PREPARED).write_text(json.dumps(wanted))
+    unfinished.replace(folder)
 
 
 def _entries(path: Path, beside: Mapping[str, Any], *, prefix: str) -> list[Entry]:
@@ -120,7 +124,9 @@ def _entries(path: Path, beside: Mapping[str, Any], *, prefix: str) -> list[Entr
             if not isinstance(entry, dict) or "image" not in entry:
                 raise DataError(f"{path}: an entry of {split!r} has no image")
             moved = {key: _under(prefix, entry[key]) for key in ("image", "label") if key in entry}
-            entries.append({**beside, SPLIT: split, **entry, **moved})
+            found = {**beside, SPLIT: split, **entry, **moved}
+            found[SPLIT] = split  # whatever the entry itself calls so
+            entries.append(found)
     return entries
 
 

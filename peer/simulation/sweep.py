@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import shutil
 import threading
 import time
 import traceback
@@ -65,7 +64,10 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
     document = _document(experiment)
     path = folder / EXPERIMENT
     if path.exists():
-        before = json.loads(path.read_text())
+        try:
+            before = json.loads(path.read_text())
+        except ValueError as error:
+            raise StateError(f"{path} is damaged: {error}", "delete it; the runs beside it are kept") from error
         for key in ("format", "version", "name"):
             if before.get(key) != document[key]:
                 raise StateError(
@@ -74,11 +76,18 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
                 )
     pool = gather(experiment, folder / "data", source=source)
     found = runs(experiment, pool, folder / "runs")
-    shutil.copyfile(experiment.where, folder / "experiment.toml")
-    path.write_text(json.dumps(document, indent=1))
+    _write(folder / "experiment.toml", experiment.where.read_bytes())
+    _write(path, json.dumps(document, indent=1).encode())
     for run in found:
         run.write()
     return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    """In one step, and also where the content came from that very file."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def sweep(found: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
