@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -55,12 +56,13 @@ def _contents(files: Mapping[Path, set[Place]]) -> list[tuple[str, set[Place]]]:
     sizes: dict[int, list[Path]] = {}
     contents: dict[str, list[Path]] = {}
     try:
-        for path in files:
-            sizes.setdefault(path.stat().st_size, []).append(path)
+        facts = {path: path.stat() for path in files}
+        for path, fact in facts.items():
+            sizes.setdefault(fact.st_size, []).append(path)
         for paths in sizes.values():
             for path in paths:
                 # Files of different lengths differ: most need not be read.
-                digest = _sha256(path) if len(paths) > 1 else str(path)
+                digest = _sha256(path, facts[path].st_mtime_ns) if len(paths) > 1 else str(path)
                 contents.setdefault(digest, []).append(path)
     except OSError as error:
         raise DataError(
@@ -72,7 +74,9 @@ def _contents(files: Mapping[Path, set[Place]]) -> list[tuple[str, set[Place]]]:
     ]
 
 
-def _sha256(path: Path) -> str:
+@cache
+def _sha256(path: Path, changed_ns: int) -> str:
+    """Every file is read once, although each fold of each seed asks for it; again where it was changed meanwhile."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

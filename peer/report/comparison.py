@@ -233,13 +233,17 @@ def _notes(results: Results, setting: Setting, found: Comparison, published: Pub
 
 def _gaps(results: Results, setting: Setting, found: Comparison) -> Iterator[str]:
     """What of the table rests on fewer runs or values than the rest."""
-    most = max((len(line.units) for line in found.lines.values()), default=0)
+    counts = {label: len(results.select(setting, label)) for label in found.lines}
+    most = max(counts.values(), default=0)
+    both = results.experiment["folds"] and len(results.experiment["seeds"]) > 1
+    what = "runs" if both else "folds" if results.experiment["folds"] else "seeds"
     for label, line in found.lines.items():
-        if len(line.units) < most:
-            yield f"{label}: {len(line.units)} of {most} {'folds' if results.experiment['folds'] else 'seeds'}."
-        undefined = line.local.mean.undefined
-        if undefined:
-            yield f"{label}: {undefined} undefined values of the Local Test are left out of its means."
+        if counts[label] < most:
+            yield f"{label}: {counts[label]} of {most} {what}."
+        for test in TESTS:
+            undefined = row(line, test).mean.undefined
+            if undefined and row(line, test).mean.mean is not None:
+                yield f"{label}: {undefined} undefined values of the {test.title()} Test are left out of its means."
     shared = [label for label, line in found.lines.items() if line.single_model]
     if shared:
         yield f"One model for all sites, so that Global Test has one value: {', '.join(shared)}."

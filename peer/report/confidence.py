@@ -127,11 +127,12 @@ def _scored(runs: Sequence[Run], metric: str) -> Scored:
 
 
 def _subjects(run: Run, site: str, count: int) -> list[str]:
-    """Whose each sample is; without a subject an image is its own, the same in every seed."""
+    """Whose each sample is, at whatever site; without a subject an image is its own, the same in every seed."""
     samples = run.samples.get(site, ())
     if len(samples) != count:
         return [f"{site}/{run.id}/{index}" for index in range(count)]
-    return [f"{site}/{sample.get('subject') or sample.get('image')}" for sample in samples]
+    named = [(sample.get("subject"), sample.get("image")) for sample in samples]
+    return [f"image {image}" if subject is None else f"subject {subject}" for subject, image in named]
 
 
 def _chance(p: float | None) -> Cell:

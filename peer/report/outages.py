@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from statistics import fmean
+
 from peer.report import comparison, values
 from peer.report.comparison import Comparison
 from peer.report.results import EVERY_LINK, POOLED, Results
@@ -55,8 +58,22 @@ def _lossy(results: Results, setting: tuple[str, str], found: Comparison, keys: 
     notes = (
         f"{found.unit.axis}, mean over sites, over {results.repeats}. Each directed link is down in each round with "
         "this probability. Methods that send nothing lose nothing and have no further runs.",
+        *_untrained(results, setting, found, keys),
     )
     return Table(name, "Lost links", "method", tuple(columns), tuple(rows), notes).ranked()
+
+
+def _untrained(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str]) -> Iterator[str]:
+    """Where links cost steps too: a model that travels and does not arrive is trained by nobody in that round."""
+    for label in found.lines:
+        means = [
+            fmean(int(facts["steps"]) for run in runs for facts in run.sites.values())
+            for key in keys
+            if (runs := results.select(setting, label, key))
+        ]
+        if len(set(means)) > 1:
+            seen = ", ".join(f"{mean:,.0f}" for mean in means)
+            yield f"{label}: what does not arrive is not trained; its models saw {seen} optimiser steps, left to right."
 
 
 def _reduced(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str], *, name: str) -> Table:

@@ -237,13 +237,27 @@ def read(folder: Path) -> Results:
         if result.is_file():
             run = Run(place, document(result))
             _same_format(result, run.document)
-            runs.append(run)
+            if _asked(experiment, run):
+                runs.append(run)
         else:
             unfinished.append(place.name)
     if not runs:
         raise StateError(f"{folder}: no run has finished yet", "let `simulate` finish at least one")
     return Results(
         folder, experiment, runs, sorted({*unfinished, *_wanted(experiment, runs)} - {run.id for run in runs})
+    )
+
+
+def _asked(experiment: Mapping[str, Any], run: Run) -> bool:
+    """Whether the run is one of the experiment as it is now: what its file does not name any more is not reported."""
+    partition, models = run.setting
+    return (
+        partition in experiment["partitions"]
+        and models in experiment["models"]
+        and run.method in experiment["methods"]
+        and run.links in {links["name"] for links in experiment["links"]}
+        and run.seed in experiment["seeds"]
+        and run.fold < max(int(experiment["folds"]), 1)
     )
 
 

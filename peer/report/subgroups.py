@@ -12,8 +12,8 @@ from peer.report.results import POOLED, Results, Run
 from peer.report.table import Cell, Column, Row, Table
 from peer.report.units import Unit
 
-NO_GROUPS = frozenset({"image", "label", "subject", "fold"})
-"""Keys of a sample that name it rather than a group it belongs to."""
+NO_GROUPS = frozenset({"image", "label", "subject", "fold", "split"})
+"""Keys of a sample that say what it is or what it is for, rather than to which group it belongs."""
 GROUPS_MAX = 30
 BASELINES = ("fedcross", "local")
 """FedSKD's figure 5 is against FedCross; without it, against training alone."""

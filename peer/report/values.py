@@ -65,7 +65,7 @@ def line(
             model: {split: spread.mean for split, spread in row.items()}
             for model, row in generalisation(matrices).items()
         },
-        single_model=runs[0].single_model,
+        single_model=all(run.single_model for run in runs),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -268,9 +269,9 @@ class Experiment(Table):
             raise wrong("seeds", "one is there twice: both would be the same run")
         if EVERY_LINK in self.links:
             raise wrong(f"links.{EVERY_LINK}", "is the name of the undisturbed federation; give another")
-        parts = list(self.combinations())
-        if twice := [".".join(names) for names in parts if [".".join(other) for other in parts].count(".".join(names)) > 1]:
-            raise wrong("partitions", f"two federations would both be called {twice[0]!r}; rename one with fewer dots")
+        for name, count in Counter(map(".".join, self.combinations())).items():
+            if count > 1:
+                raise wrong("partitions", f"two federations would both be called {name!r}; use fewer dots in names")
         if self.folds == 1:
             raise wrong("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
         if self.folds and self.test_share is not None:

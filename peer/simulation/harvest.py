@@ -125,7 +125,7 @@ def _try_everywhere(crop: Crop, name: SiteName, trainer: Trainer, data: Mapping[
 
 
 def tried(trainer: Trainer, split: Split, *, keep: bool) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of what a trainer predicts for a split, and the predictions ``(b, ...)`` by batch if they are kept."""
+    """The metrics of what a trainer predicts for a split, and its predictions ``(b, ...)`` if they are kept."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:

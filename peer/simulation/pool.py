@@ -14,7 +14,7 @@ from typing import Any
 
 from peer.datalist import SPLITS
 from peer.datasets import DATASETS
-from peer.errors import DataError
+from peer.errors import DataError, StateError
 from peer.partition.groups import SUBJECT, image_names
 from peer.simulation.experiment import Experiment
 
@@ -97,6 +97,8 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
                 f"{folder} holds other data than [data] asks for", "name another folder with --out, or delete this one"
             )
         return
+    if folder.exists() and any(folder.iterdir()):
+        raise StateError(f"{folder} holds something that was not prepared to its end", "delete it and run it again")
     module = importlib.import_module(DATASETS[data.dataset])
     options: dict[str, Any] = dict(data.options)
     if source is not None:

@@ -19,10 +19,11 @@ from typing import Any
 from peer import __version__, toml
 from peer.config import Federation, Site, check_site
 from peer.core.roster import SiteName
+from peer.datalist import CLASS_LABELS, SELF_LABELLED
 from peer.errors import DataError, StateError
 from peer.partition.division import divide
 from peer.partition.folds import folds, holdout
-from peer.partition.groups import SUBJECT
+from peer.partition.groups import SUBJECT, class_of, image_names
 from peer.partition.leakage import leaks
 from peer.simulation.experiment import Experiment
 from peer.simulation.pool import SPLIT, Entry, Pool
@@ -116,10 +117,39 @@ def _divided(experiment: Experiment, name: str, pool: Pool, seed: int) -> list[S
     except DataError as error:
         raise DataError(f"{where}: {error.message}", error.remedy) from error
     for splits in divided:
+        _check(experiment, splits, where)
         problems = leaks(splits, pool.root, across_sites=rule.kind != "resolution", by=by)
         if problems:
             raise DataError(f"{where}: {'; '.join(problems[:3])}", "give these samples one subject, or drop them")
     return divided
+
+
+def _check(experiment: Experiment, splits: Splits, where: str) -> None:
+    """Refuse what a site could not be trained or tested on: its worker would, but only once it is its turn."""
+    kind, classes = experiment.task.kind, experiment.task.classes
+    for site, lists in splits.items():
+        tested = [entry for entry in lists["test"] if kind in SELF_LABELLED or "label" in entry]
+        if not tested or not lists["training"]:
+            purpose = "training" if tested else "test"
+            raise DataError(
+                f"{where}: {site!r} has no sample for {purpose}",
+                "give folds or test_share, or a pool with samples for both",
+            )
+        if kind not in CLASS_LABELS:
+            continue
+        for entry in (*lists["training"], *tested):
+            label = class_of(entry)
+            if label is None or not 0 <= label < classes:
+                raise DataError(
+                    f"{where}: {image_names(entry)[0]} of {site!r} has the label {entry.get('label')!r}, which is none "
+                    f"of the {classes} classes from 0",
+                    "correct it, or [task] classes",
+                )
+        if len({class_of(entry) for entry in lists["training"]}) < 2:
+            raise DataError(
+                f"{where}: all samples that {site!r} would train on have one class",
+                "divide the samples otherwise, or leave this site out",
+            )
 
 
 def _folded(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
@@ -172,15 +202,20 @@ def _run(
     federation = Federation.parse(text, f"{experiment.where}: {name}")
     files = {"federation.toml": text}
     pooled = experiment.centralised(label)
-    everybody = [entry for site in present for entry in splits[site]["training"]]
+    everybody = _everybody(splits, present)
+    moved: dict[str, str] = {}
     for site in present:
         base = home / "sites" / site
-        masks = pool.regions if experiment.data.regions else None
+        root, masks = _path(pool.root, base), pool.regions if experiment.data.regions else None
         regions = None if masks is None else _path(masks, base)
-        content = experiment.site_text(site, chosen, root=_path(pool.root, base), regions=regions)
+        content = experiment.site_text(site, chosen, root=root, regions=regions)
         where = f"{experiment.where}: {name}/{site}"
         check_site(federation, toml.validated(Site, toml.parse(content, where), where), SiteName(site))
         files[f"sites/{site}/site.toml"] = content
+        # Not where a pool is now, but what the experiment calls it: all may be moved together.
+        root = str(experiment.data.pool) if Path(root).is_absolute() else root
+        regions = Path(regions).name if regions is not None and Path(regions).is_absolute() else regions
+        moved[f"sites/{site}/site.toml"] = experiment.site_text(site, chosen, root=root, regions=regions)
         lists = {"training": everybody if pooled else splits[site]["training"], "test": splits[site]["test"]}
         files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
     document: dict[str, Any] = {
@@ -198,8 +233,14 @@ def _run(
         "round_key": experiment.round_key or _round_key(experiment.name, seed),
         "metric": experiment.metric,
     }
-    document["digest"] = hashlib.sha256(json.dumps([document, files], sort_keys=True).encode()).hexdigest()
+    document["digest"] = hashlib.sha256(json.dumps([document, files | moved], sort_keys=True).encode()).hexdigest()
     return Run(home, document, files)
+
+
+def _everybody(splits: Splits, sites: Sequence[str]) -> list[Entry]:
+    """What all these sites train on; what several have, as at several resolutions, once."""
+    found = {id(entry): entry for site in sites for entry in splits[site]["training"]}
+    return list(found.values())
 
 
 def _path(path: Path, base: Path) -> str:

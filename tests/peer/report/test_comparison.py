@@ -137,3 +137,18 @@ def test_the_summary_is_in_the_metrics_own_unit(make) -> None:
     _, found = compared(make(methods=THREE))
     assert 0.6 < found.lines["Local"].local.mean.mean < 0.8
     assert summary(found)["Local"]["local"] == found.lines["Local"].local.mean.mean
+
+
+def test_a_fold_with_fewer_seeds_is_named(make) -> None:
+    folder = make(methods=THREE, folds=2, seeds=(0, 1))
+    shutil.rmtree(folder / "runs/sites.heterogeneous.all.FedSKD.fold-1.seed-1")
+    _, found = compared(folder)
+    assert "FedSKD: 3 of 4 runs." in found.table.notes
+
+
+def test_one_model_for_all_is_that_of_every_run(make) -> None:
+    folder = make(methods=THREE, seeds=(0, 1))
+    for path in folder.glob("runs/*FedSKD*/result.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "single_model": "seed-0" in path.parent.name}))
+    _, found = compared(folder)
+    assert not found.lines["FedSKD"].single_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,15 @@ def test_without_predictions_there_is_no_interval(make) -> None:
         path.unlink()
     results = read(folder)
     assert bootstrap(results, compared(results), SETTING, resamples=10, name="b") is None
+
+
+def test_a_subject_that_is_at_two_sites_is_one(make) -> None:
+    folder = make(methods=TWO, seeds=(0,), sites=("coarse", "fine"))
+    for path in folder.glob("runs/*/samples.json"):
+        samples = json.loads(path.read_text())
+        samples["fine"] = samples["coarse"]
+        path.write_text(json.dumps(samples))
+    results = read(folder)
+    sure = local_interval(results, results.select(SETTING, "Local"), resamples=10)
+    assert sure is not None
+    assert sure.subjects == 18

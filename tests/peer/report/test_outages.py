@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from peer.report.comparison import compare
@@ -35,3 +37,17 @@ def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make)
 def test_an_undisturbed_experiment_has_none(make) -> None:
     results = read(make(methods=TWO))
     assert tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d") == []
+
+
+def test_lost_links_that_cost_steps_are_named(make) -> None:
+    folder = make(methods=TWO, links=LINKS)
+    for path in folder.glob("runs/*.half.FedSKD.*/result.json"):
+        result = json.loads(path.read_text())
+        for facts in result["sites"].values():
+            facts["steps"] = 7
+        path.write_text(json.dumps(result))
+    results = read(folder)
+    links, _ = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
+    (note,) = [note for note in links.notes if "steps" in note]
+    assert note.startswith("FedSKD: what does not arrive is not trained")
+    assert ", 7 optimiser steps" in note

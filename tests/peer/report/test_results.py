@@ -105,3 +105,12 @@ def test_a_damaged_archive_is_named(make) -> None:
     (run.folder / "features.npz").write_bytes(b"PK\x03\x04nothing")
     with pytest.raises(StateError, match=r"features\.npz cannot be read"):
         run.arrays("features")
+
+
+def test_what_the_experiment_does_not_name_any_more_is_not_reported(make) -> None:
+    folder = make(methods=TWO, seeds=(0, 1, 2))
+    path = folder / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": [0, 1]}))
+    results = read(folder)
+    assert {run.seed for run in results.runs} == {0, 1}
+    assert results.repeats == "2 seeds"

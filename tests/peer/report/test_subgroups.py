@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 
 import pytest
@@ -54,3 +55,16 @@ def test_gains_are_over_fedcross_or_over_local(make) -> None:
 
 def test_without_a_baseline_there_is_no_gain(make) -> None:
     assert gains(read(make(methods={"FedSKD": "fedskd"})), SETTING) == {}
+
+
+def test_the_datas_own_split_is_no_group(make) -> None:
+    folder = make(methods=THREE, seeds=(0,), classes=2)
+    for path in folder.glob("runs/*/samples.json"):
+        samples = json.loads(path.read_text())
+        for entries in samples.values():
+            for place, entry in enumerate(entries):
+                entry["split"] = ("training", "test")[place % 2]
+        path.write_text(json.dumps(samples))
+    results = read(folder)
+    assert "split" not in keys(results.runs)
+    assert [table.name for table in gaps(results, SETTING, unit("auc"), name="fairness")] == ["fairness-sex"]

@@ -32,6 +32,18 @@ Write = Callable[..., Path]
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
         ('[methods."w/o"]\nmethod = "local"\n', {}, "'w/o' names folders"),
+        ("[methods.local]\n", {"seeds = [0]": "seeds = [0, 1, 0]"}, "seeds: one is there twice"),
+        ("[methods.local]\n[links.all]\nloss = 0.5\n", {}, "links.all: is the name of the undisturbed federation"),
+        (
+            "[methods.local]\n",
+            {"input_size = [8, 8]": "input_size = [8, 8]\nscales = {asai = 2}"},
+            "data.scales: 'asai' is no site (did you mean 'asia'?)",
+        ),
+        (
+            '[methods.local]\n[methods."a.local"]\nmethod = "local"\n[links."all.a"]\nremoved = ["asia"]\n',
+            {},
+            "two federations would both be called 'even.mixed.all.a.local'",
+        ),
         ("[methods.local]\npaper.trian = {}\n", {}, "paper.trian: unknown stage (did you mean 'train'?)"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from peer.core import commands
-from peer.errors import DataError
+from peer.errors import DataError, LockedError
+from peer.journal import Journal
 from peer.simulation import federation
 from peer.simulation.execution import execute
 from peer.simulation.experiment import Experiment
 from peer.simulation.federation import Simulation
+from peer.simulation.harvest import tried
 from peer.simulation.pool import gather
 from peer.simulation.runs import Run, runs
 from peer.training.metrics import classification
@@ -141,3 +144,57 @@ def test_a_simulation_needs_nothing_but_two_files_a_site(prepared: Callable[...,
     (run,) = prepared("out", "[methods.local]\n")
     members = Simulation(run.folder, round_key=bytes(32)).run()
     assert {name: member.memory.committed for name, member in members.items()} == dict.fromkeys(SITES, 2)
+
+
+def test_a_pooled_model_is_shared_only_where_the_input_is_the_same(prepared: Callable[..., list[Run]]) -> None:
+    changes = {f"width = {width}": "width = 4" for width in (5, 6)}
+    changes["input_size = [8, 8]"] = "input_sizes = {africa = [8, 8], asia = [8, 8], europe = [16, 16]}"
+    (run,) = prepared("out", "[methods.centralised]\n", replace=changes)
+    execute(run.folder)
+    found = states(run)
+    assert found["africa"] == found["asia"] != found["europe"]
+
+
+def test_what_comes_again_after_a_kill_is_counted_once(
+    prepared: Callable[..., list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = prepared("whole", "[methods.feddal]\n")
+    expected = execute(whole.folder)["sites"]
+    (run,) = prepared("killed", "[methods.feddal]\n")
+    arrived = 0
+
+    class Mortal(Journal):
+        def append(self, kind: str, round: int, body: Any) -> None:
+            nonlocal arrived
+            arrived += kind == "arrived"
+            if arrived == 4:
+                raise KeyboardInterrupt
+            super().append(kind, round, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(federation, "Journal", Mortal)
+        with pytest.raises(KeyboardInterrupt):
+            execute(run.folder)
+    found = execute(run.folder)["sites"]
+    for name in SITES:
+        for key in ("sent_bytes", "received_bytes", "steps"):
+            assert found[name][key] == expected[name][key]
+
+
+def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    with (run.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match="another process carries out this run"):
+            execute(run.folder)
+    (run.folder / "result.json").write_text('{"of": "another process"}')
+    assert execute(run.folder) == {"of": "another process"}
+
+
+def test_predictions_of_label_maps_are_not_all_kept(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    member = Simulation(run.folder, round_key=bytes(32)).run()["asia"]
+    member.hold()
+    metrics, outputs = tried(member.trainer, member.trainer.data.test, keep=False)
+    assert metrics["samples"] == 4
+    assert outputs == []

@@ -166,3 +166,74 @@ def test_region_masks_may_lie_where_a_public_set_was_unpacked(
         gather(loaded, tmp_path / "without", source=source)
     (source / "regions.nii.gz").touch()
     assert gather(loaded, tmp_path / "with", source=source).regions == source / "regions.nii.gz"
+
+
+def test_experiment_pool_and_results_can_be_moved_together(experiment: Write, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    before.mkdir()
+    path = experiment()
+    for name in ("pool", "experiment.toml"):
+        (tmp_path / name).rename(before / name)
+    (run, *_) = prepared(before / path.name, before / "out")
+    before.rename(tmp_path / "after")
+    (again, *_) = prepared(tmp_path / "after" / path.name, tmp_path / "after/out")
+    assert again.document["digest"] == run.document["digest"]
+    assert str(tmp_path / "after/pool") in (again.folder / "sites/asia/site.toml").read_text()
+
+
+def test_another_pool_is_another_run(experiment: Write, tmp_path: Path) -> None:
+    prepared(experiment(), tmp_path / "out")
+    (tmp_path / "pool").rename(tmp_path / "other")
+    path = tmp_path / "experiment.toml"
+    path.write_text(path.read_text().replace('"pool/pool.json"', '"other/pool.json"'))
+    with pytest.raises(StateError, match="other settings"):
+        prepared(path, tmp_path / "out")
+
+
+def test_the_pooled_bound_has_what_several_sites_share_once(experiment: Write, tmp_path: Path) -> None:
+    methods = "[methods.local]\n[methods.centralised]\n"
+    local, pooled = prepared(experiment(methods, replace={'kind = "equal"': 'kind = "resolution"'}), tmp_path / "out")
+    assert entries(pooled, "asia")["training"] == entries(local, "asia")["training"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"test_share = 0.25\n": ""}, "'africa' has no sample for test"),
+        (
+            {"classes = 2": "classes = 3", "test_share = 0.25": "test_share = 0.25\nclasses_min = 1"},
+            "has the label 7, which is none of the 3 classes from 0",
+        ),
+        ({'kind = "equal"': 'kind = "key"\nkey = "home"'}, "'europe' would train on have one class"),
+    ],
+)
+def test_what_no_site_could_use_is_refused_before_training(
+    experiment: Write, tmp_path: Path, change: dict[str, str], said: str
+) -> None:
+    path = experiment("[methods.local]\n", replace=change)
+    listed = json.loads((tmp_path / "pool/pool.json").read_text())
+    for place, entry in enumerate(listed["training"]):
+        entry["home"] = ("africa", "asia", "europe")[place // 2 % 3]
+        entry["label"] = 1 if entry["home"] == "europe" else entry["label"]
+    listed["training"][0]["label"] = 7 if "classes = 2" in change else 0
+    (tmp_path / "pool/pool.json").write_text(json.dumps(listed))
+    with pytest.raises(DataError, match=said):
+        prepared(path, tmp_path / "out")
+    assert not (tmp_path / "out/runs").exists()
+
+
+def test_an_entrys_own_split_does_not_say_what_is_tested(experiment: Write, tmp_path: Path) -> None:
+    path = experiment("[methods.local]\n", replace={"test_share = 0.25\n": ""})
+    listed = [{**entry, "split": "val"} for entry in json.loads((tmp_path / "pool/pool.json").read_text())["training"]]
+    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": listed[:24], "test": listed[24:]}))
+    (run,) = prepared(path, tmp_path / "out")
+    tested = [entry["image"] for site in ("africa", "asia", "europe") for entry in entries(run, site)["test"]]
+    assert sorted(tested) == sorted(entry["image"] for entry in listed[24:])
+
+
+def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
+    (tmp_path / "out/data.part/images").mkdir(parents=True)
+    assert len(gather(Experiment.load(path), tmp_path / "out/data").entries) == 1797
+    assert not (tmp_path / "out/data.part").exists()

@@ -74,3 +74,17 @@ def test_no_more_runs_at_once_than_fit_into_memory(experiment: Write, tmp_path: 
     assert fitting(found) in (2, 3)  # of the larger one, with a margin; what is free changes meanwhile
     (found[0].folder / "manifest.json").write_text(json.dumps({"peak_bytes": free * 2}))
     assert fitting(found) == 1
+
+
+def test_the_folders_own_copy_goes_on(experiment: Write, tmp_path: Path) -> None:
+    pool = {'pool = "pool/pool.json"': f'pool = "{tmp_path}/pool/pool.json"'}
+    first = prepare(Experiment.load(experiment(replace=pool)), tmp_path / "out")
+    again = prepare(Experiment.load(tmp_path / "out/experiment.toml"), tmp_path / "out")
+    assert [run.document["digest"] for run in again] == [run.document["digest"] for run in first]
+
+
+def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> None:
+    prepare(Experiment.load(experiment()), tmp_path / "out")
+    (tmp_path / "out/experiment.json").write_text('{"format": 1, "ver')
+    with pytest.raises(StateError, match=r"experiment\.json is damaged"):
+        prepare(Experiment.load(experiment()), tmp_path / "out")
