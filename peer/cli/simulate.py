@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from peer.simulation.sweep import Progress
-
-SHOWN_MAX = 3
-"""Failed runs that an error names."""
 
 
 @click.command(short_help="Many federations on one machine, with the code that the daemons run.")
@@ -45,8 +43,8 @@ def simulate(
     found = prepare(Experiment.load(experiment), out, source=source)
     failed: dict[str, str] = {}
     if not dry_run:
-        if as_json:
-            failed = sweep(found, jobs=jobs, keep=keep, watch=lambda progress: None)
+        if as_json or not sys.stdout.isatty():
+            failed = sweep(found, jobs=jobs, keep=keep, watch=_Told())
         else:
             from rich.live import Live
 
@@ -57,14 +55,32 @@ def simulate(
                     keep=keep,
                     watch=lambda progress: live.update(_progress(progress), refresh=True),
                 )
+    if dry_run and not as_json:
+        output.console().print(f"All is well: {len(found)} runs can be carried out.")
     document = {
         "out": str(out),
         "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in found],
     }
     output.emit(document, as_json=as_json, render=_summary)
     if failed:
-        named = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN_MAX])
-        raise WorkerFailed(f"{len(failed)} of {len(found)} runs failed: {named}", "correct that and run it again")
+        name, reason = next(iter(failed.items()))
+        raise WorkerFailed(
+            f"{len(failed)} of {len(found)} runs failed; {name}: {reason}",
+            f"correct that in {experiment} or in the data and run it again; what is finished is kept",
+        )
+
+
+class _Told:
+    """A line on standard error for each run that ends, where no terminal shows bars."""
+
+    def __init__(self) -> None:
+        self._finished = -1
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.finished > self._finished:
+            self._finished = progress.finished
+            left = "" if progress.seconds_left is None else f", about {_duration(progress.seconds_left)} left"
+            click.echo(f"{progress.finished} of {progress.total} runs are finished{left}", err=True)
 
 
 def _progress(progress: Progress) -> RenderableType:
@@ -76,7 +92,7 @@ def _progress(progress: Progress) -> RenderableType:
         picture.line(f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left)
     ]
     lines += [
-        picture.line(name, committed, rounds, f"{committed}/{rounds} rounds of all sites")
+        picture.line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
         for name, (committed, rounds) in sorted(progress.underway.items())
     ]
     return Group(*lines)
@@ -92,7 +108,5 @@ def _summary(document: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     finished = sum(run["finished"] for run in document["runs"])
-    return Text(
-        f"{finished} of {len(document['runs'])} runs are finished, in {document['out']}.\n"
-        f"Tables and pictures: mhfl-peer report {document['out']}"
-    )
+    text = f"{finished} of {len(document['runs'])} runs are finished, in {document['out']}."
+    return Text(text + (f"\nTables and pictures: mhfl-peer report {document['out']}" if finished else ""))

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
+from models.spec import HYPER, hyper_problem
 from peer import toml
 from peer.config import Named, Task, Training
 from peer.core.plan import PLANS, Plan
@@ -265,6 +266,7 @@ class Experiment(Table):
         for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
             for site in sorted(sized.keys() - sites):
                 raise wrong(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+        self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
             raise wrong("seeds", "one is there twice: both would be the same run")
         if EVERY_LINK in self.links:
@@ -277,6 +279,23 @@ class Experiment(Table):
         if self.folds and self.test_share is not None:
             raise wrong("test_share", "folds decide already what is tested on")
         return self
+
+    def _check_networks(self) -> None:
+        """Names and hyper-parameters of our own networks; those from elsewhere only their module can judge."""
+        named: dict[str, Named | None] = {"proxy": self.proxy, "messenger": self.messenger}
+        for name, models in self.models.items():
+            named |= {f"models.{name}.{site}": model for site, model in models.items()}
+        named |= {f"methods.{label}.shared_model": row.shared_model for label, row in self.methods.items()}
+        for where, model in named.items():
+            if model is None or "." in model.name or ":" in model.name:
+                continue
+            hyper = dict(model.__pydantic_extra__)
+            if model.name not in HYPER:
+                raise wrong(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
+            for key in sorted(hyper.keys() - HYPER[model.name]):
+                raise wrong(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
+            if (problem := hyper_problem(model.name, hyper)) is not None:
+                raise wrong(where, problem)
 
     def _check_method(self, label: str, method: Method) -> None:
         known = {*PLANS, CENTRALISED}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.datalist import SPLITS
-from peer.datasets import DATASETS
+from peer.datasets import DATASETS, PUBLISHED
 from peer.errors import DataError, StateError
 from peer.partition.groups import SUBJECT, image_names
 from peer.simulation.experiment import Experiment
@@ -99,6 +99,8 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
         return
     if folder.exists() and any(folder.iterdir()):
         raise StateError(f"{folder} holds something that was not prepared to its end", "delete it and run it again")
+    if data.dataset in PUBLISHED and source is None:
+        raise DataError(f"{experiment.where}: {data.dataset} is not shipped", "say with --data where it was unpacked")
     module = importlib.import_module(DATASETS[data.dataset])
     options: dict[str, Any] = dict(data.options)
     if source is not None:
@@ -107,6 +109,8 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)  # of a preparation that was ended
     try:
         module.prepare(unfinished, **options)
+    except DataError as error:
+        raise DataError(error.message, error.remedy.replace("--source", "--data")) from error
     except TypeError as error:
         raise DataError(f"{experiment.where}: [data] {data.dataset}: {error}", "see `data prepare --help`") from error
     (unfinished / PREPARED).write_text(json.dumps(wanted))

@@ -67,11 +67,26 @@ class Run:
         before = json.loads(path.read_text())
         changed = [key for key in ("format", "version", "digest") if before.get(key) != self.document[key]]
         if changed:
-            what = "other settings" if changed == ["digest"] else f"mhfl-peer {before.get('version')}"
+            what = (
+                f"other settings ({self._difference()})"
+                if changed == ["digest"]
+                else f"mhfl-peer {before.get('version')}"
+            )
             raise StateError(
                 f"{self.folder} holds a run of {what}; this is {__version__}, digest {self.document['digest'][:12]}",
                 "name another folder with --out, or delete this run's",
             )
+
+    def _difference(self) -> str:
+        """Where the folder's files and this run's first differ."""
+        for name, content in self.files.items():
+            path = self.folder / name
+            before = path.read_text().splitlines() if path.exists() else []
+            for was, now in itertools.zip_longest(before, content.splitlines(), fillvalue=""):
+                if was != now:
+                    shown = f": {was.strip()[:60]!r}, now {now.strip()[:60]!r}" if name.endswith(".toml") else ""
+                    return f"{name} differs{shown}"
+        return "the same files, but another fold, seed, round key or loss"
 
     def write(self) -> None:
         """Write the folder; ``run.json`` last, so that a folder with it is whole."""

@@ -147,7 +147,7 @@ def carry_out(folder: Path, keep: bool) -> tuple[str, str]:
     try:
         execution.execute(folder, keep=keep)
     except PeerError as error:
-        return folder.name, str(error)
+        return folder.name, error.message
     except Exception as error:
         trace.write_text("".join(traceback.format_exception(error)))
         return folder.name, f"{type(error).__name__}: {error} (see {trace})"

@@ -59,6 +59,7 @@ def simulate(tmp_path: Path) -> Callable[..., Result]:
 def test_a_dry_run_trains_nothing(simulate: Callable[..., Result], tmp_path: Path) -> None:
     result = simulate("--dry-run")
     assert result.exit_code == 0, result.output
+    assert "All is well: 1 runs can be carried out." in result.output
     assert "0 of 1 runs are finished" in result.output
     assert not list(tmp_path.glob("out/runs/*/result.json"))
 

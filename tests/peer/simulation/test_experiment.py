@@ -31,6 +31,13 @@ Write = Callable[..., Path]
         ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
         ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
+        (
+            "[methods.local]\n",
+            {'asia = {name = "resnet10"': 'asia = {name = "resnet100"'},
+            "models.mixed.asia: unknown network",
+        ),
+        ("[methods.local]\n", {"width = 5": "breadth = 5"}, "models.mixed.asia.breadth: unknown key"),
+        ("[methods.local]\n", {"width = 5": "width = 0"}, "width must be a whole number from 1 on"),
         ('[methods."w/o"]\nmethod = "local"\n', {}, "'w/o' names folders"),
         ("[methods.local]\n", {"seeds = [0]": "seeds = [0, 1, 0]"}, "seeds: one is there twice"),
         ("[methods.local]\n[links.all]\nloss = 0.5\n", {}, "links.all: is the name of the undisturbed federation"),

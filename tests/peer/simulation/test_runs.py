@@ -104,6 +104,7 @@ def test_a_run_of_other_settings_is_refused(experiment: Write, tmp_path: Path) -
     with pytest.raises(StateError, match="other settings") as caught:
         prepared(experiment(replace={"steps = 2\n": "steps = 3\n"}), tmp_path / "out")
     assert "--out" in caught.value.remedy
+    assert "'count = 2', now 'count = 3'" in str(caught.value)
 
 
 def test_a_run_of_another_version_is_refused(experiment: Write, tmp_path: Path) -> None:
@@ -237,3 +238,15 @@ def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, t
     (tmp_path / "out/data.part/images").mkdir(parents=True)
     assert len(gather(Experiment.load(path), tmp_path / "out/data").entries) == 1797
     assert not (tmp_path / "out/data.part").exists()
+
+
+def test_a_public_set_needs_its_folder(experiment: Write, tmp_path: Path) -> None:
+    path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "derm7pt"'})
+    with pytest.raises(DataError, match="derm7pt is not shipped") as caught:
+        prepared(path, tmp_path / "out")
+    assert "--data" in caught.value.remedy
+    loaded = Experiment.load(path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as caught:
+        gather(loaded, tmp_path / "out" / "data", source=tmp_path / "empty")
+    assert "--data" in caught.value.remedy
