@@ -58,6 +58,8 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
 
     document = survey(datalist, root=root, task=task, classes=classes)
     output.emit(document, as_json=as_json, render=_survey)
+    if not any(split["samples"] for split in document["splits"].values()):
+        raise DataError(f"{datalist} holds no usable sample", "correct what is listed above")
 
 
 @data.command()

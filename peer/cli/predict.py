@@ -48,6 +48,8 @@ def predict(settings: Settings, inputs: tuple[Path, ...], site_name: str | None,
     from peer import afterwards
     from peer.datasets.folder import make_empty
 
+    if not any(path.exists() for path in inputs):
+        raise DataError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
     task, standing = _trained(home.find_site(home.home_folder(settings.home), site_name))
     classes = task.kind in ("classification", "time_series")
     result = out / TABLE if classes and out.suffix != ".csv" else out
@@ -111,7 +113,8 @@ def _picture(document: Mapping[str, Any]) -> RenderableType:
     if skipped:
         parts.append(_first(("left out", "why"), [(row["file"], row["reason"]) for row in skipped]))
     counts = f"{len(predictions)} predicted, {len(skipped)} left out"
-    parts.append(Text(f"{document['site']}'s model after round {document['round']}: {counts}; see {document['out']}"))
+    where = f"; see {document['out']}" if predictions else ""
+    parts.append(Text(f"{document['site']}'s model after round {document['round']}: {counts}{where}"))
     return Group(*parts)
 
 

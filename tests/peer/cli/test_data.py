@@ -40,6 +40,12 @@ def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
         assert text in shown.stdout
 
 
+def test_inspect_of_what_is_not_there_is_an_error(datalist: Path) -> None:
+    result = run("inspect", str(datalist.with_name("none.json")))
+    assert result.exit_code == DataError.exit_code
+    assert "holds no usable sample" in result.stderr
+
+
 def test_validate_passes_a_good_datalist(datalist: Path) -> None:
     result = run("validate", str(datalist), "--classes", "2", "--json")
     assert result.exit_code == 0

@@ -17,6 +17,7 @@ from peer import lifecycle
 from peer.cli import main
 from peer.cli.predict import _picture
 from peer.config import Federation, Site
+from peer.errors import DataError
 from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.loopback import Loopback
@@ -29,6 +30,13 @@ COMMITTED = {"state": STATE, "artifact": None, "visiting": False, "publish": Non
 def call(loopback: Loopback, *words: str | Path) -> Result:
     arguments = ["--home", str(loopback.home), "predict", "--site", "asia", *map(str, words)]
     return CliRunner().invoke(main, arguments)
+
+
+def test_an_input_that_is_not_there_is_named_at_once(enrolled: Loopback, tmp_path: Path) -> None:
+    result = call(enrolled, tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert result.exit_code == DataError.exit_code
+    assert "nowhere is not there" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
@@ -58,6 +66,9 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict
         program = f"import sys; open({str(asked)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
         (package / "predict.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+        monkeypatch.chdir(tmp_path)
+        for name in ("new.json", "a.nii", "broken.npy"):
+            (tmp_path / name).touch()
         return asked
 
     return stand_in
