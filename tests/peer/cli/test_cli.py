@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,7 +131,9 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-c", PROGRAM, "federation", "show", str(pipe)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+    # Whoever runs the tests in the background of a shell has them ignore the signal, and children inherit that.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
         with pipe.open("wb"):  # returns once the command has opened the other end
             child.send_signal(2)
             assert child.stderr is not None
