@@ -67,6 +67,12 @@ def divide(
     """
     made = rule(kind, sites, options)
     groups = groups_of(entries, made.by)
+    wanted = getattr(made, "per_site", None) or 0
+    if wanted * len(sites) > len(entries):
+        raise DataError(
+            f"per_site: {len(sites)} sites of {wanted} samples are more than the {len(entries)} that there are",
+            "lower per_site",
+        )
     parts = made.divided(entries, groups, sites, np.random.default_rng(derive(WHERE, kind, seed)))
     if empty := [site for site, places in zip(sites, parts, strict=True) if not places]:
         raise DataError(f"no sample is left for {named(map(repr, empty))}", "name fewer sites, or give more samples")

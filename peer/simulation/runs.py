@@ -169,22 +169,27 @@ def _check(experiment: Experiment, splits: Splits, where: str) -> None:
 
 def _folded(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
     """Of every fold what each site trains on and tests; one where the split is the data's own or a share."""
+    if not experiment.folds and experiment.test_share is None:
+        yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
+        return
+    parts: dict[str, list[int]] = {}
+    for site, entries in sites.items():
+        try:
+            parts[site] = _parts(experiment, entries, seed, by)
+        except DataError as error:
+            raise DataError(f"{site}: {error.message}", error.remedy) from error
+    for fold in range(max(1, experiment.folds)):
+        yield _split(sites, {site: [part == fold for part in found] for site, found in parts.items()})
+
+
+def _parts(experiment: Experiment, entries: Sequence[Entry], seed: int, by: str) -> list[int]:
+    """In which fold each entry is tested; with a share, 0 for those that are tested."""
     least = experiment.classes_min
     if experiment.folds:
-        tested = {
-            site: folds(entries, experiment.folds, seed=seed, by=by, classes_min=least)
-            for site, entries in sites.items()
-        }
-        for fold in range(experiment.folds):
-            yield _split(sites, {site: [number == fold for number in numbers] for site, numbers in tested.items()})
-    elif experiment.test_share is not None:
-        share = experiment.test_share
-        yield _split(
-            sites,
-            {site: holdout(entries, share, seed=seed, by=by, classes_min=least) for site, entries in sites.items()},
-        )
-    else:
-        yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
+        return folds(entries, experiment.folds, seed=seed, by=by, classes_min=least)
+    share = experiment.test_share
+    assert share is not None
+    return [0 if out else 1 for out in holdout(entries, share, seed=seed, by=by, classes_min=least)]
 
 
 def _split(sites: Mapping[str, Sequence[Entry]], tested: Mapping[str, Sequence[bool]]) -> Splits:

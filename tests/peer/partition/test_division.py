@@ -49,6 +49,12 @@ def test_a_rule_has_its_options() -> None:
     assert rule("dirichlet", SITES, {"alpha": 1, "per_site": 100}) == Dirichlet(alpha=1.0, per_site=100)
 
 
+def test_more_samples_than_there_are_is_said_at_once() -> None:
+    entries = [{"image": f"{i}.png", "label": i % 2} for i in range(8)]
+    with pytest.raises(DataError, match="2 sites of 5 samples are more than the 8 that there are"):
+        divide(entries, "dirichlet", sites=SITES, seed=0, alpha=1.0, per_site=5)
+
+
 def test_a_site_without_a_sample_is_named() -> None:
     with pytest.raises(DataError, match="no sample is left for 'b'; name fewer sites"):
         divide([{"image": "a.png", "label": 0, "site": "a"}], "key", sites=SITES, seed=0)

@@ -80,7 +80,7 @@ def test_removed_sites_are_in_no_roster(experiment: Write, tmp_path: Path) -> No
 
 def test_folds_that_would_leave_a_class_empty_are_refused(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={"test_share = 0.25": "folds = 20"})
-    with pytest.raises(DataError, match=r"partitions\.even"):
+    with pytest.raises(DataError, match=r"partitions\.even: africa: "):
         prepared(path, tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 
