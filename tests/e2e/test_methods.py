@@ -100,7 +100,9 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(
         ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
         sent = ledger.transfers()
         ledger.close()
-        assert {row["kind"] for row in sent} == (set() if plan.artifact is None else {plan.artifact})
+        kinds, own = {row["kind"] for row in sent}, {plan.artifact} - {None}
+        assert kinds <= own  # a permutation may keep a site at home in every round
+        assert kinds == own or plan.pattern != "all_to_all"
     if plan.pattern == "all_to_all" and "aggregate" in plan.phases:
         for round in range(ROUNDS):
             assert len({records[name][round]["aggregate_sha256"] for name in sites}) == 1
