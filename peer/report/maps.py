@@ -38,7 +38,7 @@ def similarities(run: Run, *, name: str) -> Picture | None:
     for row, site in enumerate(sites):
         for place, kind in enumerate(kinds):
             dam, ktm = (found.get((site, kind, whose)) for whose in ("dam", "ktm"))
-            if dam is None or ktm is None:
+            if dam is None or ktm is None or dam.shape != ktm.shape:
                 continue
             step = -(-len(dam) // SIDE_MAX)
             shrunk |= step > 1

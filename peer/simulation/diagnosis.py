@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from peer.core.roster import SiteName
 from peer.methods.method import MESSENGER, MIXTURE
 from peer.simulation.federation import Member
 from peer.training.data import Split
+from peer.training.images import INTERPOLATION
 
 SAMPLES = 16
 """Test samples that are compared."""
@@ -59,8 +60,9 @@ def _compare(into: Arrays, name: SiteName, member: Member, members: Mapping[Site
     visitor.hold()
     masks = member.trainer.data.masks
     taps = {"dam": _deepest(member, images), "ktm": _deepest(visitor, images)}
+    grid = tuple(min(sides) for sides in zip(*(tap.shape[2:] for tap in taps.values()), strict=True))
     for role, tap in taps.items():
-        for kind, rows in _rows(tap, masks).items():
+        for kind, rows in _rows(_resized(tap, grid), masks).items():
             into[f"similarity/{name}/{kind}/{role}"] = _similarity(rows).numpy().astype(np.float32)
 
 
@@ -68,6 +70,13 @@ def _deepest(member: Member, images: Tensor) -> Tensor:
     with torch.inference_mode():
         deepest: Tensor = member.trainer.kept.dam(images.to(member.trainer.device)).taps[-1]
     return deepest.float().cpu()
+
+
+def _resized(tap: Tensor, grid: Sequence[int]) -> Tensor:
+    """The tap on the smaller grid of the two, as FedSKD compares positions."""
+    if tuple(tap.shape[2:]) == tuple(grid):
+        return tap
+    return F.interpolate(tap, size=tuple(grid), mode=INTERPOLATION[len(grid)], align_corners=False)
 
 
 def _rows(tap: Tensor, masks: Tensor | None) -> dict[str, Tensor]:

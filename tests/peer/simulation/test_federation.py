@@ -198,3 +198,16 @@ def test_predictions_of_label_maps_are_not_all_kept(prepared: Callable[..., list
     metrics, outputs = tried(member.trainer, member.trainer.data.test, keep=False)
     assert metrics["samples"] == 4
     assert outputs == []
+
+
+def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Callable[..., list[Run]]) -> None:
+    coarser = {"width = 5, max_pool = false": "width = 5, max_pool = true"}
+    (run,) = prepared(
+        "out", "[methods.fedskd]\n", replace={**coarser, "rounds = 2": "rounds = 4", "[8, 8]": "[32, 32]"}
+    )
+    execute(run.folder)
+    found = np.load(run.folder / "diagnosis.npz")
+    names = [name for name in found.files if name.endswith("/dam")]
+    assert names
+    for name in names:
+        assert found[name].shape == found[name.removesuffix("dam") + "ktm"].shape
