@@ -7,12 +7,12 @@ every method, stages that only distil or decide have a quarter of them, and all 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer import toml
 from peer.core.plan import PLANS
 
 MINOR = frozenset({"distill", "decide"})
@@ -100,7 +100,7 @@ class Study:
             tables["shared_model"] = {"name": f"messenger_{self.task['kind']}", **self.messenger}
         tables["pace"] = {"linger_s": 60.0}
         head = {"name": self.dataset, "description": self.title, "rounds": size.rounds, "seed": size.seed}
-        return _toml(head, tables)
+        return toml.text(head, tables)
 
     def site(self, site: str, method: str, folder: Path) -> str:
         """The ``site.toml`` of a site whose data is in a folder, without its address."""
@@ -116,14 +116,7 @@ class Study:
             "model.parameters": parameters,
             "training": {"device": "cpu", "threads": 1, "batch_size": self.batch_size},
         }
-        return _toml({}, tables)
-
-
-def _toml(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
-    for name, keys in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
-    return "\n".join(lines) + "\n"
+        return toml.text({}, tables)
 
 
 def _named(name: str, **parameters: Any) -> dict[str, Any]:

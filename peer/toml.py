@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -95,6 +96,14 @@ def parse(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where} is not TOML: {error}", "correct the syntax there") from error
+
+
+def text(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The TOML of texts, numbers, truth values and lists of them: keys of no table first, then each ``[table]``."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
+    for name, keys in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
 
 
 def validated(model: type[AnyTable], document: Mapping[str, Any], where: str) -> AnyTable:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,21 +24,13 @@ from peer.core.roster import site_name
 from peer.datasets import DATASETS
 from peer.partition.division import rule
 from peer.partition.groups import SUBJECT
+from peer.studies import METRICS, MINOR
 from peer.toml import Count, Loose, Share, Table, suggestion, wrong
 
 CENTRALISED = "centralised"
 """The bound that no federation reaches: each architecture trained on everybody's data. Only a simulator can."""
 EVERY_LINK = "all"
 EVERY_SITE = "*"
-MINOR = frozenset({"distill", "decide"})
-"""Stages that do not train the network that is evaluated."""
-METRICS: Mapping[str, str] = {
-    "classification": "auc",
-    "time_series": "auc",
-    "segmentation": "dice",
-    "super_resolution": "psnr",
-}
-"""The figure by which a task is judged."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
 """A name that becomes part of a run's folder."""
 
@@ -335,7 +327,7 @@ class Experiment(Table):
         if (shared := self._shared(label, chosen, sites[0])) is not None:
             tables["shared_model"] = shared
         roster = "".join(f"\n[[site]]\nname = {json.dumps(site)}\n" for site in sites)
-        return document(head, tables) + roster
+        return toml.text(head, tables) + roster
 
     def stages(self, label: str) -> dict[str, dict[str, Any]]:
         """What each stage of a row's method does: the budget's equal work, or the paper's, and the row's own keys."""
@@ -383,12 +375,4 @@ class Experiment(Table):
             "model.parameters": hyper,
             "training": {key: value for key, value in self.training.model_dump().items() if value is not None},
         }
-        return document({}, tables)
-
-
-def document(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """A TOML text of plain values."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
-    for name, keys in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
-    return "\n".join(lines) + "\n"
+        return toml.text({}, tables)

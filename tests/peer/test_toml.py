@@ -127,3 +127,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
         toml.read(tmp_path / "long")
     (tmp_path / "fits").write_bytes(b"#" * toml.FILE_BYTES_MAX)
     assert len(toml.read(tmp_path / "fits")) == toml.FILE_BYTES_MAX
+
+
+def test_what_is_written_is_read_again() -> None:
+    written = toml.text({"name": "Zürich", "rounds": 3}, {"a": {"on": True, "sizes": [1, 2]}, "a.b": {"rate": 1e-3}})
+    assert toml.parse(written, "text") == {
+        "name": "Zürich",
+        "rounds": 3,
+        "a": {"on": True, "sizes": [1, 2], "b": {"rate": 0.001}},
+    }
