@@ -25,6 +25,7 @@ from peer import __version__
 from peer.core import replay
 from peer.core.roster import SiteName
 from peer.datalist import CLASS_LABELS
+from peer.home import write_atomically
 from peer.simulation.diagnosis import diagnose
 from peer.simulation.federation import Member, Simulation
 from peer.simulation.runs import FORMAT, RESULT
@@ -269,7 +270,4 @@ def _source() -> str:
 
 
 def _write(path: Path, document: Any) -> None:
-    """In one step: what is there is whole."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document))
-    part.replace(path)
+    write_atomically(path, json.dumps(document).encode(), 0o644)

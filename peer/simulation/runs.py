@@ -21,6 +21,7 @@ from peer.config import Federation, Site, check_site
 from peer.core.roster import SiteName
 from peer.datalist import CLASS_LABELS, SELF_LABELLED
 from peer.errors import DataError, StateError
+from peer.home import write_atomically
 from peer.partition.division import divide
 from peer.partition.folds import folds, holdout
 from peer.partition.groups import SUBJECT, class_of, image_names
@@ -94,9 +95,7 @@ class Run:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
-        path = self.folder / RUN
-        path.with_suffix(".part").write_text(json.dumps(self.document, indent=1))
-        path.with_suffix(".part").replace(path)
+        write_atomically(self.folder / RUN, json.dumps(self.document, indent=1).encode(), 0o644)
 
 
 def runs(experiment: Experiment, pool: Pool, folder: Path) -> list[Run]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from peer import __version__
 from peer.errors import PeerError, StateError, UsageError, WorkerFailed
+from peer.home import write_atomically
 from peer.simulation.experiment import Experiment
 from peer.simulation.pool import gather
 from peer.simulation.runs import FORMAT, Run, runs
@@ -76,18 +77,11 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
                 )
     pool = gather(experiment, folder / "data", source=source)
     found = runs(experiment, pool, folder / "runs")
-    _write(folder / "experiment.toml", experiment.where.read_bytes())
-    _write(path, json.dumps(document, indent=1).encode())
+    write_atomically(folder / "experiment.toml", experiment.where.read_bytes(), 0o644)
+    write_atomically(path, json.dumps(document, indent=1).encode(), 0o644)
     for run in found:
         run.write()
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """In one step, and also where the content came from that very file."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def sweep(found: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
