@@ -52,7 +52,7 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,test]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,test]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.run

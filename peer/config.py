@@ -23,6 +23,7 @@ from peer.core.plan import PLANS, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
 from peer.policy import Egress
+from peer.presence import Discovery, Metrics
 from peer.toml import Address, Count, Listen, Loose, NotNegative, Seconds, Share, Table, matching, suggestion, wrong
 
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -309,6 +310,8 @@ class Site(Table):
     model: Model = Model()
     training: Training = Training()
     egress: Egress = Egress()
+    discovery: Discovery = Discovery()
+    metrics: Metrics = Metrics()
 
     _path: Path = PrivateAttr(Path("site.toml"))
 

@@ -259,6 +259,7 @@ class Daemon:
             egress_count=head.count,
             egress_head=head.hash,
             evaluation=evaluation,
+            reexport=self.site.egress.reexport,
         )
         body = wire.encode_manifest(manifest)
         own = self._pki.load()

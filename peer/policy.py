@@ -13,7 +13,8 @@ class Egress(Table):
     """``[egress]`` of site.toml: what may leave the site, in artifacts and in what is told beside them.
 
     ``evaluate`` lets the site's model be measured at other sites and theirs here; of a test split with fewer than
-    ``evaluation_samples_min`` samples no figure is told.
+    ``evaluation_samples_min`` samples no figure is told. ``reexport`` lets the others put what they receive from this
+    site into the models that they export.
     """
 
     kinds: Annotated[tuple[Kind, ...], Loose] | None = None
@@ -22,6 +23,7 @@ class Egress(Table):
     evaluate: bool = False
     evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
     training_set_size: bool = False
+    reexport: bool = False
 
     def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
         """The artifact kinds that may leave: those named, by default the method's own."""

@@ -91,6 +91,19 @@ name = "resnet10"
 #evaluation_samples_min = 10
 # Whether the others may learn how many samples this site trains on.
 #training_set_size = false
+# Whether the others may put what they receive from this site (dFLMoE: its head) into models that they export.
+#reexport = false
+
+# The local network: tell this site's name and address there (zeroconf), and listen for the other sites'. Who they are,
+# certificates settle. Left out: false.
+[discovery]
+zeroconf = true
+
+# Where Prometheus may ask: http://127.0.0.1:9464/metrics; left out: nowhere. There is neither password nor TLS, so that
+# an address that others can reach needs `public = true` as well.
+[metrics]
+listen = "127.0.0.1:9464"
+#public = false
 """
 
 
