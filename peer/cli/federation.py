@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
         "ca_fingerprint": identity.fingerprint(identity.certificate_key(authority.certificate)),
         "ca_days": identity.certificate_days(authority.certificate, datetime.now(UTC)),
         "sites": list(authority.federation.roster),
+        "notes": list(_notes(authority.federation)),
     }
     output.emit(document, as_json=as_json, render=_created)
 
@@ -166,8 +168,15 @@ def _created(document: dict[str, Any]) -> RenderableType:
             ("CA folder", f"{document['folder']}: keep it offline, nobody else gets it"),
             ("CA key", document["ca_fingerprint"]),
             ("next", f"give {document['federation_toml']} to every site: {', '.join(document['sites'])}"),
+            *(("note", note) for note in document["notes"]),
         )
     )
+
+
+def _notes(federation: Federation) -> Iterator[str]:
+    """What is allowed and yet hardly meant."""
+    if federation.global_test and federation.plan.kept_home:
+        yield f"global_test = true measures nothing: {federation.plan.kept_home}"
 
 
 def _admitted(document: dict[str, Any]) -> RenderableType:

@@ -9,6 +9,8 @@ import click
 
 from peer.cli import output, shared_options
 from peer.core.plan import PLANS, Plan
+from peer.errors import UsageError
+from peer.toml import suggestion
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +20,7 @@ BOUNDS = ("minimum", "maximum", "choices")
 
 
 @click.command(short_help="The methods, their stages and parameters.")
-@click.argument("names", nargs=-1, type=click.Choice(list(PLANS)))
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @output.json_option
 @shared_options
 def methods(names: tuple[str, ...], as_json: bool) -> None:
@@ -28,6 +30,9 @@ def methods(names: tuple[str, ...], as_json: bool) -> None:
     mhfl-peer methods
     mhfl-peer methods dflmoe
     """
+    for name in names:
+        if name not in PLANS:
+            raise UsageError(f"no method {name!r}{suggestion(name, PLANS)}", "`mhfl-peer methods` lists them")
     document = [_described(name, PLANS[name]) for name in names or PLANS]
     output.emit(document, as_json=as_json, render=_one_by_one if names else _list)
 

@@ -39,17 +39,18 @@ def site() -> None:
 @pass_settings
 def init(settings: Settings, file: Path, name: str, out: Path | None, renew: bool, as_json: bool) -> None:
     """Make this site's folder, key and signing request; a key that is there is kept."""
-    text = toml.read(file)
-    federation = Federation.parse(text, str(file))
+    founded = toml.read(file)
+    federation = Federation.parse(founded, str(file))
     try:
         folder = SiteFolder(home_folder(settings.home), federation.name, site_name(name))
     except ValueError as error:
         raise UsageError(str(error), "take the name that federation.toml gives this site") from error
     out = out or Path(f"{folder.site}.csr")
     must_be_new(out)
-    request = enrolment.request(folder, federation, text, now=datetime.now(UTC), renew=renew)
+    request = enrolment.request(folder, federation, founded, now=datetime.now(UTC), renew=renew)
     if not folder.site_toml.exists():
-        write_atomically(folder.site_toml, site_toml(federation.task.spatial_dims).encode("utf-8"))
+        text = site_toml(federation.task.spatial_dims, federation.addresses.get(folder.site))
+        write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)
     document = {
         "federation": federation.name,

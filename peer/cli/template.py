@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from peer.presence import loopback
+from peer.toml import split_address
+
+LISTEN = "127.0.0.1:7443"
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
 """An input size for each number of spatial dimensions, to be changed by whoever knows the data."""
 
@@ -107,6 +111,15 @@ listen = "127.0.0.1:9464"
 """
 
 
-def site_toml(spatial_dims: int) -> str:
-    """The template for a task of so many spatial dimensions."""
-    return SITE_TOML.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
+def site_toml(spatial_dims: int, address: str | None = None) -> str:
+    """The template for a task of so many spatial dimensions, and for the address that the roster gives the site.
+
+    Where others are to reach it, it listens on every interface, at that port: who gets in, certificates settle.
+    """
+    text = SITE_TOML.replace(f"input_size = {SIZES[3]}", f"input_size = {SIZES[spatial_dims]}")
+    if address is None:
+        return text
+    host, port = split_address(address)
+    everywhere = "[::]" if ":" in host else "0.0.0.0"
+    listen = f"{'[::1]' if ':' in host else '127.0.0.1'}:{port}" if loopback(host) else f"{everywhere}:{port}"
+    return text.replace(f'listen = "{LISTEN}"', f'listen = "{listen}"')

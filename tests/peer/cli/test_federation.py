@@ -61,6 +61,7 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
         "ca_fingerprint": made["ca_fingerprint"],
         "ca_days": 99,
         "sites": ["america", "asia", "europe", "oceania"],
+        "notes": [],
     }
     assert len(made["ca_fingerprint"]) == 95
     assert EXAMPLE.read_text() in (tmp_path / "ca" / "federation.toml").read_text()
@@ -71,6 +72,19 @@ def test_create_for_people(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert Federation.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
     assert "keep it offline" in result.stdout
+
+
+def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -> None:
+    draft = EXAMPLE.read_text().replace("#global_test = false", "global_test = true")
+    (tmp_path / "one.toml").write_text(draft)
+    (tmp_path / "two.toml").write_text(
+        draft.replace('name = "fedskd"', 'name = "dflmoe"').replace("[stages.train]", "")
+    )
+    measured = document("federation", "create", tmp_path / "one.toml", "--out", tmp_path / "ca1")
+    kept_home = document("federation", "create", tmp_path / "two.toml", "--out", tmp_path / "ca2")
+    assert measured["notes"] == []
+    (note,) = kept_home["notes"]
+    assert note == f"global_test = true measures nothing: {PLANS['dflmoe'].kept_home}"
 
 
 def test_create_does_not_overwrite(ca: Path) -> None:

@@ -50,4 +50,4 @@ def test_one_method_is_told_in_full() -> None:
 def test_an_unknown_method_is_a_usage_error() -> None:
     result = call("fedsdk")
     assert result.exit_code == 2
-    assert "fedsdk" in result.stderr
+    assert "no method 'fedsdk' (did you mean 'fedskd'?)" in result.stderr

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from peer.cli import main
 from peer.cli.template import site_toml
 from peer.config import Federation, Site, check_site
+from peer.core.roster import SiteName
 from peer.errors import EXIT_CODES
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "federation.toml"
@@ -66,7 +67,7 @@ def test_init_makes_a_home(tmp_path: Path) -> None:
     }
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Path("europe.csr").read_bytes().startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
-    assert (folder / "site.toml").read_text() == site_toml(3)
+    assert (folder / "site.toml").read_text() == site_toml(3, final.addresses[SiteName("europe")])
     check_site(final, Site.load(folder / "site.toml"), "europe")
 
 
