@@ -76,6 +76,8 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
     document = survey(datalist, root=root, task=task, classes=classes, whole=True)
     output.emit(document, as_json=as_json, render=_survey)
     problems = document["problems"]
+    if not as_json and not problems:
+        click.echo("Every image could be read: a site could train on all of it.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise DataError(f"{datalist} has {count}", "correct what is listed above")
@@ -265,24 +267,18 @@ def _survey(document: Mapping[str, Any]) -> RenderableType:
 
     splits = document["splits"]
     labels = sorted({label for split in splits.values() for label in split["classes"]}, key=int)
+    shapes = [", ".join(f"{shape} ({count})" for shape, count in split["shapes"].items()) for split in splits.values()]
     rows = [
-        (
-            name,
-            split["samples"],
-            split["subjects"],
-            split["unnamed"],
-            *(split["classes"].get(label, 0) for label in labels),
-            ", ".join(f"{shape} ({count})" for shape, count in split["shapes"].items()),
-        )
-        for name, split in splits.items()
+        *((what, *(split[what] for split in splits.values())) for what in ("samples", "subjects", "unnamed")),
+        *((f"class {label}", *(split["classes"].get(label, 0) for split in splits.values())) for label in labels),
+        ("shapes", *shapes),
     ]
-    columns = ("split", "samples", "subjects", "unnamed", *(f"class {label}" for label in labels), "shapes")
     notes = [("problem", problem) for problem in document["problems"]]
     if document["unlabelled"]:
         notes.append(("note", f"{document['unlabelled']} test entries without a label are not evaluated"))
     if any(split["unnamed"] for split in splits.values()):
         notes.append(("note", "samples without a subject: whether a patient is in both splits cannot be seen"))
-    return Group(output.table(columns, rows, title=document["datalist"]), output.fields(notes))
+    return Group(output.table(("", *splits), rows, title=document["datalist"]), output.fields(notes))
 
 
 def _prepared(document: Mapping[str, Any]) -> RenderableType:
