@@ -103,6 +103,18 @@ class Journal:
             for kind, round, body in self._connection.execute(query, wanted):
                 yield kind, round, json.loads(body)
 
+    def since(self, seq: int, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Rows of these kinds beyond a number, with their Unix times, oldest first, read as they are asked for.
+
+        For who counts along, and reads each row once: the table is walked from there on, not the index.
+        """
+        wanted = tuple(kinds)
+        where = f"WHERE seq > ? AND +kind IN ({_places(wanted)})"
+        query = f"SELECT seq, time_s, kind, round, body FROM row {where} ORDER BY seq"
+        with storage(self.path):
+            for found, time_s, kind, round, body in self._connection.execute(query, (seq, *wanted)):
+                yield {"seq": found, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
+
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
         """Of each of these kinds the newest row, oldest first; fast however long the journal is."""
         wanted = tuple(kinds)

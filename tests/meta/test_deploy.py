@@ -1,0 +1,324 @@
+"""What is shipped to run and watch a site fits the program, and the tools that will read it find nothing wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import enrolment
+from peer.config import Federation, Site, check_site
+from peer.core.roster import SiteName
+from peer.errors import EXIT_CODES
+from peer.gauges import METRICS
+from peer.home import SiteFolder, write_atomically
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra `scalars`")
+
+PROMETHEUS, GRAFANA = Path("deploy", "prometheus"), Path("deploy", "grafana", "mhfl-peer.json")
+SYSTEMD, KUBERNETES = Path("deploy", "systemd"), Path("deploy", "kubernetes")
+PROCESS = frozenset(
+    f"process_{name}"
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds")
+)
+"""What ``prometheus_client`` shows of a process; of the worker with a prefix."""
+TARGET = frozenset({"job", "instance"})
+"""Labels that Prometheus adds."""
+SELECTOR = re.compile(r"\b((?:mhfl_|process_)\w+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+WAITS = "waiting for the bundle: send this request to the founder, and read the fingerprint out over the telephone\n"
+VERSION = "1.34"
+"""Of Kubernetes; unhealthyPodEvictionPolicy, the newest that is asked for, is of 1.31."""
+
+
+# --- metrics in rules and pictures -----------------------------------------------------------------------------------
+def rules(root: Path) -> list[dict[str, Any]]:
+    """Every alert rule."""
+    groups = yaml.safe_load((root / PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels(root: Path) -> list[dict[str, Any]]:
+    """Every panel of the dashboard."""
+    found: list[dict[str, Any]] = json.loads((root / GRAFANA).read_text())["panels"]
+    return found
+
+
+def expressions(root: Path) -> Iterator[tuple[str, str]]:
+    """Where each expression stands, and the expression."""
+    for rule in rules(root):
+        yield rule["alert"], rule["expr"]
+    for panel in panels(root):
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+    for note in json.loads((root / GRAFANA).read_text())["annotations"]["list"]:
+        yield note["name"], note["expr"]
+
+
+def test_rules_and_dashboard_ask_only_for_what_a_daemon_shows(root: Path) -> None:
+    wrong = []
+    for where, expression in expressions(root):
+        for name, matchers in SELECTOR.findall(expression):
+            if name.removeprefix("mhfl_worker_") in PROCESS:
+                known: frozenset[str] = TARGET
+            elif name in METRICS:
+                known = TARGET | set(METRICS[name].labels)
+            else:
+                wrong.append(f"{where}: there is no {name}")
+                continue
+            labels = set(MATCHER.findall(re.sub(r'"[^"]*"', "", matchers)))
+            wrong += [f"{where}: {name} has no label {label}" for label in labels - known]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_alert_says_what_it_is_and_is_explained_and_tried(root: Path) -> None:
+    explained = set(re.findall(r"^### (\w+)$", (root / PROMETHEUS / "README.md").read_text(), re.MULTILINE))
+    tried = set(re.findall(r"\bMhfl[A-Za-z]+\b", (root / PROMETHEUS / "alerts_test.yml").read_text()))
+    names = [rule["alert"] for rule in rules(root)]
+    assert sorted(set(names)) == sorted(names)
+    assert set(names) == explained == tried
+    for rule in rules(root):
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"deploy/prometheus/README.md#{rule['alert'].lower()}"
+
+
+def test_the_table_of_metrics_is_the_program_s(root: Path) -> None:
+    kinds = {"_total": "counter", "_info": "info"}
+    expected = [
+        f"| `{name}` | {next((kind for end, kind in kinds.items() if name.endswith(end)), 'gauge')} | "
+        f"{', '.join(f'`{label}`' for label in meaning.labels)} | {meaning.text} |"
+        for name, meaning in METRICS.items()
+    ]
+    lines = (root / PROMETHEUS / "README.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("| `mhfl_")] == expected, "it should have\n" + "\n".join(expected)
+
+
+def promtool(root: Path, *arguments: str | Path) -> None:
+    """Run promtool in the folder of the rules; its own words when it fails."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool (Debian package prometheus) is not installed")
+    finished = subprocess.run([program, *arguments], cwd=root / PROMETHEUS, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_promtool_accepts_configuration_and_rules_and_their_tests_pass(root: Path) -> None:
+    promtool(root, "check", "config", "prometheus.yml")
+    promtool(root, "test", "rules", "alerts_test.yml")
+
+
+def test_promtool_accepts_every_expression_of_the_dashboard(root: Path, tmp_path: Path) -> None:
+    found = [expression for _, expression in expressions(root)]
+    for variable, value in (("$site", "here"), ("$__rate_interval", "1m"), ("$__range", "1h")):
+        found = [expression.replace(variable, value) for expression in found]
+    recorded = [{"record": f"r{number}", "expr": expression} for number, expression in enumerate(found)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
+    promtool(root, "check", "rules", "--lint=none", tmp_path / "rules.yml")
+
+
+def test_the_dashboard_can_be_imported_anywhere(root: Path) -> None:
+    dashboard = json.loads((root / GRAFANA).read_text())
+    assert dashboard["id"] is None
+    assert "uid" not in dashboard
+    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert "(?<value>" in variables["site"]["regex"]
+    shown = panels(root)
+    assert len({panel["id"] for panel in shown}) == len(shown)
+    sources = [panel["datasource"] for panel in shown if "datasource" in panel]
+    sources += [target["datasource"] for panel in shown for target in panel.get("targets", ())]
+    assert {source["uid"] for source in sources} == {"${datasource}"}
+    rows = [panel["title"] for panel in shown if panel["type"] == "row"]
+    assert rows == [
+        "Federation at a glance",
+        "Whom we wait for",
+        "Training",
+        "Transfers and egress",
+        "Certificates, disk, daemon",
+    ]
+    cells = [(x, y) for panel in shown for x, y in area(panel["gridPos"])]
+    assert len(set(cells)) == len(cells), "panels overlap"
+
+
+def area(place: dict[str, int]) -> Iterable[tuple[int, int]]:
+    """The cells of the grid that a panel covers."""
+    assert place["x"] + place["w"] <= 24
+    columns, lines = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+    return [(x, y) for x in columns for y in lines]
+
+
+# --- systemd ---------------------------------------------------------------------------------------------------------
+def unit(root: Path, name: str = "mhfl-peer@.service") -> dict[str, list[str]]:
+    """The settings of a unit file, each with its values."""
+    found: dict[str, list[str]] = {}
+    for line in (root / SYSTEMD / name).read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_systemd_accepts_the_unit_and_finds_it_confined(root: Path, tmp_path: Path, gpu: bool) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    installed = tmp_path / "mhfl-peer@europe.service"
+    text = (root / SYSTEMD / "mhfl-peer@.service").read_text()
+    installed.write_text(text.replace("/opt/mhfl/bin/mhfl-peer", shutil.which("true") or "/bin/true"))
+    if gpu:
+        shutil.copytree(root / SYSTEMD / "mhfl-peer@.service.d", tmp_path / "mhfl-peer@europe.service.d")
+    verified = subprocess.run([program, "verify", installed], capture_output=True, text=True)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    judge = [program, "security", "--offline=true", "--threshold=20", "--no-pager", installed]
+    judged = subprocess.run(judge, capture_output=True, text=True)
+    assert judged.returncode == 0, judged.stdout
+    exposure = re.search(r"exposure level for \S+: ([0-9.]+)", judged.stdout)
+    assert exposure is not None
+    stated = (root / SYSTEMD / ("mhfl-peer@.service.d/gpu.conf" if gpu else "mhfl-peer@.service")).read_text()
+    assert f"says {exposure[1]}" in re.sub(r"\n# ", " ", stated)
+
+
+def test_the_unit_starts_what_the_program_understands(root: Path) -> None:
+    service = unit(root)
+    assert service["Type"] == ["notify"]
+    assert {int(code) for code in service["RestartPreventExitStatus"][0].split()} <= EXIT_CODES.keys()
+    assert service["WatchdogSec"]
+    user = (root / SYSTEMD / "mhfl-peer.sysusers").read_text().splitlines()[-1].split()
+    assert ["u", *service["User"]] == user[:2]
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------------------
+def documents(root: Path) -> dict[str, dict[str, Any]]:
+    """The objects of the base by kind; of several of a kind the last."""
+    found = {}
+    for path in sorted((root / KUBERNETES / "base").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            found[document["kind"]] = document
+    return found
+
+
+def test_every_file_of_the_base_is_named_and_there(root: Path) -> None:
+    base = root / KUBERNETES / "base"
+    listed = yaml.safe_load((base / "kustomization.yaml").read_text())
+    scripts = [name for generator in listed["configMapGenerator"] for name in generator["files"]]
+    there = {path.name for path in base.iterdir()} - {"kustomization.yaml"}
+    assert {*listed["resources"], *scripts} == there
+    assert all((base / name).stat().st_mode & stat.S_IXUSR for name in scripts)
+
+
+def test_the_pod_is_confined_and_watched(root: Path) -> None:
+    found = documents(root)
+    spec = found["StatefulSet"]["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["replicas"] == 1
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    mounted = {volume["name"] for volume in pod["volumes"]} | {"state"}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        confined = container["securityContext"]
+        assert confined["readOnlyRootFilesystem"] is True
+        assert confined["allowPrivilegeEscalation"] is False
+        assert confined["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"]
+        assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
+    (daemon,) = pod["containers"]
+    assert daemon["livenessProbe"]["exec"]["command"] == ["mhfl-peer", "health"]
+    assert {port["name"]: port["containerPort"] for port in daemon["ports"]} == {"peers": 7443, "metrics": 9464}
+    assert pod["terminationGracePeriodSeconds"] >= 90
+    assert found["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_every_selector_finds_the_pod(root: Path) -> None:
+    found = documents(root)
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert labels
+    assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
+    assert found["Service"]["spec"]["selector"] == labels
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_nobody_but_peers_and_monitoring_is_let_in(root: Path) -> None:
+    policy = documents(root)["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    peers, monitoring = policy["ingress"]
+    assert [port["port"] for port in peers["ports"]] == [7443]
+    assert all("ipBlock" in source for source in peers["from"])
+    assert [port["port"] for port in monitoring["ports"]] == [9464]
+    assert all("namespaceSelector" in source for source in monitoring["from"])
+
+
+def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
+    site = Site.load(root / KUBERNETES / "europe" / "site.toml")
+    check_site(Federation.load(root / "deploy" / "examples" / "federation.toml"), site, SiteName("europe"))
+    assert site.listen.endswith(":7443")
+    assert site.metrics.listen is not None
+    assert site.metrics.listen.endswith(":9464")
+
+
+def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
+    """The script that runs before the daemon, with the folders that the pod mounts for it."""
+    draft = (root / "deploy" / "examples" / "federation.toml").read_text()
+    authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=datetime.now(UTC))
+    etc = tmp_path / "etc"
+    for name in ("federation", "site", "bundle", "tmp"):
+        (etc / name).mkdir(parents=True)
+    (etc / "federation" / "federation.toml").write_text(authority.federation_toml)
+    (etc / "site" / "site.toml").write_text('listen = "0.0.0.0:7443"\n')
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {
+        "SITE": "europe",
+        "MHFL_HOME": str(tmp_path / "state"),
+        "MHFL_ETC": str(etc),
+        "TMPDIR": str(etc / "tmp"),
+    }
+    command = ["sh", str(root / KUBERNETES / "base" / "enrol.sh")]
+    running = {"env": {**os.environ, "PATH": programs, **settings}, "text": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **running) as pod:
+        assert pod.stdout is not None
+        told = "".join(iter(pod.stdout.readline, WAITS))
+        shown = re.search(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){31}\b", told)
+        assert shown is not None, told
+        request = told[told.index("-----BEGIN CERTIFICATE REQUEST") :].encode()
+        admitted = authority.admit(request, fingerprint=shown[0], now=datetime.now(UTC))
+        write_atomically(etc / "bundle" / "europe.bundle", admitted.bundle)
+        pod.communicate(timeout=30)
+    folder = SiteFolder(tmp_path / "state", "fedasd", SiteName("europe"))
+    assert pod.returncode == 0
+    assert folder.site_toml.read_text() == 'listen = "0.0.0.0:7443"\n'
+    certificate = (folder.pki / "cert.pem").read_bytes()
+    (etc / "site" / "site.toml").write_text('listen = "0.0.0.0:7444"\n')
+    again = subprocess.run(command, capture_output=True, **running)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "7444" in folder.site_toml.read_text()
+    assert (folder.pki / "cert.pem").read_bytes() == certificate
+
+
+def test_what_kustomize_makes_of_it_is_what_kubernetes_knows(root: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    built = subprocess.run([kubectl, "kustomize", root / KUBERNETES / "europe"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    objects = list(yaml.safe_load_all(built.stdout))
+    names = {one["kind"]: one["metadata"]["name"] for one in objects}
+    assert names["StatefulSet"] == "europe-site"
+    kept = next(one["spec"] for one in objects if one["kind"] == "StatefulSet")["template"]["spec"]
+    for container in (*kept["initContainers"], *kept["containers"]):
+        assert {"name": "SITE", "value": "europe"} in container["env"]
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for one in objects:
+        kubernetes_validate.validate(one, VERSION, strict=True)
