@@ -1,6 +1,7 @@
 """Structured logs: one JSON object a line in the site's log file, a short line on standard error.
 
-A message is one constant text; what it is about stands in fields (``site``, ``round``, ``peer``, ``sha256``).
+A message is one constant text; what it is about stands in fields (``round``, ``peer``, ``sha256``, ``intent``), after
+those that say whose line it is (``site``, ``federation``, ``generation``, ``pid``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import datetime
 import json
 import logging
 import logging.handlers
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,11 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``time, level, logger, message`` and the record's fields."""
+    """One JSON object a record: ``time, level, logger, message``, the ids given here, and the record's fields."""
+
+    def __init__(self, ids: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._ids = dict(ids)
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
@@ -35,6 +42,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._ids,
             **fields(record),
         }
         if record.exc_info:
@@ -66,16 +74,27 @@ def _brief(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))
 
 
-def set_up(folder: Path, *, quiet: bool = False, debug: bool = False) -> None:
-    """Send the program's logs to ``daemon.log`` in the folder and, unless quiet, to standard error."""
+def set_up(
+    folder: Path, ids: Mapping[str, Any], *, quiet: bool = False, debug: bool = False, json_lines: bool = False
+) -> None:
+    """Send the program's logs to ``daemon.log`` in the folder and, unless quiet, to standard error.
+
+    Args:
+        folder: the site's folder for logs.
+        ids: what every JSON line says beside its own fields; the process id is added.
+        quiet: write to the file only.
+        debug: also what is of interest to developers, with tracebacks.
+        json_lines: standard error gets the same lines as the file, for a collector that reads there.
+    """
+    formatter = JsonFormatter({**ids, "pid": os.getpid()})
     file = logging.handlers.RotatingFileHandler(
         folder / "daemon.log", maxBytes=FILE_BYTES_MAX, backupCount=FILES_KEPT, encoding="utf-8"
     )
-    file.setFormatter(JsonFormatter())
+    file.setFormatter(formatter)
     handlers: list[logging.Handler] = [file]
     if not quiet:
         shown = logging.StreamHandler()
-        shown.setFormatter(LineFormatter(debug=debug))
+        shown.setFormatter(formatter if json_lines else LineFormatter(debug=debug))
         handlers.append(shown)
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=handlers, force=True)
     for noisy in ("asyncio", "grpc", "grpc._cython"):

@@ -135,6 +135,7 @@ def _carry_out(waiting: Sequence[Run], jobs: int, keep: bool, progress: Progress
 
 def carry_out(folder: Path, keep: bool) -> tuple[str, str]:
     """One run, in a process that has torch: its name, and why it failed or nothing."""
+    importlib.import_module("peer.training.monai").load()
     execution = importlib.import_module("peer.simulation.execution")
     trace = folder / "error.txt"
     trace.unlink(missing_ok=True)

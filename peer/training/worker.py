@@ -101,6 +101,9 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
 
 def _hand(setting: Setting, inbox: Inbox, send: Callable[[events.Event], None]) -> Hand:
     """Who does the work: the trainer, or whoever measures guests beside one."""
+    from peer.training import monai
+
+    monai.load()
     if setting.duty == "measure":
         from peer.training.examiner import Examiner
 
@@ -135,7 +138,6 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the daemon")
     arguments = parser.parse_args()
     die_with_parent()
-    sys.modules["matplotlib"] = None  # type: ignore[assignment]  # monai loads it where it is; half a second for nothing
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it sends a Halt
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     connection = socket.socket(fileno=arguments.fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from peer import logs
+
+IDS = {"site": "asia", "federation": "0123456789ab", "generation": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -41,13 +44,14 @@ def raised() -> BaseException:
 
 
 def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
-    text = logs.JsonFormatter().format(record("round committed", round=3, path=tmp_path, missing={"asia": "slow"}))
+    text = logs.JsonFormatter(IDS).format(record("round committed", round=3, path=tmp_path, missing={"asia": "slow"}))
     document = json.loads(text)
     assert document.pop("time").endswith("+00:00")
     assert document == {
         "level": "info",
         "logger": "peer.daemon",
         "message": "round committed",
+        **IDS,
         "round": 3,
         "path": str(tmp_path),
         "missing": {"asia": "slow"},
@@ -55,7 +59,7 @@ def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
 
 
 def test_the_file_has_the_traceback_in_its_line() -> None:
-    text = logs.JsonFormatter().format(record("call failed", logging.ERROR, error=raised()))
+    text = logs.JsonFormatter(IDS).format(record("call failed", logging.ERROR, error=raised()))
     assert "\n" not in text
     assert "in raised" in json.loads(text)["exception"]
 
@@ -85,7 +89,7 @@ def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for quiet in (False, True):
-        logs.set_up(tmp_path, quiet=quiet)
+        logs.set_up(tmp_path, IDS, quiet=quiet)
         logging.getLogger("peer.test").info("told", extra={"quiet": quiet})
         logging.getLogger("peer.test").debug("whispered")
         logging.getLogger("asyncio").info("noise")
@@ -94,7 +98,7 @@ def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
-    logs.set_up(tmp_path, quiet=True)
+    logs.set_up(tmp_path, IDS, quiet=True)
     (handler,) = logging.getLogger().handlers
     assert isinstance(handler, logging.handlers.RotatingFileHandler)
     assert (handler.maxBytes, handler.backupCount) == (logs.FILE_BYTES_MAX, logs.FILES_KEPT)
@@ -105,6 +109,15 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
 
 
 def test_debug_shows_more(tmp_path: Path) -> None:
-    logs.set_up(tmp_path, quiet=True, debug=True)
+    logs.set_up(tmp_path, IDS, quiet=True, debug=True)
     logging.getLogger("peer.test").debug("whispered")
     assert "whispered" in (tmp_path / "daemon.log").read_text()
+
+
+def test_every_json_line_says_whose_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(tmp_path, IDS, json_lines=True)
+    logging.getLogger("peer.test").info("told", extra={"round": 3})
+    shown = capsys.readouterr().err
+    assert shown == (tmp_path / "daemon.log").read_text(), "a collector that reads standard error gets the same"
+    document = json.loads(shown)
+    assert {key: document[key] for key in (*IDS, "pid", "round")} == {**IDS, "pid": os.getpid(), "round": 3}

@@ -41,9 +41,13 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: Loopback, program: Any) ->
     answer = json.loads(call(enrolled, "resume", "--json").stdout)
     assert answer == {"site": "asia", "action": "resume", "effect": "the site goes on"}
     program.status("asia", "gathering")
+    healthy = json.loads(call(enrolled, "health", "--training", "--json").stdout)
+    assert healthy == {"site": "asia", "serves": True, "trains": True}
+    assert call(enrolled, "health").stdout == "asia: serves\n"
     assert call(enrolled, "stop").exit_code == 0
     assert process.wait(LIMIT_S) == 0
     assert call(enrolled, "stop").exit_code == 14
+    assert call(enrolled, "health").exit_code == 14
 
 
 def start(loopback: Loopback, *words: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from peer.errors import ConfigError, DaemonDown, StateError
-from peer.transport.control import ControlClient, ControlServer
+from peer.transport.control import TRAINING, ControlClient, ControlServer
 
 
 class FakeConsole:
@@ -22,6 +22,10 @@ class FakeConsole:
         self.fault = None
         self.changed = asyncio.Event()
         self.followers = 0
+        self.well = True
+
+    def trains(self):
+        return self.well
 
     async def show(self, what, arguments):
         if self.fault is not None:
@@ -195,3 +199,17 @@ def test_the_command_line_s_side_imports_no_more_than_it_needs():
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert finished.stdout == "[]\n"
+
+
+async def test_the_health_service_tells_of_daemon_and_training(daemon):
+    console, _, path = daemon
+    assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, True)
+    console.well = False
+    assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, False)
+    with pytest.raises(StateError, match="there is no service 'lunch'"):
+        await asked(path, lambda client: client.well("lunch"))
+
+
+async def test_a_daemon_that_is_down_is_not_well(tmp_path):
+    with pytest.raises(DaemonDown):
+        await asked(tmp_path / "control.sock", lambda client: client.well())

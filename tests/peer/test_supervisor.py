@@ -1,0 +1,65 @@
+"""What systemd is told, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peer import supervisor
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(LIMIT_S)
+        yield channel
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdog_is_for_this_process_alone(environ: dict[str, str], limit_s: float | None) -> None:
+    assert supervisor.watchdog_s(environ) == limit_s
+
+
+async def test_systemd_hears_of_changes_and_signs_of_life(systemd: socket.socket) -> None:
+    words = iter(["round 1 of 2, train", "round 1 of 2, train", "round 2 of 2, train"])
+    environ = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "100000"}
+    watching = asyncio.create_task(supervisor.watch(lambda: next(words), environ=environ))
+    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(3)]
+    watching.cancel()
+    assert heard == [
+        b"STATUS=round 1 of 2, train\nWATCHDOG=1",
+        b"WATCHDOG=1",
+        b"STATUS=round 2 of 2, train\nWATCHDOG=1",
+    ]
+
+
+async def test_without_a_watchdog_only_changes_are_told(systemd: socket.socket) -> None:
+    words = iter(["one", "one", "two"])
+    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
+    watching = asyncio.create_task(supervisor.watch(lambda: next(words), every_s=0.01, environ=environ))
+    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(2)]
+    watching.cancel()
+    assert heard == [b"STATUS=one", b"STATUS=two"]
+
+
+async def test_nobody_is_told_where_nobody_asked() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        await supervisor.watch(lambda: pytest.fail("nobody asks"), environ={})

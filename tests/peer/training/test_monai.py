@@ -1,0 +1,26 @@
+"""MONAI comes without libraries that cost more than itself, and they can be had all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import importlib, json, sys
+from peer.training import monai
+monai.load()
+loaded = [name for name in monai.LEFT_OUT if name in sys.modules]
+monai.load()
+from peer.training import trainer
+importlib.import_module("scipy.signal")
+print(json.dumps([loaded, "monai" in sys.modules, "scipy.signal" in sys.modules]))
+"""
+
+
+def test_what_monai_did_without_can_be_imported_afterwards() -> None:
+    root = Path(__file__).parents[3]
+    finished = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout) == [[], True, True]
