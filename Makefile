@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)
+
+node: ## the packages of tests/node, with which make test also runs a client in another language
+	npm install --prefix tests/node --no-package-lock --no-audit --no-fund
 
 clean: ## remove .venv, caches and build folders
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

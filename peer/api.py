@@ -1,0 +1,359 @@
+"""A site in a notebook: its rounds, numbers, transfers and events as records, its model, and predictions.
+
+Everything is read from the site's folder, while its daemon runs or is down: nothing there is locked or written, and the
+daemon is asked for nothing but its status. A record is a plain dictionary whose values are texts, numbers, booleans or
+``None``; several names in one text are separated by blanks. A list of records is what ``pandas.DataFrame`` takes. Times
+are Unix seconds, durations end in ``_s``. Whatever goes wrong is a ``peer.errors.PeerError``, which says what to do.
+
+>>> site = open_site("asia", home=home)
+>>> site.name, site.federation.method.name
+('asia', 'fedskd')
+>>> [(record["round"], record["contributors"]) for record in site.rounds()]
+[(1, 'asia'), (2, 'asia')]
+>>> [record["value"] for record in site.metrics() if record["name"] == "train_steps"]
+[2.0, 2.0]
+>>> model = site.model()  # torch and MONAI are loaded here, and not before
+>>> model.training
+False
+>>> [record["predicted"] in (0, 1) for record in site.predict([datalist])]
+[True, True]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from peer import reports
+from peer.config import Federation
+from peer.config import Site as Configuration
+from peer.core import replay
+from peer.core.evaluation import evaluation_records
+from peer.errors import DaemonDown, DataError, ModelError, PeerError, StateError
+from peer.home import SiteFolder, find_site, home_folder
+from peer.journal import Journal
+
+if TYPE_CHECKING:
+    from peer.afterwards import Standing
+    from peer.training.export.predictor import Predictor
+    from peer.training.notebook import Input
+    from peer.training.trainer import Trainer
+
+Record: TypeAlias = dict[str, Any]
+
+
+def open_site(name: str | None = None, *, home: str | Path | None = None) -> Site:
+    """A site that lives here, for reading.
+
+    Args:
+        name: ``site`` or ``federation/site``; may be left out where only one site lives.
+        home: the state folder; else ``MHFL_HOME`` or the default one, as for the command line.
+
+    Raises:
+        UsageError: none or several fit; the message lists which there are.
+
+    Example:
+        >>> open_site("asia", home=home)
+        Site('trial/asia')
+    """
+    return Site(find_site(home_folder(None if home is None else Path(home)), name))
+
+
+class Site:
+    """One site's folder. Each call reads anew, so that a running site can be asked again and again."""
+
+    def __init__(self, folder: SiteFolder) -> None:
+        """Use ``open_site``, which finds the folder."""
+        self.folder = folder
+        self._held: tuple[tuple[object, ...], Trainer] | None = None
+
+    def __repr__(self) -> str:
+        return f"Site('{self.folder.federation}/{self.folder.site}')"
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.folder.site
+
+    @cached_property
+    def federation(self) -> Federation:
+        """What federation.toml says, defaults filled in; ``ConfigError`` where it is wrong."""
+        return Federation.load(self.folder.federation_toml)
+
+    @cached_property
+    def config(self) -> Configuration:
+        """What site.toml says, defaults filled in; ``ConfigError`` where it is wrong."""
+        return Configuration.load(self.folder.site_toml)
+
+    # --- records ----------------------------------------------------------------------------------------------------
+    def status(self) -> Record:
+        """Where the site is now; the nested document of `mhfl-peer status --json`.
+
+        The daemon tells it; while it is down, ``daemon`` is ``"down"`` and the rest is what the journal knows.
+        """
+        with contextlib.suppress(DaemonDown):
+            socket = self.folder.control_socket()
+            if socket.exists():
+                from peer.transport.control import ControlClient
+
+                with ControlClient(socket) as client:
+                    status: Record = client.show("status")
+                    return status
+        return reports.status_when_down(self.folder)
+
+    def rounds(self) -> list[Record]:
+        """The finished rounds, oldest first.
+
+        Returns:
+            ``generation``, ``round``, ``time`` (of the commit), ``duration_s`` (of training), ``threads``;
+            ``contributors``, ``contributor_count``, ``sources`` (whose artifacts were used), ``missing`` (as
+            ``site:reason``), ``below_quorum``, ``skipped`` (rounds before it that the site did not take part in);
+            ``artifact_sha256``, ``aggregate_sha256``, ``agrees`` and ``differs`` (sites whose mean is the same, bit for
+            bit, or another one).
+
+        Example:
+            >>> record = site.rounds()[-1]
+            >>> record["generation"], record["round"], record["contributor_count"], record["missing"]
+            (1, 2, 1, 'europe:silent')
+        """
+        return [_round(record, time_s) for _, found in self._rounds() for record, time_s in found]
+
+    def metrics(self) -> list[Record]:
+        """Every number of every finished round: losses and steps of training, metrics of the site's own splits.
+
+        Returns:
+            ``generation``, ``round``, ``time`` (of the commit), ``name``, ``value``. With pandas,
+            ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")`` is a table.
+
+        Example:
+            >>> {record["name"] for record in site.metrics()} >= {"train_steps", "auc"}
+            True
+        """
+        return [
+            {**_place(record), "time": time_s, "name": name, "value": float(value)}
+            for _, found in self._rounds()
+            for record, time_s in found
+            for name, value in record["metrics"].items()
+        ]
+
+    def evaluation(self) -> list[Record]:
+        """The site's models on every site's test split (Global Test), a record a metric or a reason, oldest first.
+
+        Returns:
+            ``generation``, ``round``, ``site`` (whose test split), ``name``, ``value``, ``samples``, ``reason``. Where
+            a site said nothing, ``reason`` is why, and ``name``, ``value`` and ``samples`` are ``None``.
+
+        Example:
+            >>> [(record["site"], record["name"], record["reason"]) for record in site.evaluation()][-1]
+            ('europe', None, 'no answer yet')
+        """
+        found = []
+        kinds = ("evaluated", "report", "lapsed")
+        names = self.federation.roster.names
+        for journal, rounds in self._rounds():
+            generations = {record["round"]: record["generation"] for record, _ in rounds}
+            for record in evaluation_records(journal.rows(kinds), own=self.folder.site, sites=names):
+                place = {"generation": generations.get(record["round"]), "round": record["round"]}
+                found += [{**place, **cell} for site, of in record["cells"].items() for cell in _cells(site, of)]
+        return found
+
+    def transfers(self) -> list[Record]:
+        """Every artifact that came or went, by time.
+
+        Returns:
+            ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``, ``sha256``,
+            ``bytes``, ``outcome``. What went is drawn from the egress ledger.
+
+        Example:
+            >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
+            [('out', 'europe', 2048)]
+        """
+        found: list[Record] = reports.document(self.folder, "transfers", {})
+        return found
+
+    def events(self) -> list[Record]:
+        """The whole journal, oldest first, without the bulk of manifests.
+
+        Returns:
+            ``seq``, ``time``, ``kind``, ``round`` and ``body``, a dictionary whose keys depend on the kind;
+            ``pandas.json_normalize`` takes them apart.
+
+        Example:
+            >>> [record["round"] for record in site.events() if record["kind"] == "committed"]
+            [1, 2]
+        """
+        with self._journals() as read:
+            return [row for journal in read for row in reports.events([journal], last=sys.maxsize, everything=True)]
+
+    # --- the model --------------------------------------------------------------------------------------------------
+    def model(self, round: int | None = None) -> Predictor:
+        """What the site predicts with after a finished round: on the CPU, in evaluation mode, yours to change.
+
+        A ``torch.nn.Module``: prepared images ``(b, c, *space)`` at ``site.config.data.input_size`` to logits
+        ``(b, classes)`` or ``(b, classes, *space)``, or to larger images; ``.dam`` is the site's own network, which
+        also gives its features. Under dFLMoE it is the mixture with the heads that the site holds.
+
+        Args:
+            round: the newest one if it is left out; weights of older ones are kept for two rounds.
+
+        Raises:
+            StateError: no round is finished, the weights of that one are not kept, or site.toml was changed since.
+            ModelError: the model cannot be built or loaded here.
+
+        Example:
+            >>> import torch
+            >>> site.model()(torch.zeros(1, 1, 8)).shape
+            torch.Size([1, 2])
+        """
+        standing = self._standing(round)
+        with self._named("the model"):
+            from peer.training.notebook import model_of
+
+            return model_of(standing.setting, standing.state, standing.sources)
+
+    def predict(self, inputs: Sequence[Input], *, round: int | None = None, device: str = "cpu") -> list[Record]:
+        """Predictions in this process, the same as those of `mhfl-peer predict`; the model is kept for the next call.
+
+        Args:
+            inputs: images, folders of images and datalists, by path; and arrays or tensors ``(c, *space)``, as a file
+                would hold them: they are brought to the network's size and normalised like files.
+            round: as for ``model``.
+            device: where to compute: by default not on the GPU, on which the site may be training.
+
+        Returns:
+            A record an image: ``file`` (of an array its place among the inputs) and ``problem`` (empty, or why there is
+            no prediction); of classes ``predicted`` and a probability each as ``class_0``, ``class_1`` …; of label maps
+            ``labels``, an array ``(*space)`` on the image's own grid; of super-resolution ``image``, an array
+            ``(c, *space)``.
+
+        Raises:
+            DataError: nothing could be predicted; the first reason is named.
+            StateError, ModelError: as for ``model``.
+
+        Example:
+            >>> import numpy
+            >>> (record,) = site.predict([numpy.ones((1, 8))])
+            >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
+            ('0', '', 1.0)
+        """
+        standing = self._standing(round)
+        with self._named("the prediction"):
+            from peer.training.notebook import answers
+
+            found = answers(self._trainer(standing, device), inputs)
+        if found and all(record["problem"] for record in found):
+            first = found[0]
+            raise DataError(f"nothing could be predicted: {first['file']}: {first['problem']}", "see each `problem`")
+        return found
+
+    # --- within -----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _journals(self) -> Iterator[list[Journal]]:
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(self.folder)]
+
+    def _rounds(self) -> Iterator[tuple[Journal, list[tuple[Record, float]]]]:
+        """Of each generation the open journal, and its finished rounds with the times of their commits."""
+        with self._journals() as read:
+            for journal in read:
+                rows = journal.records(("committed", "compared", "evaluated"))
+                times_s = {row["round"]: row["time"] for row in rows if row["kind"] == "committed"}
+                records = replay.round_records((row["kind"], row["round"], row["body"]) for row in rows)
+                yield journal, [(record, times_s[record["round"]]) for record in records]
+
+    def _standing(self, round: int | None) -> Standing:
+        """The state after a round, by the configuration that the site was trained with."""
+        from peer import afterwards, lifecycle
+        from peer.config import check_site
+
+        federation, config = Federation.load(self.folder.federation_toml), Configuration.load(self.folder.site_toml)
+        check_site(federation, config, self.folder.site)
+        problem = lifecycle.changed(self.folder, federation, config)
+        if problem is not None:
+            raise problem
+        newest = afterwards.standing(self.folder, federation, config)
+        if not newest.committed:
+            raise StateError(f"the model of {self.name} is untrained: no round is finished", "see `site.status()`")
+        return newest if round in (None, newest.committed) else self._earlier(newest, round)
+
+    def _earlier(self, newest: Standing, round: int | None) -> Standing:
+        """The state after a round that is not the newest one, if its checkpoint is still there."""
+        home = self.folder.generation(newest.generation)
+        with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
+            rows = list(journal.rows())
+        kept = {}
+        for place, (kind, number, body) in enumerate(rows):
+            if kind == "committed" and (home / "checkpoints" / body["state"] / "record.json").exists():
+                kept[number] = dataclasses.replace(
+                    newest, state=body["state"], sources=replay.used_sources(rows[: place + 1]), committed=number
+                )
+        if round not in kept:
+            there = ", ".join(map(str, sorted(kept)))
+            raise StateError(
+                f"the weights of {self.name} after round {round} are not kept (those after {there or 'none'} are)",
+                "name one of these, or leave `round` out for the newest",
+            )
+        return kept[round]
+
+    def _trainer(self, standing: Standing, device: str) -> Trainer:
+        from peer.training.notebook import trainer_of
+
+        key = (standing.generation, standing.state, standing.sources, device)
+        if self._held is None or self._held[0] != key:
+            setting = standing.setting
+            training = {**setting.site["training"], "device": device}
+            setting = dataclasses.replace(setting, site={**setting.site, "training": training})
+            self._held = None  # two models at once might not fit
+            self._held = key, trainer_of(setting, standing.state, standing.sources)
+        return self._held[1]
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Make what goes wrong in training's code, which knows no operator, an error of the site's model."""
+        from peer.training.fault import reason_of
+
+        try:
+            yield
+        except PeerError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{what} of {self.name} failed: {reason_of(error)}") from error
+
+
+def _place(record: Record) -> Record:
+    return {"generation": record["generation"], "round": record["round"]}
+
+
+def _round(record: Record, time_s: float) -> Record:
+    missing = sorted(record["missing"].items())
+    agrees = sorted(record["agrees"].items())
+    return {
+        **_place(record),
+        "time": time_s,
+        "duration_s": record["duration_s"],
+        "threads": record["threads"],
+        "contributors": " ".join(record["contributors"]),
+        "contributor_count": len(record["contributors"]),
+        "sources": " ".join(source["site"] for source in record["sources"]),
+        "missing": " ".join(f"{site}:{reason.replace(' ', '_')}" for site, reason in missing),
+        "below_quorum": record["below_quorum"],
+        "skipped": " ".join(map(str, record["skipped"] or ())),
+        "artifact_sha256": record["artifact_sha256"],
+        "aggregate_sha256": record["aggregate_sha256"],
+        "agrees": " ".join(site for site, same in agrees if same),
+        "differs": " ".join(site for site, same in agrees if not same),
+    }
+
+
+def _cells(site: str, cell: Record) -> Iterator[Record]:
+    """The records of one site's test split in one round."""
+    if "metrics" not in cell:
+        yield {"site": site, "name": None, "value": None, "samples": None, "reason": cell["reason"]}
+    for name, value in cell.get("metrics", {}).items():
+        samples = cell["counts"].get("samples")
+        yield {"site": site, "name": name, "value": float(value), "samples": samples, "reason": ""}

@@ -1,0 +1,122 @@
+"""``mhfl-peer scalars``: what the journal knows of every round, for TensorBoard and MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer import home
+from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.errors import UsageError
+from peer.home import SiteFolder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from peer.scalars import Run
+    from peer.trackers import Tracker
+
+LOOK_S = 2.0
+"""How often `--follow` looks whether the journal has grown; a round takes longer."""
+
+
+@click.command(short_help="Losses, metrics and traffic of every round for TensorBoard or MLflow.")
+@site_option
+@click.option("--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="A folder of TensorBoard's.")
+@click.option("--mlflow", metavar="URI", help="A store of MLflow's on this machine: sqlite:///FILE.")
+@click.option("--follow", is_flag=True, help="Go on until the site has left after its last round, or Ctrl-C.")
+@output.json_option
+@shared_options
+@pass_settings
+def scalars(
+    settings: Settings, site_name: str | None, tensorboard: Path | None, mlflow: str | None, follow: bool, as_json: bool
+) -> None:
+    """Write what the journal knows of every round as scalars: losses, metrics, durations, contributors, bytes.
+
+    A generation is a run and a round a step. What is there already is not written again, so that this may be run as
+    often as one likes; the daemon may be running, and is not asked. Needs `pip install 'mhfl-peer[scalars]'`.
+
+    \b
+    mhfl-peer scalars --site europe --tensorboard runs --follow
+    mhfl-peer scalars --site europe --mlflow sqlite:///mlflow.db
+    """
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    with contextlib.ExitStack() as stack:
+        trackers = {}
+        for name, tracker in _trackers(tensorboard, mlflow):
+            trackers[name] = tracker
+            stack.callback(tracker.close)
+        where = {"tensorboard": str(tensorboard) if tensorboard else None, "mlflow": mlflow}
+        if not follow:
+            output.emit(_written(folder, trackers) | where, as_json=as_json, render=_picture)
+            return
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            for document in _followed(folder, trackers):
+                if as_json:
+                    output.emit_line(document | where)
+                else:
+                    output.console().print(_sentence(document))
+
+
+def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[str, Tracker]]:
+    from peer.trackers import MLflow, TensorBoard, database
+
+    if tensorboard is None and mlflow is None:
+        raise UsageError("nowhere to write to", "give --tensorboard DIR or --mlflow sqlite:///FILE")
+    file = None if mlflow is None else database(mlflow)
+    if tensorboard is not None:
+        yield "tensorboard", TensorBoard(tensorboard)
+    if file is not None:
+        yield "mlflow", MLflow(file)
+
+
+def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> dict[str, Any]:
+    from peer.scalars import runs
+
+    found = runs(folder)
+    added = {name: sum(tracker.add(run) for run in found) for name, tracker in trackers.items()}
+    return {"site": folder.site, "added": added, "runs": [_facts(run) for run in found]}
+
+
+def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[dict[str, Any]]:
+    """A document now and whenever something was added, until the newest generation is over."""
+    from peer.scalars import stamp
+
+    looked: object = None
+    while True:
+        if (now := stamp(folder)) != looked:
+            document = _written(folder, trackers)
+            if looked is None or any(document["added"].values()):
+                yield document
+            if document["runs"] and document["runs"][-1]["finished"]:
+                return
+            looked = now
+        time.sleep(LOOK_S)
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    return {
+        "generation": run.generation,
+        "rounds": run.rounds,
+        "scalars": len(run.scalars),
+        "finished": run.ended_s is not None,
+    }
+
+
+def _picture(document: Mapping[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    columns = ("generation", "rounds", "scalars", "finished")
+    rows = [tuple(str(run[name]) for name in columns) for run in document["runs"]]
+    return Group(output.table(columns, rows), _sentence(document))
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    added = ", ".join(f"{count} to {name}" for name, count in document["added"].items())
+    rounds = sum(run["rounds"] for run in document["runs"])
+    return f"{document['site']}: finished rounds: {rounds}; scalars added: {added}"

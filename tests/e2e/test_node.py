@@ -1,0 +1,185 @@
+"""A client in another language, made from ``proto/`` alone, is the third site of a federation of two daemons.
+
+``tests/node`` is that client: Node with ``@grpc/grpc-js``. Its packages are looked for in ``tests/node/node_modules``,
+or in the folder that ``MHFL_NODE_MODULES`` names; ``npm install --no-package-lock`` in ``tests/node`` gets them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import schedule
+from peer.identity import read_round_key
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "tests" / "node"
+PACKAGES = Path(os.environ.get("MHFL_NODE_MODULES") or CLIENT / "node_modules")
+STILL = ROOT / "tests" / "bench" / "still.py"
+SITES = ("africa", "asia", "europe")
+NODE, DAEMONS = SITES[0], SITES[1:]
+ROUNDS = 2
+MEGABYTES = 3
+DRAFT = """
+name = "babel"
+rounds = 3
+seed = 1
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+gamma = 1e-5
+[schedule]
+kind = "derangement"
+"""
+
+
+def missing() -> str:
+    """What of Node is not here, in words."""
+    if shutil.which("node") is None:
+        return "node is not installed"
+    wanted = json.loads((CLIENT / "package.json").read_text())["dependencies"]
+    absent = [name for name in wanted if not (PACKAGES / name).is_dir()]
+    return f"npm install --no-package-lock in tests/node: {', '.join(absent)} not in {PACKAGES}" if absent else ""
+
+
+@pytest.fixture(autouse=True)
+def node() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    return ["node", str(CLIENT / script), *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "NODE_PATH": str(PACKAGES)}
+
+
+class Still:
+    """A daemon without training, by the lines that it says."""
+
+    def __init__(self, loopback: Loopback, name: str) -> None:
+        words = [str(STILL), str(loopback.home), loopback.federation.name, name, str(MEGABYTES)]
+        self.process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def hear(self, beginning: str) -> str:
+        """The next line that begins like this; the test's own time limit ends the wait."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(beginning):
+                return line.strip()
+        raise AssertionError(f"the daemon ended before it said {beginning!r}")
+
+    def release(self) -> None:
+        """End the training of the round."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[Loopback, dict[str, Still]]]:
+    """Two daemons that have published their first artifact and wait for the third site."""
+    loopback = Loopback.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
+    daemons: dict[str, Still] = {}
+    try:
+        for name in DAEMONS:
+            daemons[name] = Still(loopback, name)
+        for name in DAEMONS:
+            tools.wait_until(lambda name=name: loopback.show(name, "status")["phase"] == "gathering")
+        yield loopback, daemons
+    finally:
+        for daemon in daemons.values():
+            daemon.end()
+
+
+def rows(loopback: Loopback, name: str, kind: str) -> list[dict[str, Any]]:
+    journal = Journal(loopback.folder(name).generation(1) / "journal.db", read_only=True)
+    try:
+        return journal.records((kind,))
+    finally:
+        journal.close()
+
+
+def source_of(loopback: Loopback, round: int) -> str:
+    """Whose artifact the Node client's is in a round, by the daemons' own code."""
+    key = read_round_key(loopback.folder(NODE).pki / "round.key")
+    digest = loopback.federation.digest
+    order = schedule.order(round_key=key, federation_digest=digest, round=round, sites=len(SITES), kind="derangement")
+    return SITES[order[SITES.index(NODE)]]
+
+
+def test_it_meets_every_known_answer() -> None:
+    words = command("vectors.js", ROOT / "proto")
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = ("federation", "schedule", "manifest")
+    known = {name: json.loads((ROOT / "proto" / "vectors" / f"{name}.json").read_text()) for name in names}
+    counts = {name: len(vectors) for name, vectors in known.items()}
+    assert json.loads(done.stdout) == counts | {"manifest": 1 + len(known["manifest"]["refused"])}
+
+
+def test_it_takes_its_turn_and_is_refused_outside_it(federation: tuple[Loopback, dict[str, Still]]) -> None:
+    loopback, daemons = federation
+    words = command("client.js", ROOT / "proto", loopback.folder(NODE).path, NODE, ROUNDS)
+    with subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stderr is not None
+        said = []
+        for line in client.stdout:
+            step = json.loads(line)
+            said.append(step)
+            if step["step"] == "waiting" and step["round"] == 2:  # only now is there a second round to wait for
+                for daemon in daemons.values():
+                    daemon.hear("ordered 1")
+                    daemon.hear("ready")
+                    daemon.release()
+        assert client.wait() == 0, client.stderr.read()
+    found = {name: [step for step in said if step["step"] == name] for name in {step["step"] for step in said}}
+
+    assert [step["site"] for step in found["greeted"]] == list(DAEMONS)
+    assert all("federation digest differs" in step["reason"] for step in found["stranger"])
+    assert [step["site"] for step in found["misnamed"]] == [DAEMONS[0]]
+    assert [step["ready"] for step in found["waiting"]] == [True, False]
+    for round, taken in enumerate(found["taken"], start=1):
+        source = source_of(loopback, round)
+        (other,) = set(DAEMONS) - {source}
+        assert (taken["round"], taken["site"], taken["generation"]) == (round, source, 1)
+        assert taken["bytes"] > MEGABYTES << 20
+        assert taken["chunks"] > MEGABYTES
+        (published,) = (row for row in rows(loopback, source, "published") if row["round"] == round)
+        assert published["body"]["artifact"]["sha256"] == taken["sha256"]
+        sent = [row for row in loopback.show(source, "egress") if (row["peer"], row["round"]) == (NODE, round)]
+        assert [row["sha256"] for row in sent] == [taken["sha256"]] * 2
+        assert {"complete"} <= {row["outcome"] for row in sent} <= {"complete", "broken"}
+        (denied,) = (step for step in found["denied"] if step["round"] == round)
+        assert denied["site"] == other
+        assert denied["reason"] == f"round {round} does not give {other}'s model to {NODE}"
+        reasons = [row["body"]["reason"] for row in rows(loopback, other, "denied")]
+        assert denied["reason"] in reasons
+        assert not [row for row in loopback.show(other, "egress") if (row["peer"], row["round"]) == (NODE, round)]

@@ -1,0 +1,68 @@
+// `node vectors.js PROTO_FOLDER`: compares this client with the known answers in proto/vectors; says how many it met.
+"use strict";
+
+const assert = require("node:assert");
+const fs = require("node:fs");
+const path = require("node:path");
+
+const loader = require("@grpc/proto-loader");
+
+const protocol = require("./protocol");
+
+const READ = { keepCase: true, longs: Number, enums: String, defaults: true };
+
+function federations(vectors) {
+  for (const { toml, canonical, digest } of vectors) {
+    const document = protocol.parseFederation(toml);
+    assert.strictEqual(protocol.canonical(document), canonical);
+    assert.strictEqual(protocol.federationDigest(document).toString("hex"), digest);
+  }
+  return vectors.length;
+}
+
+function schedules(vectors) {
+  for (const { round_key: key, federation_digest: digest, round, sites, kind, order } of vectors) {
+    const [roundKey, federation] = [Buffer.from(key, "hex"), Buffer.from(digest, "hex")];
+    assert.deepStrictEqual(protocol.order({ roundKey, federation, round, sites, kind }), order);
+  }
+  return vectors.length;
+}
+
+function manifests(vectors, decode) {
+  const trust = { ca: vectors.ca_certificate, dialled: vectors.dialled, now: new Date(vectors.now), decode };
+  const signed = ({ body, signature, certificate_der: certificate }) => ({
+    body: Buffer.from(body, "hex"),
+    signature: Buffer.from(signature, "hex"),
+    certificate_der: Buffer.from(certificate, "hex"),
+  });
+  const manifest = protocol.openManifest(signed(vectors.accepted), trust);
+  const expected = vectors.accepted.manifest;
+  assert.strictEqual(manifest.sha256.toString("hex"), expected.sha256);
+  assert.deepStrictEqual(JSON.parse(manifest.spec), expected.spec);
+  assert.strictEqual(manifest.training_samples, expected.training_samples);
+  assert.strictEqual(manifest.egress_head.toString("hex"), expected.egress_head);
+  const asked = { federation: Buffer.from(expected.federation, "hex"), kind: "KIND_MODEL", round: expected.round };
+  protocol.checkManifest(manifest, { ...asked, origin: "europe", owner: "europe" });
+  const artifact = Buffer.from(vectors.artifact, "hex");
+  protocol.checkArtifact(artifact, manifest);
+  artifact[artifact.length - 1] ^= 1;
+  assert.throws(() => protocol.checkArtifact(artifact, manifest), /digest/);
+  for (const refused of vectors.refused) {
+    assert.throws(() => protocol.openManifest(signed(refused), trust), Error, refused.why);
+  }
+  return 1 + vectors.refused.length;
+}
+
+function main(folder) {
+  const read = (name) => JSON.parse(fs.readFileSync(path.join(folder, "vectors", `${name}.json`), "utf8"));
+  const messages = loader.loadSync(path.join(folder, "peer.proto"), READ);
+  console.log(
+    JSON.stringify({
+      federation: federations(read("federation")),
+      schedule: schedules(read("schedule")),
+      manifest: manifests(read("manifest"), messages["mhfl.v1.Manifest"].deserialize),
+    }),
+  );
+}
+
+main(process.argv[2]);

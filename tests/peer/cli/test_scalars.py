@@ -1,0 +1,96 @@
+"""`mhfl-peer scalars`: what it says, that it says it once, and that it follows a site to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.errors import EXIT_CODES
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 60.0
+ROUND = {"contributors": ["asia"], "missing": {}, "duration_s": 1.0, "metrics": {"train_total": 0.5}}
+
+
+@pytest.fixture
+def folder(enrolled: Loopback) -> SiteFolder:
+    """A site with one finished round, while its daemon is down."""
+    folder = enrolled.folder("asia")
+    folder.create_generation()
+    write(folder, ("began", 0, {}), ("committed", 1, ROUND))
+    return folder
+
+
+def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
+        for row in rows:
+            journal.append(*row)
+
+
+def call(folder: SiteFolder, *words: str) -> Result:
+    return CliRunner().invoke(main, ["--home", str(folder.home), "scalars", "--site", "asia", *words])
+
+
+def test_what_was_added_is_said_and_nothing_is_added_twice(folder: SiteFolder, tmp_path: Path) -> None:
+    out = str(tmp_path / "runs")
+    result = call(folder, "--tensorboard", out, "--json")
+    assert result.exit_code == 0, result.stderr
+    run = {"generation": 1, "rounds": 1, "scalars": 6, "finished": False}
+    document = {"site": "asia", "added": {"tensorboard": 6}, "runs": [run], "tensorboard": out, "mlflow": None}
+    assert json.loads(result.stdout) == document
+    result = call(folder, "--tensorboard", out)
+    assert result.exit_code == 0
+    assert "asia: finished rounds: 1; scalars added: 0 to tensorboard" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "reason"),
+    [
+        ((), "UsageError", "nowhere to write to; give --tensorboard DIR or --mlflow sqlite:///FILE"),
+        (("--mlflow", "http://tracker"), "UsageError", "metrics stay at the site; name sqlite:///FILE"),
+        (("--mlflow", "sqlite:////nowhere/x/ml.db"), "DiskError", "/nowhere/x does not exist; make the folder first"),
+        (("--tensorboard", "/dev/null/runs"), "DiskError", "cannot be written"),
+    ],
+)
+def test_what_cannot_be_written_to_is_one_line(
+    folder: SiteFolder, words: tuple[str, ...], name: str, reason: str
+) -> None:
+    result = call(folder, *words)
+    assert EXIT_CODES[result.exit_code].name == name
+    assert result.stderr.count("\n") == 1
+    assert reason in result.stderr
+
+
+def test_following_ends_when_the_site_has_left_after_its_last_round(folder: SiteFolder, tmp_path: Path) -> None:
+    write(folder, ("finished", 1, {}), ("left", 1, {}))
+    result = call(folder, "--tensorboard", str(tmp_path / "runs"), "--follow", "--json")
+    assert result.exit_code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["runs"][0]["finished"] is True
+
+
+def test_following_writes_each_new_round_until_it_is_interrupted(folder: SiteFolder, tmp_path: Path) -> None:
+    words = ["--site", "asia", "--tensorboard", str(tmp_path / "runs"), "--follow", "--json"]
+    command = [sys.executable, "-m", "peer.cli", "--home", str(folder.home), "scalars", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert json.loads(following.stdout.readline())["added"] == {"tensorboard": 6}
+        write(folder, ("committed", 2, ROUND))
+        second = json.loads(following.stdout.readline())
+        assert (second["added"], second["runs"][0]["rounds"]) == ({"tensorboard": 6}, 2)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(LIMIT_S) == 0
+        assert (following.stdout.read(), following.stderr.read()) == ("", "")

@@ -1,0 +1,299 @@
+"""A site in a notebook: its documentation as it would be typed, records with the keys they promise, and the model."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from peer import afterwards, api
+from peer.config import Federation
+from peer.config import Site as Configuration
+from peer.core import commands, events
+from peer.core.work import to_json
+from peer.egress import Ledger
+from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
+from peer.home import SiteFolder
+from peer.journal import Journal
+from peer.loopback import Loopback
+from peer.training.notebook import undisturbed
+from peer.training.predict import apart, predict
+from peer.training.trainer import INITIAL, Trainer
+
+DRAFT = """
+name = "trial"
+rounds = 3
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+[stages.train]
+unit = "step"
+count = 2
+"""
+SITE = """
+[data]
+datalist = "{datalist}"
+input_size = [8]
+[model]
+name = "resnet10"
+parameters = {{width = 2}}
+[training]
+device = "cpu"
+"""
+DOCUMENTED = re.compile(r"``(\w+)``")
+
+
+def signals(folder: Path) -> Path:
+    """A datalist of two signals for training and two for tests."""
+    folder.mkdir()
+    draw = np.random.default_rng(3)
+    items = []
+    for index in range(4):
+        np.save(folder / f"{index}.npy", draw.random((1, 8), dtype=np.float32) + index % 2)
+        items.append({"image": f"{index}.npy", "label": index % 2, "subject": f"s{index}"})
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": items[:2], "test": items[2:]}))
+    return path
+
+
+def train(folder: SiteFolder, *, rounds: int) -> None:
+    """What a daemon and its worker leave behind after these rounds in which nobody else took part."""
+    number = folder.create_generation()
+    federation, site = Federation.load(folder.federation_toml), Configuration.load(folder.site_toml)
+    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
+        journal.append("began", 0, {"generation": number})
+        journal.append("initialised", 0, {"state": INITIAL, "artifact": None, "samples": {}, "publish": None})
+        setting = afterwards.standing(folder, federation, site).setting
+        trainer = Trainer(setting)
+        trainer.perform(commands.Initialise(number, 1))
+        state = INITIAL
+        for round in range(1, rounds + 1):
+            order = commands.Train(number, round, round + 1, "train", state, ())
+            done = trainer.perform(order)
+            assert isinstance(done, events.Trained)
+            state = done.state
+            measured = trainer.perform(commands.Evaluate(number, round, round + 100, state, (), False))
+            assert isinstance(measured, events.Evaluated)
+            record = {
+                "generation": number,
+                "sources": [],
+                "contributors": ["asia"],
+                "missing": {"europe": "silent"},
+                "below_quorum": False,
+                "skipped": [],
+                "artifact_sha256": "ab" * 32,
+                "aggregate_sha256": None,
+                "metrics": dict(done.metrics),
+                "threads": done.threads,
+                "duration_s": done.duration_s,
+                "state": state,
+                "artifact": to_json(None),
+                "visiting": False,
+                "publish": None,
+            }
+            journal.append("opened", round, {"sources": []})
+            journal.append("committed", round, record)
+            journal.append("evaluated", round, {"metrics": dict(measured.metrics)})
+        journal.append("compared", rounds, {"site": "europe", "agrees": False})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
+    """A site with two finished rounds and their weights, whose daemon is down; nobody may change it."""
+    root = tmp_path_factory.mktemp("notebook")
+    text = SITE.format(datalist=signals(root / "data"))
+    loopback = Loopback.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
+    folder = loopback.folder("asia")
+    with undisturbed():
+        train(folder, rounds=2)
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1}
+        ledger.settle(ledger.intend(**what, sha256="cd" * 32, bytes=2048), bytes=2048, outcome="complete")
+    return folder
+
+
+@pytest.fixture
+def site(trained: SiteFolder) -> api.Site:
+    return api.open_site("asia", home=trained.home)
+
+
+@pytest.fixture
+def empty(enrolled: Loopback) -> api.Site:
+    """A site that never ran."""
+    return api.open_site("asia", home=enrolled.home)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file but the index that SQLite's readers share."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".db-shm"}
+
+
+# --- as it is typed --------------------------------------------------------------------------------------------------
+def test_the_documentation_runs_and_leaves_the_folder_as_it_was(site: api.Site) -> None:
+    datalist = Path(site.config.data.datalist)
+    names = {"site": site, "home": str(site.folder.home), "datalist": str(datalist), "open_site": api.open_site}
+    before = {name: data for name, data in content(site.folder.path).items() if not name.endswith("-wal")}
+    runner = doctest.DocTestRunner()
+    ran = 0
+    for test in doctest.DocTestFinder(exclude_empty=True).find(api, globs={}):
+        test.globs.update(names)
+        result = runner.run(test)
+        assert not result.failed, test.name
+        ran += result.attempted
+    assert ran > 15
+    after = {name: data for name, data in content(site.folder.path).items() if not name.endswith("-wal")}
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["rounds", "metrics", "evaluation", "transfers"])
+def test_records_are_flat_and_have_the_keys_that_are_promised(site: api.Site, name: str) -> None:
+    records = getattr(site, name)()
+    assert records
+    assert all(records[0].keys() == record.keys() for record in records)
+    assert all(value is None or isinstance(value, str | int | float) for record in records for value in record.values())
+    text = (getattr(api.Site, name).__doc__ or "").partition("Returns:")[2]
+    promised = set(DOCUMENTED.findall(text))
+    assert records[0].keys() <= promised
+
+
+def test_rounds_tell_who_was_missing_and_whose_mean_differs(site: api.Site) -> None:
+    first, second = site.rounds()
+    assert (first["missing"], first["agrees"], first["differs"]) == ("europe:silent", "", "")
+    assert (second["sources"], second["differs"], second["skipped"]) == ("", "europe", "")
+    assert 0 < second["time"] - first["time"] < 600
+
+
+def test_two_generations_follow_each_other(empty: api.Site) -> None:
+    body = {"contributors": ["asia"], "missing": {}, "sources": [], "below_quorum": False, "skipped": [4, 5]}
+    body |= {"artifact_sha256": None, "aggregate_sha256": None, "threads": 1, "duration_s": 1.0}
+    for generation in (1, 2):
+        empty.folder.create_generation()
+        with contextlib.closing(Journal(empty.folder.generation(generation) / "journal.db")) as journal:
+            journal.append("committed", 6, {**body, "generation": generation, "metrics": {"auc": generation / 4}})
+    assert [(record["generation"], record["round"], record["skipped"]) for record in empty.rounds()] == [
+        (1, 6, "4 5"),
+        (2, 6, "4 5"),
+    ]
+    assert [record["value"] for record in empty.metrics()] == [0.25, 0.5]
+    assert [event["kind"] for event in empty.events()] == ["committed", "committed"]
+
+
+# --- what may be missing ---------------------------------------------------------------------------------------------
+def test_a_site_that_never_ran_has_no_record_and_no_model(empty: api.Site) -> None:
+    assert (empty.rounds(), empty.metrics(), empty.evaluation(), empty.transfers(), empty.events()) == ([],) * 5
+    assert (empty.status()["daemon"], empty.status()["phase"]) == ("down", "new")
+    with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
+        empty.model()
+
+
+def test_which_site_is_meant_must_be_clear(enrolled: Loopback) -> None:
+    with pytest.raises(UsageError, match="trial/asia, trial/europe"):
+        api.open_site(home=enrolled.home)
+
+
+def test_a_broken_file_is_named(empty: api.Site) -> None:
+    empty.folder.site_toml.write_text("listen = [")
+    assert empty.federation.name == "trial"
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        _ = empty.config
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        empty.model()
+
+
+def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: Loopback, program: Any) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    site = api.open_site("asia", home=enrolled.home)
+    status = site.status()
+    assert (status["daemon"], status["pid"], status["phase"]) == ("running", process.pid, "gathering")
+    assert "initialised" in {event["kind"] for event in site.events()}
+    assert site.rounds() == []
+    process.kill()
+    process.wait()
+    assert api.open_site("asia", home=enrolled.home).status()["daemon"] == "down"
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+def test_predictions_are_those_that_the_command_line_gets(site: api.Site, tmp_path: Path) -> None:
+    config = Configuration.load(site.folder.site_toml)
+    standing = afterwards.standing(site.folder, site.federation, config)
+    with undisturbed(), apart(standing.setting, standing.state) as own:
+        trainer = Trainer(own)
+        trainer.hold(standing.state, standing.sources)
+        theirs = predict(trainer, [Path(config.data.datalist)], tmp_path)["predictions"]
+    folder = Path(config.data.datalist).parent
+    by_path = site.predict([folder / row["file"] for row in theirs])
+    by_array = site.predict([np.load(folder / row["file"]) for row in theirs])
+    for row, path, array in zip(theirs, by_path, by_array, strict=True):
+        assert [path["class_0"], path["class_1"], path["predicted"]] == [*row["probabilities"], row["class"]]
+        assert {**path, "file": ""} == {**array, "file": ""}
+
+
+def test_the_model_predicts_what_predict_says_and_the_process_is_left_as_it_was(site: api.Site) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    settings = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    image = torch.linspace(0, 1, 8)[None]
+    model = site.model()
+    (record,) = site.predict([image])
+    assert torch.equal(torch.rand(1), expected)
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == settings
+    assert not model.training
+    shares = model(image[None]).double().softmax(dim=1)[0]
+    assert shares.tolist() == pytest.approx([record["class_0"], record["class_1"]], abs=1e-5)
+    image.requires_grad_()
+    model(image[None]).sum().backward()
+    assert image.grad is not None
+
+
+def test_an_earlier_round_is_had_while_its_weights_are_kept(site: api.Site) -> None:
+    first, newest, second = (dict(site.model(round).named_parameters()) for round in (1, None, 2))
+    assert all(torch.equal(newest[name], second[name]) for name in newest)
+    assert not all(torch.equal(newest[name], first[name]) for name in newest)
+    with pytest.raises(StateError, match=r"after round 7 are not kept \(those after 1, 2 are\); name one of these"):
+        site.model(7)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.Site) -> None:
+    good = np.zeros((1, 8))
+    bad, missing, fine = site.predict([np.zeros((2, 8)), "nowhere.npy", good])
+    assert bad == {"file": "0", "problem": "has the shape (2, 8), not (1 channels, 1 spatial dimensions)"}
+    assert missing["problem"] == "nowhere.npy does not exist"
+    assert (fine["file"], fine["problem"]) == ("2", "")
+    with pytest.raises(DataError, match="nothing could be predicted: 0: holds a NaN or an infinity"):
+        site.predict([good * np.nan])
+    assert site.predict([]) == []
+
+
+def test_a_model_that_is_damaged_is_an_error_of_the_model(trained: SiteFolder, enrolled: Loopback) -> None:
+    """Of a copy: its checkpoint is cut short."""
+    folder = enrolled.folder("asia")
+    shutil.rmtree(folder.path)
+    shutil.copytree(trained.path, folder.path)
+    for path in folder.path.rglob("dam.safetensors"):
+        path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ModelError, match="the model of asia failed: "):
+        api.open_site("asia", home=folder.home).model()
+
+
+def test_another_model_in_site_toml_is_refused(trained: SiteFolder, enrolled: Loopback) -> None:
+    folder = enrolled.folder("asia")
+    shutil.rmtree(folder.path)
+    shutil.copytree(trained.path, folder.path)
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
+        journal.append("configured", 0, {"federation": "0" * 64})
+    with pytest.raises(StateError, match="belongs to federation 000000000000"):
+        api.open_site("asia", home=folder.home).model()
