@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +94,11 @@ class Desk:
         self._tag = round_key_tag(round.rules.round_key, federation.digest)
         self._strangers: dict[SiteName, str] = {}
         self.sending: dict[int, dict[str, object]] = {}
+        self.sent_bytes: Counter[str] = Counter()
         self._denied_s: dict[str, dict[tuple[str, str], float]] = {}
         self.skew_s: dict[SiteName, float] = {}
         self.spoken: dict[SiteName, Spoken] = {name: Spoken() for name in federation.roster}
+        self._called: dict[SiteName, float] = {}
 
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
@@ -105,10 +108,20 @@ class Desk:
         self._signed = {key: signed for key, signed in self._signed.items() if key in served}
         key = (round, artifact.sha256, evaluation)
         self._signed[key] = None
+        self._compare_with_policy(round, artifact, evaluation=evaluation)
         try:
             self._signed[key] = self._sign(round, artifact, evaluation)
         except CertificateError as error:
             log.error("published, but not signed", extra={"round": round, "reason": str(error)})
+
+    def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
+        """Say at once that a bound is too low for what the method sends, and not only when receivers are denied."""
+        rules, limit = self._round.rules, self._site.egress.bytes_per_round_max
+        receivers = len(rules.others) if evaluation or rules.pattern(round) == "all_to_all" else 1
+        if limit is not None and artifact.bytes * receivers > limit:
+            facts = {"round": round, "bytes": artifact.bytes * receivers, "bytes_per_round_max": limit}
+            remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
+            log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
 
     def look_again(self) -> None:
         """The site's memory changed: calls that wait compare it with what they wait for."""
@@ -147,8 +160,18 @@ class Desk:
         self.skew_s[peer] = greeting.clock_s - time.time()
         self._report(events.PeerGreeted(peer, greeting))
 
+    def said(self, peer: SiteName, size: int) -> None:
+        """So many bytes left for a peer beside artifacts."""
+        self.spoken[peer].add(size)
+
+    def called_s(self, peer: SiteName) -> float | None:
+        """Seconds since the peer's last call reached this site; nothing while none has."""
+        at_s = self._called.get(peer)
+        return None if at_s is None else round(self._clock() - at_s, 1)
+
     async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
         """Compare greetings, and answer with this site's own."""
+        self._called[caller] = self._clock()
         problem = self.difference(greeting)
         takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
         if problem is not None:
@@ -162,6 +185,7 @@ class Desk:
 
     async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
         """Note where the caller is, and say where this site is."""
+        self._called[caller] = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller, pulse))
         own = self._round.pulse()
@@ -199,11 +223,10 @@ class Desk:
         round, artifact = found
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
-        limit = self._site.egress.bytes_per_round_max
         size = artifact.bytes - offset
         generation = self._round.memory.generation
-        if limit is not None and self._ledger.bytes_in_round(generation, round) + size > limit:
-            raise self._deny(caller, request, f"this site's policy lets at most {limit} bytes leave in a round")
+        if (reason := self._over(round, size)) is not None:
+            raise self._deny(caller, request, reason)
         what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round}
         facts = {"generation": generation, "sha256": sha256, "bytes": size}
         intent = self._ledger.intend(**what, **facts)
@@ -215,10 +238,12 @@ class Desk:
         """Record how a granted transfer ended."""
         what = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
-        log.info("artifact sent", extra={**what, "sent_bytes": size, "outcome": outcome})
+        self.sent_bytes[str(what["peer"])] += size
+        log.info("artifact sent", extra={"intent": grant.intent, **what, "sent_bytes": size, "outcome": outcome})
 
     async def report(self, caller: SiteName, report: Report) -> None:
         """Take what a peer says of a model that was lent to it; it is in the journal when this returns."""
+        self._called[caller] = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller))
         rules, memory = self._round.rules, self._round.memory
@@ -239,6 +264,8 @@ class Desk:
         rules = self._round.rules
         if rules.kept_home or not self._site.egress.permits_receiver(peer):
             raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
+        if (over := self._over(report.round, size)) is not None:
+            raise Refusal(Status.DENIED, over)
         what = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
         facts = {"generation": self._round.memory.generation, "sha256": report.sha256 or "", "bytes": size}
         return self._ledger.intend(**what, **facts)
@@ -259,6 +286,13 @@ class Desk:
                 self._signed[key] = self._sign(round, artifact, evaluation)
         return self._signed.get(key)
 
+    def _over(self, round: int, size: int) -> str | None:
+        """Why so many bytes more may not leave in a round; nothing when they may."""
+        limit = self._site.egress.bytes_per_round_max
+        if limit is None or self._ledger.bytes_in_round(self._round.memory.generation, round) + size <= limit:
+            return None
+        return f"this site's policy lets at most {limit} bytes leave in a round"
+
     def _answer(self, request: wire.Request) -> tuple[int, Artifact] | Unavailable:
         return turn.answer(
             self._round.rules,
@@ -270,6 +304,7 @@ class Desk:
 
     def _admit(self, caller: SiteName, request: wire.Request) -> None:
         """Policy, then schedule; ``Refusal`` names which of them says no."""
+        self._called[caller] = self._clock()
         self._refuse_stranger(caller)
         egress, rules = self._site.egress, self._round.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ FROM ledger AS intent LEFT JOIN ledger AS outcome
     ON json_valid(outcome.body) AND json_extract(outcome.body, '$.intent') = +intent.seq
 WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
     AND json_extract(intent.body, '$.generation') = :generation AND json_extract(intent.body, '$.round') = :round
+    AND json_extract(intent.body, '$.purpose') IS NOT 'export'
 """
-"""Both sides come from an index: the desk asks before every transfer. `+` drops the affinity that would prevent it."""
+"""Both sides come from an index: the desk asks before every transfer. `+` drops the affinity that would prevent it.
+What the operator takes away as a file is none of the bytes that a round may send."""
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 GENESIS = "0" * 64
@@ -49,6 +51,88 @@ class Head:
 
     count: int
     hash: str
+
+
+EMPTY = Head(0, GENESIS)
+"""Where every chain begins."""
+
+
+class Chain:
+    """The proof of a chain, a row at a time: ``problems`` says in words what does not fit, ``hashes`` where it passed.
+
+    Args:
+        before: where the rows begin; a whole ledger begins with nothing.
+    """
+
+    def __init__(self, before: Head = EMPTY) -> None:
+        self.before = self.head = before
+        self.problems: list[str] = []
+        self.hashes = {before.count: before.hash}
+        self.left_out: list[int] = []
+        self._ends: dict[int, str] = {}
+
+    def add(self, number: int, text: str | None, found: str) -> None:
+        """Look at the next row.
+
+        Args:
+            number: of the row.
+            text: its canonical JSON; ``None`` where only its hash is told.
+            found: the hash that stands beside it.
+        """
+        expected = self.head.count + 1
+        if number < expected:
+            self.problems.append(f"row {number} stands where row {expected} belongs")
+        elif number > expected:
+            self.problems.append(f"row {expected} is missing: row {number} follows row {self.head.count}")
+        if text is None:
+            self.left_out.append(number)
+        elif chain_hash(self.head.hash, text) != found:
+            self.problems.append(f"row {number} was changed, or a row before it was removed or moved")
+        else:
+            self._read(number, text)
+        self.head = Head(number, found)
+        self.hashes[number] = found
+
+    @property
+    def open(self) -> list[int]:
+        """Intents whose outcome has not been written: transfers that go on, or that a crash ended."""
+        return [number for number, end in self._ends.items() if not end]
+
+    @property
+    def intents(self) -> int:
+        """How many transfers the rows speak of."""
+        return len(self._ends)
+
+    def against(self, witness: Head) -> str | None:
+        """What a head that somebody has seen says against this chain; nothing if it is part of it.
+
+        A head from before the first row here cannot be compared, and says nothing.
+        """
+        if witness.count < self.before.count:
+            return None
+        if witness.count > self.head.count:
+            return f"the tail was cut: a witness has seen {witness.count} rows, here are {self.head.count}"
+        if self.hashes.get(witness.count) != (witness.hash or GENESIS):
+            return f"row {witness.count} is not the one that a witness has seen"
+        return None
+
+    def _read(self, number: int, text: str) -> None:
+        """Whether the row means something: a program that writes wrong rows proves nothing with a right chain."""
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError):
+            body = None
+        kind, of = (body.get("type"), body.get("intent")) if isinstance(body, dict) else (None, None)
+        if kind == "intent":
+            self._ends[number] = ""
+        elif kind != "outcome" or not isinstance(of, int):
+            self.problems.append(f"row {number} is neither an intent nor an outcome")
+        elif self._ends.get(of, "") not in ("", UNKNOWN):  # a start may close what another process then ends
+            self.problems.append(f"row {number} settles row {of} a second time")
+        elif of in self._ends:
+            self._ends[of] = str(body.get("outcome"))
+        elif not self.problems and not self.left_out and not self.before.count:
+            self.problems.append(f"row {number} settles row {of}, which is no transfer")
 
 
 class Ledger:
@@ -99,6 +183,13 @@ class Ledger:
                 record.update(sent_bytes=body["bytes"], outcome=body["outcome"], seconds=seconds)
         return list(records.values())
 
+    def since(self, seq: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Rows beyond a number, oldest first, read as they are asked for: who counts along reads each row once."""
+        query = "SELECT seq, body FROM ledger WHERE seq > ? ORDER BY seq"
+        with storage(self.path):
+            for found, body in self._connection.execute(query, (seq,)):
+                yield found, json.loads(body)
+
     def bytes_in_round(self, generation: int, round: int) -> int:
         """Bytes that left, or may have left, for one round: all that were meant where nobody knows how it ended."""
         of_round = {"generation": generation, "round": round, "unknown": UNKNOWN}
@@ -112,21 +203,36 @@ class Ledger:
         Args:
             witnesses: heads that others have seen (from this site's signed manifests): each must be part of the chain.
         """
-        problems, previous, hashes = [], GENESIS, {0: GENESIS}
-        expected = 1
-        for seq, text, found in self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq"):
-            if seq != expected:
-                problems.append(f"row {expected} is missing: row {seq} follows row {expected - 1}")
-            if chain_hash(previous, text) != found:
-                problems.append(f"row {seq} was changed, or a row before it was removed or moved")
-            previous, expected = found, seq + 1
-            hashes[seq] = found
-        for witness in witnesses:
-            if witness.count not in hashes:
-                problems.append(f"the tail was cut: a witness has seen {witness.count} rows, here are {expected - 1}")
-            elif hashes[witness.count] != witness.hash:
-                problems.append(f"row {witness.count} is not the one that a witness has seen")
-        return problems
+        chain = self.chain()
+        return [*chain.problems, *filter(None, map(chain.against, witnesses))]
+
+    def chain(self) -> Chain:
+        """The proof of every row, as they are at this moment; the daemon may go on writing."""
+        chain = Chain()
+        with storage(self.path):
+            for row in self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq"):
+                chain.add(*row)
+        return chain
+
+    def rows(self) -> list[tuple[int, str, str]]:
+        """Every row as it stands there: number, canonical JSON, hash."""
+        with storage(self.path):
+            return self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq").fetchall()
+
+    def hash_at(self, count: int) -> str | None:
+        """The chain's hash after so many rows; nothing when there are fewer."""
+        if not count:
+            return GENESIS
+        with storage(self.path):
+            found = self._connection.execute("SELECT hash FROM ledger WHERE seq = ?", (count,)).fetchone()
+        return str(found[0]) if found is not None else None
+
+    def newest_intents(self, last: int) -> list[dict[str, Any]]:
+        """The intents among so many of the newest rows, newest first."""
+        newest = "SELECT body FROM ledger WHERE json_valid(body) ORDER BY seq DESC LIMIT ?"
+        with storage(self.path):
+            bodies = [json.loads(body) for (body,) in self._connection.execute(newest, (last,))]
+        return [body for body in bodies if body["type"] == "intent"]
 
     def _append(self, body: Mapping[str, Any]) -> int:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -140,7 +246,7 @@ class Ledger:
 
     def _newest(self) -> Head:
         last = self._connection.execute(NEWEST).fetchone()
-        return Head(*last) if last is not None else Head(0, GENESIS)
+        return Head(*last) if last is not None else EMPTY
 
     def _bodies(self) -> list[tuple[int, dict[str, Any]]]:
         with storage(self.path):

@@ -278,7 +278,7 @@ def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> ident
     The certificate is written last: until then the site is what it was before, from then on it is what it becomes.
 
     Raises:
-        BundleError: it is for another site, not signed by the CA, or not for this key.
+        BundleError: it is for another site, not signed by the CA, not for this key, or older than what was joined.
         FederationMismatch: it is of another federation; the first key that differs is named.
         CertificateError: the site's own key or CA is missing.
         DiskError: the files cannot be written.
@@ -300,6 +300,7 @@ def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> ident
     except ValueError as error:
         raise BundleError(f"the bundle's certificate is refused: {error}") from error
     path, key = _requested_key(folder, certificate)
+    _refuse_older(folder, certificate, ca)
     try:
         secret = unseal(bundle.sealed_round_key, key, digest=federation.digest, site=folder.site)
     except ValueError as error:
@@ -324,6 +325,23 @@ def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[P
         f"the bundle's certificate is for another key than the one in {folder.pki}",
         "send the founder the request that `mhfl-peer site init` writes now",
     )
+
+
+def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certificate) -> None:
+    """A bundle that was joined before must not undo a renewal; a certificate that is of no use is no renewal."""
+    try:
+        current = identity.read_certificate(folder.pki / identity.CERTIFICATE_FILE)
+        identity.verify_certificate(identity.certificate_der(current), ca, folder.site, None)
+        _requested_key(folder, current)
+    except (CertificateError, BundleError, ValueError):
+        return
+    if joined.not_valid_before_utc < current.not_valid_before_utc:
+        raise BundleError(
+            f"the bundle's certificate (of {joined.not_valid_before_utc:%Y-%m-%d %H:%M}, serial "
+            f"{joined.serial_number:x}) is older than the one in {folder.pki / identity.CERTIFICATE_FILE} "
+            f"(of {current.not_valid_before_utc:%Y-%m-%d %H:%M}, serial {current.serial_number:x})",
+            "join the newest bundle, or ask the founder for another one",
+        )
 
 
 def _mismatch(path: Path, ours: str, theirs: str) -> FederationMismatch:

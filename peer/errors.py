@@ -154,6 +154,14 @@ class FederationMismatch(PeerError):  # noqa: N818 - the name is the fact
     usual_remedy = "get the founder's federation.toml and compare digests with `federation show`"
 
 
+class LedgerBroken(PeerError):  # noqa: N818 - the name is the fact
+    """The egress ledger, or an auditor's file of it, contradicts itself or a witness."""
+
+    exit_code = 18
+    meaning = "the egress ledger is not whole"
+    usual_remedy = "leave the site's folder as it is, and tell its data protection officer"
+
+
 class Interrupted(PeerError):  # noqa: N818 - the name is the fact
     """Somebody pressed Ctrl-C."""
 
@@ -189,6 +197,7 @@ EXIT_CODES: dict[int, ExitCode] = {
         WorkerFailed,
         CheckFailed,
         FederationMismatch,
+        LedgerBroken,
         Interrupted,
     )
 }

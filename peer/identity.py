@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import os
 import stat
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from peer.core.limits import CERTIFICATE_BYTES_MAX
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key
+from peer.der import encodings
 from peer.errors import CertificateError
 
 KEY_FILE = "site.key"
@@ -158,8 +160,14 @@ def read_authority(pem: bytes) -> x509.Certificate:
     return certificate
 
 
-def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime) -> x509.Certificate:
+def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None) -> x509.Certificate:
     """The certificate in these bytes, after every check: issued by the CA, both in date, for the named site only.
+
+    Args:
+        der: what the other site showed.
+        ca: the federation's.
+        name: the site.
+        now: the time, with its zone; ``None`` for what was signed in the past, whose dates are not looked at.
 
     Raises:
         ValueError: the reason why it is refused.
@@ -174,8 +182,11 @@ def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetim
         certificate.verify_directly_issued_by(ca)
     except (*UNREADABLE, InvalidSignature) as error:
         raise ValueError("the certificate is not from this federation's CA") from error
-    verify_dates(ca, now, "the CA's certificate")
-    verify_dates(certificate, now, "the certificate")
+    if der not in encodings(certificate):
+        raise ValueError("the certificate is not written in DER")
+    if now is not None:
+        verify_dates(ca, now, "the CA's certificate")
+        verify_dates(certificate, now, "the certificate")
     certificate_key(certificate)
     try:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -204,6 +215,14 @@ def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> i
     return (certificate.not_valid_after_utc - now).days
 
 
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file, not judged; ``ValueError`` if it is none, ``CertificateError`` without a file."""
+    try:
+        return x509.load_pem_x509_certificate(read_file(path))
+    except UNREADABLE as error:
+        raise ValueError("it is no certificate in PEM form") from error
+
+
 def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     """The certificate's P-256 key; ``ValueError`` when it is of another kind."""
     try:
@@ -225,6 +244,11 @@ def certificate_der(certificate: x509.Certificate) -> bytes:
 def certificate_sha256(der: bytes) -> Sha256:
     """What ``refuse_certificates`` in site.toml lists: SHA-256 of the certificate's DER form."""
     return Sha256(hashlib.sha256(der).hexdigest())
+
+
+def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
+    """Whether the certificate is one of those listed, in whichever of its two encodings it came (``peer.der``)."""
+    return any(certificate_sha256(der) in refused for der in encodings(certificate))
 
 
 def _subject(name: str) -> x509.Name:
@@ -280,14 +304,16 @@ class Identity:
     round_key: RoundKey = field(repr=False)
 
     @classmethod
-    def load(cls, folder: Path, *, name: SiteName, ca_certificate: str | None, now: datetime.datetime) -> Identity:
+    def load(
+        cls, folder: Path, *, name: SiteName, ca_certificate: str | None, now: datetime.datetime | None
+    ) -> Identity:
         """The identity in a site's ``pki`` folder.
 
         Args:
             folder: where the files are.
             name: the site that the certificate must name.
             ca_certificate: the CA's PEM text in ``federation.toml``, which the files must agree with.
-            now: the time, with its zone.
+            now: the time, with its zone; ``None`` for a site that signs for an auditor and need not be in date.
 
         Raises:
             CertificateError: a file is missing, unreadable, open to others, expired or foreign.
@@ -301,10 +327,10 @@ class Identity:
         if ca != pinned:
             raise CertificateError(f"{ca_file} is not the CA certificate in federation.toml")
         try:
-            der = certificate_der(x509.load_pem_x509_certificate(read_file(certificate_file)))
+            der = certificate_der(read_certificate(certificate_file))
             certificate = verify_certificate(der, ca, name, now)
-        except UNREADABLE as error:
-            remedy = "ask the founder for a new bundle and run `mhfl-peer site join`"
+        except ValueError as error:
+            remedy = "ask the founder for a new bundle and run `mhfl-peer site join`, or restore this site's own backup"
             raise CertificateError(f"{certificate_file}: {error}", remedy) from error
         return cls(name, _own_key(folder, certificate), certificate, ca, read_round_key(folder / ROUND_KEY_FILE))
 

@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from peer import errors, logs
 from peer.config import Federation, Site, check_site
+from peer.consistency import consistent
 from peer.console import Console
 from peer.core import commands
 from peer.core.roster import SiteName
 from peer.daemon import Daemon, now
+from peer.expiry import Expiry
 from peer.foreman import WORKER
 from peer.home import SiteFolder, make_private
 from peer.identity import Identity
 from peer.journal import Journal
+from peer.supervisor import notify, watch
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Options:
     stay: bool = False
     debug: bool = False
     quiet: bool = False
+    log_format: str = "text"
     worker: Sequence[str] = WORKER
 
 
@@ -65,9 +67,13 @@ def run(folder: SiteFolder, options: Options) -> None:
     without = _absent(federation, folder.site, options.without)
     make_private(folder.logs)
     with folder.locked():
-        logs.set_up(folder.logs, quiet=options.quiet, debug=options.debug)
+        remarks = consistent(folder, federation, own)
         keep_memory_small()
         generation = _generation(folder, options)
+        ids = {"site": folder.site, "federation": federation.digest[:12], "generation": generation}
+        logs.set_up(folder.logs, ids, quiet=options.quiet, debug=options.debug, json_lines=options.log_format == "json")
+        for remark in remarks:
+            log.warning("an older state was restored", extra={"reason": remark})
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
         try:
             asyncio.run(_serve(folder, federation, site, own, generation, without, options))
@@ -109,11 +115,18 @@ async def _serve(
         worker=options.worker,
     )
     control = ControlServer(Console(daemon))
+    beside = contextlib.AsyncExitStack()
 
     async def ready(port: int) -> None:
-        facts = {"site": own.name, "federation": federation.name, "method": federation.method.name, "port": port}
-        log.info("serving", extra={**facts, "generation": generation, "committed": daemon.round.memory.committed})
+        facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
+        if site.metrics.listen is not None:
+            facts["metrics_port"] = await beside.enter_async_context(_metrics(daemon, site.metrics.listen))
+        log.info("serving", extra={**facts, "committed": daemon.round.memory.committed})
+        if daemon.round.memory.finished:
+            log.info("every round is finished; serving what others still need")
         notify("READY=1")
+        for looking in (watch(daemon.standing), Expiry(folder.pki, now).watch()):
+            beside.callback(asyncio.create_task(looking).cancel)
 
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()
@@ -121,10 +134,21 @@ async def _serve(
         ended: commands.Exit = await daemon.run(ready)
     finally:
         notify("STOPPING=1")
+        await beside.aclose()
         await control.stop()
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
-    log.info("left", extra={"site": own.name, "committed": daemon.round.memory.committed})
+    log.info("left", extra={"committed": daemon.round.memory.committed})
+
+
+@contextlib.asynccontextmanager
+async def _metrics(daemon: Daemon, address: str) -> AsyncIterator[int]:
+    """The endpoint for Prometheus, on this port; its library is loaded only where one is wanted."""
+    from peer.metrics import MetricsServer
+
+    server = MetricsServer(daemon)
+    yield await server.start(address)
+    await server.stop()
 
 
 def _absent(federation: Federation, own: SiteName, names: tuple[str, ...]) -> frozenset[SiteName]:
@@ -227,17 +251,3 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif path not in MAY_CHANGE:
             found[path] = value
     return found
-
-
-def notify(state: str) -> None:
-    """Tell systemd, where it asked to be told (sd_notify's protocol: one datagram to a socket)."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        try:
-            channel.sendto(state.encode(), address)
-        except OSError as error:
-            log.warning("systemd not told", extra={"reason": str(error)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -39,6 +40,6 @@ class Recent:
         times_s = list(self._times_s)
         if len(times_s) < 2:
             return None
-        pace_s = statistics.median(later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False))
+        pace_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(times_s))
         spent_s = min(now_s - times_s[-1], pace_s)
         return round(max(0.0, rounds * pace_s - spent_s), 1) if rounds else 0.0

@@ -20,6 +20,7 @@ from peer.core.roster import federation_digest
 from peer.egress import UNKNOWN, Ledger
 from peer.home import SiteFolder
 from peer.journal import Journal
+from peer.recent import Recent
 
 TRANSFER_KEYS = ("time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome")
 BULKY = frozenset({"tensors", "spec", "body", "signature", "certificate_der"})
@@ -57,7 +58,8 @@ def journals(folder: SiteFolder) -> list[Journal]:
 
 def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
     """The committed rounds of these journals, oldest first."""
-    return [record for journal in read for record in replay.round_records(journal.rows(("committed", "evaluated")))]
+    kinds = ("committed", "compared", "evaluated")
+    return [record for journal in read for record in replay.round_records(journal.rows(kinds))]
 
 
 def evaluation(read: Sequence[Journal], *, own: str, sites: Sequence[str]) -> list[dict[str, Any]]:
@@ -117,10 +119,11 @@ def status_when_down(folder: SiteFolder) -> dict[str, Any]:
 
 
 def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
-    memory, digest, left, refusals = replay.Memory(), federation["digest"], None, []
+    memory, digest, left, refusals, last = replay.Memory(), federation["digest"], None, [], None
     if journal is not None:
         memory = replay.recover(journal.newest(TELLING))
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
+        last = Recent(journal.records(("committed",), last=1)).last
         run = journal.records(("began", "left"), last=1)
         left = run[0]["body"] if run and run[0]["kind"] == "left" else None
         refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
@@ -130,7 +133,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             for row in refused[began + 1 :]
         ]
     unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
-    unknown |= {"spoken": None, "clock_skew_s": None}
+    unknown |= {"spoken": None, "artifact_bytes": None, "clock_skew_s": None, "address": None, "called_s": None}
     return {
         "daemon": "down",
         "site": folder.site,
@@ -149,12 +152,20 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "samples": memory.samples,
         "refusals": refusals,
         "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
+        "last_round": last,
+        "left_s": None,
         "certificate_days": _certificate_days(folder),
         "transfers": [],
+        "listen": "",
         "pid": None,
         "worker_pid": None,
         "started": None,
     }
+
+
+def sites(folder: SiteFolder) -> list[str]:
+    """The names in the site's federation.toml, sorted; without the checks of a start."""
+    return list(_federation(folder)["sites"])
 
 
 def _federation(folder: SiteFolder) -> dict[str, Any]:

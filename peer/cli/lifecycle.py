@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.errors import WorkerFailed
 
 
 @click.command(short_help="Run this site's daemon in the foreground.")
@@ -20,10 +23,23 @@ from peer.cli import Settings, output, pass_settings, shared_options, site_optio
 @click.option("--without", multiple=True, metavar="SITE", help="Do not wait for this site; may be repeated.")
 @click.option("--stay", is_flag=True, help="Keep serving after the last round, until stopped.")
 @click.option("--accept-change", is_flag=True, help="Go on although model, data or training settings changed.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What standard error gets; daemon.log has JSON lines in any case.",
+)
 @shared_options
 @pass_settings
 def start(
-    settings: Settings, site_name: str | None, resume: str, without: tuple[str, ...], stay: bool, accept_change: bool
+    settings: Settings,
+    site_name: str | None,
+    resume: str,
+    without: tuple[str, ...],
+    stay: bool,
+    accept_change: bool,
+    log_format: str,
 ) -> None:
     """Run this site's daemon in the foreground until its last round is over, or it is stopped.
 
@@ -36,9 +52,43 @@ def start(
 
     folder = home.find_site(home.home_folder(settings.home), site_name)
     options = lifecycle.Options(
-        resume=resume, accept_change=accept_change, without=without, stay=stay, debug=settings.debug
+        resume=resume,
+        accept_change=accept_change,
+        without=without,
+        stay=stay,
+        debug=settings.debug,
+        log_format=log_format,
     )
     lifecycle.run(folder, options)
+
+
+@click.command(short_help="Whether the daemon serves, for scripts and containers.")
+@site_option
+@click.option("--training", is_flag=True, help="Also exit 15 where the training has failed and waits for the operator.")
+@output.json_option
+@shared_options
+@pass_settings
+def health(settings: Settings, site_name: str | None, training: bool, as_json: bool) -> None:
+    """Exit 0 while this site's daemon serves its peers, 14 while it is down.
+
+    \b
+    mhfl-peer health --site europe
+    mhfl-peer health --site europe --training
+    """
+    from peer.transport.control import TRAINING, ControlClient
+
+    folder = home.find_site(home.home_folder(settings.home), site_name)
+    with ControlClient(folder.control_socket()) as client:
+        document = {"site": folder.site, "serves": client.well(), "trains": client.well(TRAINING)}
+    output.emit(document, as_json=as_json, render=_well)
+    if training and not document["trains"]:
+        raise WorkerFailed(
+            f"the training of {folder.site} has failed", "see `mhfl-peer status`, then `mhfl-peer resume`"
+        )
+
+
+def _well(document: Any) -> str:
+    return f"{document['site']}: serves" + ("" if document["trains"] else ", but its training has failed")
 
 
 def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) -> None:
@@ -56,7 +106,11 @@ def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) 
 @shared_options
 @pass_settings
 def pause(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Stop training at the next step and go on serving; peers are told and do not wait."""
+    """Stop training at the next step and go on serving; peers are told and do not wait.
+
+    \b
+    mhfl-peer pause --site europe
+    """
     _act(settings, site_name, "pause", as_json)
 
 
@@ -66,7 +120,11 @@ def pause(settings: Settings, site_name: str | None, as_json: bool) -> None:
 @shared_options
 @pass_settings
 def resume(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Go on after a pause, or try again after a failure."""
+    """Go on after a pause, or try again after a failure.
+
+    \b
+    mhfl-peer resume --site europe
+    """
     _act(settings, site_name, "resume", as_json)
 
 
@@ -76,5 +134,9 @@ def resume(settings: Settings, site_name: str | None, as_json: bool) -> None:
 @shared_options
 @pass_settings
 def stop(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there."""
+    """Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there.
+
+    \b
+    mhfl-peer stop --site europe
+    """
     _act(settings, site_name, "stop", as_json)

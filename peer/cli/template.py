@@ -15,7 +15,8 @@ SITE_TOML = """\
 
 # Where the daemon listens for the other sites; port 0 takes any free one, which only discovery can tell them.
 listen = "127.0.0.1:7443"
-# Certificates that are refused although the CA signed them: SHA-256 in hex, as `federation admit --replace` lists them.
+# SHA-256 of certificates that are refused whatever their dates, as `federation admit --replace` prints them. A running
+# daemon follows this list and [addresses], and reads nothing else of this file.
 #refuse_certificates = []
 # Network classes beyond the registry that other sites may name, each "package.module:Class", installed here.
 #allow_models = []

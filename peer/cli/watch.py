@@ -1,4 +1,4 @@
-"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers``, ``egress`` and ``events``: what an operator looks at.
+"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers`` and ``events``: what an operator looks at.
 
 With the daemon down, all of them read the journal and the ledger, and say so.
 """
@@ -49,10 +49,12 @@ def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> A
     return reports.document(folder, what, arguments)
 
 
-def _documents(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
+def _documents(
+    folder: SiteFolder, what: str, arguments: Mapping[str, Any], keep: Callable[[Any], Any]
+) -> Iterator[Any]:
     """The document now and whenever it differs, across starts and stops of the daemon."""
     shown = object()
-    for document in _looks(folder, what, arguments):
+    for document in map(keep, _looks(folder, what, arguments)):
         if document != shown:
             yield document
             shown = document
@@ -80,14 +82,26 @@ def show(
     *,
     as_json: bool,
     watch: bool,
+    keep: Callable[[Any], Any] = lambda document: document,
 ) -> None:
-    """Show a document of the site once, or again whenever it changes."""
+    """Show a document of the site once, or again whenever it changes.
+
+    Args:
+        settings: of the shared options.
+        site_name: which site, if it was said.
+        what: the document's name.
+        render: draws it for people.
+        arguments: go with the question.
+        as_json: print it instead.
+        watch: again and again.
+        keep: the part of it that is to be shown.
+    """
     folder = home.find_site(home.home_folder(settings.home), site_name)
     if not watch:
-        output.emit(_document(folder, what, arguments), as_json=as_json, render=render)
+        output.emit(keep(_document(folder, what, arguments)), as_json=as_json, render=render)
         return
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-        _follow(_documents(folder, what, arguments), render, as_json=as_json)
+        _follow(_documents(folder, what, arguments, keep), render, as_json=as_json)
 
 
 def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *, as_json: bool) -> None:
@@ -125,7 +139,11 @@ def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 @shared_options
 @pass_settings
 def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-    """Every committed round: whose artifacts it used, who was missing and why, losses and metrics."""
+    """Every committed round: whose artifacts it used, who was missing and why, losses and metrics.
+
+    \b
+    mhfl-peer rounds --site europe --watch
+    """
     show(settings, site_name, "rounds", picture.rounds, {}, as_json=as_json, watch=watch)
 
 
@@ -136,7 +154,11 @@ def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 @shared_options
 @pass_settings
 def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-    """The other sites as this one sees them: heard or silent, round, phase, last seen."""
+    """The other sites as this one sees them: heard or silent, round, phase, last seen.
+
+    \b
+    mhfl-peer peers --site europe
+    """
     show(settings, site_name, "peers", picture.peers, {}, as_json=as_json, watch=watch)
 
 
@@ -147,19 +169,12 @@ def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool)
 @shared_options
 @pass_settings
 def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-    """Every artifact that came or went, by time."""
+    """Every artifact that came or went, by time.
+
+    \b
+    mhfl-peer transfers --site europe --json
+    """
     show(settings, site_name, "transfers", picture.transfers, {}, as_json=as_json, watch=watch)
-
-
-@click.command(short_help="Every byte that left, to whom, when.")
-@site_option
-@watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def egress(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-    """The egress ledger: what left this site, to whom, when, and how the transfer ended."""
-    show(settings, site_name, "egress", picture.transfers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="The journal, line by line.")
@@ -171,6 +186,10 @@ def egress(settings: Settings, site_name: str | None, watch: bool, as_json: bool
 @shared_options
 @pass_settings
 def events(settings: Settings, site_name: str | None, last: int, everything: bool, watch: bool, as_json: bool) -> None:
-    """The newest rows of the journal."""
+    """The newest rows of the journal.
+
+    \b
+    mhfl-peer events --site europe --last 20
+    """
     shown = {"last": last, "everything": everything}
     show(settings, site_name, "events", picture.events, shown, as_json=as_json, watch=watch)

@@ -26,6 +26,7 @@ from peer.identity import (
     certificate_der,
     certificate_pem,
     certificate_sha256,
+    is_refused,
     key_pem,
     verify_certificate,
 )
@@ -104,13 +105,18 @@ class Pki:
         """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""
         return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=self.clock())
 
+    def certificate(self) -> x509.Certificate:
+        """The site's certificate in the files, although it may have expired; ``CertificateError`` as ``load``."""
+        return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=None).certificate
+
 
 def server_credentials(pki: Pki) -> grpc.ServerCredentials:
     """Credentials that demand the caller's certificate and follow renewed files without a restart.
 
-    A renewal that is only half written, or does not fit, is logged and the former certificate goes on being served.
+    A renewal that is only half written, or does not fit, is logged and the former certificate goes on being served. It
+    is looked at again at the next handshake: a clock that was behind may have caught up.
     """
-    served = pki.stamp()
+    served, told = pki.stamp(), ""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         own = pki.load()
@@ -118,16 +124,19 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate_pem(own.ca))
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal served
+        nonlocal served, told
         stamp = pki.stamp()
         if stamp == served:
             return None
-        served = stamp
         try:
-            return configuration()
+            found = configuration()
         except CertificateError as error:
-            log.warning("renewed certificate not usable", extra={"reason": str(error)})
+            if str(error) != told:
+                told = str(error)
+                log.warning("renewed certificate not usable", extra={"reason": told})
             return None
+        served, told = stamp, ""
+        return found
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
@@ -171,9 +180,9 @@ def caller(
         raise CallerRefused(f"{name[:SHOWN_CHARACTERS]!r} is not in the roster")
     try:
         der = certificate_der(x509.load_pem_x509_certificate(pems[0]))
-        verify_certificate(der, ca, name, now)
+        certificate = verify_certificate(der, ca, name, now)
     except ValueError as error:
         raise CallerRefused(f"{name}: {error}") from error
-    if certificate_sha256(der) in refused:
+    if is_refused(certificate, refused):
         raise CallerRefused(f"{name}: its certificate {certificate_sha256(der)} is refused here")
     return name

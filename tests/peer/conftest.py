@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +14,17 @@ from typing import Any
 
 import pytest
 
+from peer import identity
+from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.roster import Sha256, SiteName
+from peer.courier import encoded
+from peer.daemon import now
+from peer.egress import Head, Ledger
 from peer.errors import DaemonDown
+from peer.journal import Journal
 from peer.loopback import Loopback
 from peer.transport.control import ControlClient
+from peer.transport.wire import encode_manifest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 30.0
@@ -104,6 +113,13 @@ for line in lines:
         state = f"round-{order['round']:06}"
         done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
         say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
+    elif order["type"] == "Rehearse":
+        if mode == "too large":
+            say("WorkFailed", order, fault="memory", reason="out of memory")
+            sys.exit(1)
+        sizes = {"memory_bytes": 3 << 30, "available_bytes": (3 if mode == "tight" else 8) << 30}
+        sizes["artifact_bytes"] = 4 * numbers
+        say("Rehearsed", order, device="cpu", step_s={"train": 0.5}, round_s=600.0, **sizes)
     elif order["type"] == "Measure":
         if mode == "guests kill it":
             os.kill(os.getpid(), 9)
@@ -146,17 +162,40 @@ class Program:
         return process
 
     def status(self, name: str, phase: str) -> dict[str, Any]:
-        """The status once the site is in a phase; from outside a process there is nothing but to look."""
+        """The status once the site is in a phase."""
+        return self.until(name, lambda status: status["phase"] == phase)
+
+    def until(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first status of which something holds; from outside a process there is nothing but to look."""
         end_s = time.monotonic() + LIMIT_S
+        status: Any = None
         while time.monotonic() < end_s:
             try:
                 with ControlClient(self.loopback.folder(name).control_socket()) as client:
                     for status in client.follow("status"):
-                        if status["phase"] == phase:
+                        if holds(status):
                             return dict(status)
+                        if time.monotonic() >= end_s:
+                            break
             except DaemonDown:
                 time.sleep(0.02)
-        raise AssertionError(f"{name} never was in phase {phase}")
+        raise AssertionError(f"{name} never was as it should; last it was {status}")
+
+
+@pytest.fixture(scope="session")
+def multicast() -> None:
+    """Skips where the loopback interface carries no multicast, of which discovery is made."""
+    group, here = socket.inet_aton("224.0.0.251"), socket.inet_aton("127.0.0.1")
+    with socket.socket(type=socket.SOCK_DGRAM) as ear, socket.socket(type=socket.SOCK_DGRAM) as mouth:
+        try:
+            ear.bind(("", 0))
+            ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group + here)
+            ear.settimeout(1)
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, here)
+            mouth.sendto(b"?", (socket.inet_ntoa(group), ear.getsockname()[1]))
+            ear.recv(1)
+        except OSError as error:
+            pytest.skip(f"no multicast on the loopback interface: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -192,3 +231,61 @@ def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> 
     for process in program.processes:
         process.kill()
         process.communicate()
+
+
+class Books:
+    """Journals and ledgers of enrolled sites, as their daemons write them, without a daemon."""
+
+    def __init__(self, loopback: Loopback) -> None:
+        self.loopback = loopback
+
+    def identity(self, name: str) -> identity.Identity:
+        ca = self.loopback.federation.ca_certificate
+        return identity.Identity.load(self.loopback.folder(name).pki, name=SiteName(name), ca_certificate=ca, now=now())
+
+    def journal(self, name: str, generation: int = 1) -> Journal:
+        folder = self.loopback.folder(name)
+        if generation not in folder.generations():
+            folder.create_generation(generation)
+        return Journal(folder.generation(generation) / "journal.db")
+
+    def signed(self, name: str, head: Head, *, round: int, generation: int = 1) -> SignedManifest:
+        own, digest = self.identity(name), Sha256(f"{generation:032x}{round:032x}")
+        made = Artifact("model", own.name, digest, 64, round, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
+        manifest = Manifest(
+            federation=self.loopback.federation.digest,
+            generation=generation,
+            method="fedskd",
+            origin=own.name,
+            round=round,
+            artifact=made,
+            egress_count=head.count,
+            egress_head=head.hash,
+        )
+        body = encode_manifest(manifest)
+        return SignedManifest(body, identity.sign_manifest(own.key, body), identity.certificate_der(own.certificate))
+
+    def send(self, name: str, to: str, *, round: int, generation: int = 1) -> SignedManifest:
+        """What both sites have on disk after an artifact of a round went from one to the other."""
+        journal, ledger = self.journal(name, generation), Ledger(self.loopback.folder(name).egress_db)
+        signed, digest = (
+            self.signed(name, ledger.head, round=round, generation=generation),
+            f"{generation:032x}{round:032x}",
+        )
+        journal.append("manifest", round, {"artifact": digest, **encoded(signed)})
+        what = {"purpose": "train", "kind": "model", "sha256": digest, "bytes": 64}
+        intent = ledger.intend(peer=to, round=round, generation=generation, **what)
+        ledger.settle(intent, bytes=64, outcome="complete")
+        journal.close()
+        ledger.close()
+        receiver = self.journal(to)
+        came = {"peer": name, **what, "outcome": "complete", "seconds": 0.1}
+        receiver.append("received", round, {**came, **encoded(signed)})
+        receiver.close()
+        return signed
+
+
+@pytest.fixture
+def books(enrolled: Loopback) -> Books:
+    """Writes what daemons would have written: ``books.send("asia", "europe", round=1)``."""
+    return Books(enrolled)

@@ -323,6 +323,22 @@ def test_the_bytes_of_a_round_are_counted_over_its_transfers(office: Callable[..
     desk.open(1, artifact)
 
 
+@pytest.mark.parametrize(("limit", "warned"), [(1000, False), (999, True)])
+def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
+    office: Callable[..., Office], caplog: pytest.LogCaptureFixture, limit: int, warned: bool
+) -> None:
+    desk = office(f"bytes_per_round_max = {limit}")
+    artifact = desk.publish(1)
+    assert [record.getMessage() for record in caplog.records] == (
+        ["policy lets less leave than the method sends"] if warned else []
+    )
+    if warned:
+        assert "bytes_per_round_max" in caplog.records[0].__dict__["remedy"]
+        with pytest.raises(Refusal, match="at most 999 bytes leave in a round"):
+            desk.open(1, artifact)
+        assert desk.denied()[0]["reason"] == "this site's policy lets at most 999 bytes leave in a round"
+
+
 # --- greetings and beats ---------------------------------------------------------------------------------------------
 def greeting(desk: Office, **changes: Any) -> Greeting:
     federation = desk.federation
@@ -551,8 +567,28 @@ def test_a_report_leaves_through_the_ledger(lender: Office) -> None:
     assert lender.ledger.transfers()[0]["outcome"] == "complete"
 
 
+def test_figures_count_as_bytes_of_their_round(office: Callable[..., Office]) -> None:
+    desk = office("evaluate = true\nbytes_per_round_max = 100", federation=GLOBAL)
+    report = Report(1, 2, Sha256("ab" * 32), 20, {})
+    desk.desk.report_sent(desk.desk.open_report(ASIA, report, size=60), size=60, outcome="complete")
+    with pytest.raises(Refusal, match="at most 100 bytes leave in a round") as refused:
+        desk.desk.open_report(AFRICA, report, size=60)
+    assert refused.value.status is Status.DENIED
+    assert [row["peer"] for row in desk.ledger.transfers()] == ["asia"]
+
+
 def test_a_policy_without_evaluation_tells_nobody_anything(office: Callable[..., Office]) -> None:
     desk = office("", federation=GLOBAL)
     with pytest.raises(Refusal, match="tells asia no metrics"):
         desk.desk.open_report(ASIA, Report(1, 2, Sha256("ab" * 32), 20, {}), size=60)
     assert desk.ledger.transfers() == []
+
+
+async def test_who_called_and_how_long_ago_is_known(office: Callable[..., Office]) -> None:
+    desk = office()
+    caller = desk.receiver(1)
+    assert desk.desk.called_s(caller) is None
+    await desk.desk.beat(caller, NOW)
+    desk.clock.now_s += 12.34
+    assert desk.desk.called_s(caller) == 12.3
+    assert desk.desk.called_s(desk.stranger(1)) is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from peer import errors
-from peer.egress import GENESIS, Head, Ledger, chain_hash
+from peer.egress import EMPTY, GENESIS, Chain, Head, Ledger, chain_hash
 
 WRITER = """
 import sys
@@ -142,6 +142,60 @@ def test_a_chain_that_was_written_anew_shows_only_against_a_witness(path: Path) 
     assert ledger.verify([heads[3]]) == ["row 4 is not the one that a witness has seen"]
 
 
+def test_rows_in_front_of_the_first_are_named(path: Path) -> None:
+    filled(path, 2)
+    edit(path, "INSERT INTO ledger SELECT -1, body, hash FROM ledger WHERE seq = 1")
+    assert Ledger(path, read_only=True).verify()[0] == "row -1 stands where row 1 belongs"
+
+
+def test_a_part_of_a_chain_is_proven_from_where_it_begins(path: Path) -> None:
+    heads = filled(path)
+    rows = Ledger(path, read_only=True).rows()
+    chain = Chain(heads[2])
+    for number, text, found in rows[3:]:
+        chain.add(number, None if number == 5 else text, found)
+    assert (chain.problems, chain.left_out, chain.intents, chain.open) == ([], [5], 2, [4, 6])
+    assert [chain.against(head) for head in (EMPTY, *heads)] == [None] * 7, "of what is not there nothing is said"
+    assert chain.against(Head(5, "00" * 32)) == "row 5 is not the one that a witness has seen"
+    assert chain.against(Head(2, "00" * 32)) is None
+    other = Chain(heads[1])
+    other.add(*rows[3])
+    assert other.problems == [
+        "row 3 is missing: row 4 follows row 2",
+        "row 4 was changed, or a row before it was removed or moved",
+    ]
+
+
+def test_a_row_is_found_by_its_number_and_the_newest_without_the_others(path: Path) -> None:
+    heads = filled(path)
+    ledger = Ledger(path)
+    ledger.settle(6, bytes=100, outcome="complete")
+    assert [ledger.hash_at(count) for count in (0, 1, 6, 8)] == [GENESIS, heads[0].hash, heads[5].hash, None]
+    assert [body["round"] for body in ledger.newest_intents(3)] == [5, 4]
+    assert ledger.chain().open == [1, 2, 3, 4, 5]
+
+
+def test_an_end_that_a_start_did_not_know_may_still_be_told(path: Path) -> None:
+    """An export writes beside the daemon; the daemon's start cannot know that it is not an end of the last run."""
+    filled(path, 1)
+    ledger = Ledger(path)
+    ledger.close_open_intents()
+    ledger.settle(1, bytes=100, outcome="complete")
+    assert ledger.verify() == []
+    ledger.settle(1, bytes=100, outcome="complete")
+    assert ledger.verify() == ["row 4 settles row 1 a second time"]
+
+
+def test_a_ledger_that_is_damaged_is_named_when_it_is_proven(path: Path) -> None:
+    filled(path, 200)
+    edit(path, "PRAGMA journal_mode = DELETE")
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"\x5a" * (len(content) - 8192)
+    path.write_bytes(content)
+    with pytest.raises(errors.StateError, match=r"egress\.db is damaged"):
+        Ledger(path, read_only=True).verify()
+
+
 def test_a_transfer_is_one_record_from_intent_to_outcome(path: Path) -> None:
     ledger = Ledger(path)
     first, second = intend(ledger), intend(ledger, "africa", size=50)
@@ -237,3 +291,11 @@ def test_a_reader_changes_nothing(path: Path) -> None:
 def test_the_hash_of_a_row_covers_the_one_before() -> None:
     assert chain_hash(GENESIS, "{}") == hashlib.sha256(b"0" * 64 + b"\n{}").hexdigest()
     assert chain_hash("1" * 64, "{}") != chain_hash(GENESIS, "{}")
+
+
+def test_who_counts_along_gets_each_row_once(path: Path) -> None:
+    filled(path, rows=3)
+    ledger = Ledger(path, read_only=True)
+    assert [(number, body["round"]) for number, body in ledger.since(1)] == [(2, 1), (3, 2)]
+    assert list(ledger.since(3)) == []
+    ledger.close()

@@ -411,6 +411,36 @@ def test_join_can_be_repeated(authority: Authority, folder: SiteFolder) -> None:
     assert first.certificate == second.certificate
 
 
+def test_an_older_bundle_does_not_undo_a_renewal(authority: Authority, folder: SiteFolder) -> None:
+    request, later = requested(folder, authority), NOW + timedelta(days=300)
+    first, second = admitted(authority, request), admitted(authority, request, now=later)
+    enrolment.join(folder, first, now=NOW)
+    renewed = enrolment.join(folder, second, now=later)
+    before = contents(folder.pki)
+    with refused(
+        BundleError,
+        r"the bundle's certificate \(of 2026-07-01 11:00, serial \w+\) is older than the one in .*cert\.pem "
+        rf"\(of 2027-04-27 11:00, serial {renewed.certificate.serial_number:x}\); join the newest bundle",
+    ):
+        enrolment.join(folder, first, now=later)
+    assert contents(folder.pki) == before
+    enrolment.join(folder, second, now=later)
+
+
+@pytest.mark.parametrize("of", ["another key", "another site", "nothing"])
+def test_a_certificate_that_is_of_no_use_here_is_no_renewal(authority: Authority, folder: SiteFolder, of: str) -> None:
+    """Restored from somewhere, it must not stand in the way of the right bundle."""
+    bundle = admitted(authority, requested(folder, authority))
+    key = new_key() if of == "another key" else own_key(folder)
+    name = SiteName("asia") if of == "another site" else folder.site
+    later = NOW + timedelta(days=1)
+    newer = identity.issue(authority.key, authority.certificate, name=name, public_key=key.public_key(), now=later)
+    content = b"nothing" if of == "nothing" else identity.certificate_pem(newer)
+    (folder.pki / "cert.pem").write_bytes(content)
+    own = enrolment.join(folder, bundle, now=later)
+    assert own.certificate.not_valid_before_utc < newer.not_valid_before_utc
+
+
 def test_join_that_cannot_write_leaves_the_site_as_it_was(authority: Authority, folder: SiteFolder) -> None:
     """A folder stands where the certificate, which is written last, has to go."""
     bundle = admitted(authority, requested(folder, authority))

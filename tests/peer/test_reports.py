@@ -226,6 +226,11 @@ def test_rounds_have_the_documented_keys_and_late_metrics(disk: Disk) -> None:
     assert second["metrics"] == {"train_total": 0.5}
 
 
+def test_rounds_say_whose_mean_is_the_same(disk: Disk) -> None:
+    disk.write(1, committed(1), ("compared", 1, {"site": "europe", "sha256": "ab" * 32, "agrees": False}), committed(2))
+    assert [record["agrees"] for record in disk.show("rounds")] == [{"europe": False}, {}]
+
+
 # --- status ----------------------------------------------------------------------------------------------------------
 def test_the_status_of_a_stopped_site_has_every_documented_key(disk: Disk) -> None:
     disk.write(1, ("began", 0, {"generation": 1}))
@@ -233,7 +238,8 @@ def test_the_status_of_a_stopped_site_has_every_documented_key(disk: Disk) -> No
     assert status.keys() == documented("status")
     assert status["peers"].keys() == {"europe"}
     assert status["peers"]["europe"].keys() == {
-        "state", "round", "phase", "progress", "last_seen_s", "clock_skew_s", "spoken",
+        "state", "round", "phase", "progress", "last_seen_s", "called_s", "address", "clock_skew_s", "spoken",
+        "artifact_bytes",
     }  # fmt: skip
     assert 300 < status["certificate_days"] < 400
     json.dumps(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import json
 import os
@@ -434,6 +435,22 @@ async def test_a_renewal_that_is_half_written_does_not_interrupt_the_talk(world)
     await world.serve("asia")
     with pytest.raises(CertificateError, match=r"cert\.pem"):
         await africa.beat("asia", PULSE)
+
+
+async def test_an_own_certificate_that_expires_is_not_shown_any_more_until_it_is_renewed(world):
+    """The open line would carry the call; the peer would refuse it, and would be blamed for that."""
+    europe, ahead = await world.serve("europe"), datetime.timedelta()
+    pki = world.authority.admit("africa", days=30)
+    pki = replace(pki, clock=lambda: datetime.datetime.now(datetime.UTC) + ahead)
+    africa = world.dial("africa", pki=pki)
+    await africa.beat(europe.name, PULSE)
+    ahead = datetime.timedelta(days=31)
+    with pytest.raises(CertificateError, match=r"cert\.pem: the certificate expired on"):
+        await africa.beat(europe.name, PULSE)
+    assert len(europe.desk.calls) == 1
+    world.authority.admit("africa", days=60)
+    await africa.beat(europe.name, PULSE)
+    assert europe.desk.complaints == []
 
 
 async def test_two_peers_that_dial_each_other_at_once_both_succeed(world, wanted):

@@ -393,4 +393,20 @@ async def test_a_renewal_that_is_half_written_is_not_served(world, caplog):
     before = await served_certificate(europe.port, africa)
     (europe.desk.pki.folder / identity.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
     assert await served_certificate(europe.port, africa) == before
-    assert "renewed certificate not usable" in caplog.text
+    for _ in range(3):
+        assert await served_certificate(europe.port, africa) == before
+    assert caplog.text.count("renewed certificate not usable") == 1
+
+
+async def test_a_renewed_certificate_that_was_not_valid_yet_is_served_once_it_is(world):
+    """The site's clock was behind the founder's, and is set."""
+    behind = datetime.timedelta(hours=-3)
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    pki = world.authority.admit("europe", at=yesterday)
+    pki = replace(pki, clock=lambda: datetime.datetime.now(datetime.UTC) + behind)
+    europe, africa = await world.serve("europe", pki=pki), world.authority.admit("africa")
+    before = await served_certificate(europe.port, africa)
+    world.authority.admit("europe")
+    assert await served_certificate(europe.port, africa) == before
+    behind = datetime.timedelta()
+    assert await served_certificate(europe.port, africa) != before

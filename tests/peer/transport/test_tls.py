@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from cryptography import x509
 
 from peer import identity
 from peer.core.roster import Roster
+from peer.der import encodings
 from peer.errors import CertificateError
 from peer.transport import tls
 
@@ -90,6 +92,26 @@ def test_credentials_refuse_a_key_of_another_certificate(authority):
     (pki.folder / identity.KEY_FILE).write_bytes((other.folder / identity.KEY_FILE).read_bytes())
     with pytest.raises(CertificateError, match="does not belong to"):
         tls.server_credentials(pki)
+
+
+def test_a_certificate_can_be_looked_at_when_it_has_expired(authority):
+    pki = authority.admit("europe", at=NOW - datetime.timedelta(days=60), days=30)
+    with pytest.raises(CertificateError, match="expired"):
+        pki.load()
+    assert pki.certificate().not_valid_after_utc < NOW
+    (pki.folder / "cert.pem").unlink()
+    with pytest.raises(CertificateError, match=r"cert\.pem is missing"):
+        pki.certificate()
+
+
+def test_a_caller_cannot_come_back_with_the_other_form_of_its_signature(authority):
+    pki = authority.admit("europe")
+    der = identity.certificate_der(pki.load().certificate)
+    other = x509.load_der_x509_certificate(encodings(pki.load().certificate)[1])
+    context = {"x509_pem_cert": [identity.certificate_pem(other)], "x509_subject_alternative_name": [b"europe"]}
+    assert caller(authority, context) == "europe"
+    with pytest.raises(tls.CallerRefused, match="is refused here"):
+        caller(authority, context, refused={identity.certificate_sha256(der)})
 
 
 def test_a_stamp_changes_with_the_certificate_only(authority):

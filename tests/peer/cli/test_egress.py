@@ -1,0 +1,186 @@
+"""`egress` and what belongs to it, as an operator and an auditor type it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.cli import main
+from peer.egress import Ledger
+from peer.errors import EXIT_CODES
+from peer.home import SiteFolder
+from peer.loopback import Loopback
+from peer.reports import TRANSFER_KEYS
+
+
+@pytest.fixture
+def asia(books: Any) -> SiteFolder:
+    """A site that sent three artifacts to europe, of which the last did not arrive whole."""
+    for round in (1, 2):
+        books.send("asia", "europe", round=round)
+    folder: SiteFolder = books.loopback.folder("asia")
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        what = {"purpose": "evaluate", "kind": "metrics", "sha256": "cd" * 32, "generation": 1}
+        ledger.settle(ledger.intend(peer="africa", round=2, bytes=4096, **what), bytes=1024, outcome="broken")
+        ledger.intend(peer="europe", round=3, bytes=2048, **what)
+    return folder
+
+
+def call(loopback: Loopback, *words: Any) -> Result:
+    return CliRunner().invoke(main, ["--home", str(loopback.home), *map(str, words)])
+
+
+def done(loopback: Loopback, *words: Any) -> Any:
+    result = call(loopback, *words, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def failed(loopback: Loopback, name: str, *words: Any) -> str:
+    result = call(loopback, *words)
+    assert EXIT_CODES[result.exit_code].name == name, result.stderr
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+# --- the listing -----------------------------------------------------------------------------------------------------
+def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: Loopback, asia: SiteFolder) -> None:
+    every = done(enrolled, "egress", "--site", "asia")
+    assert [(row["peer"], row["round"]) for row in every] == [
+        ("europe", 1),
+        ("europe", 2),
+        ("africa", 2),
+        ("europe", 3),
+    ]
+    assert all(list(row) == list(TRANSFER_KEYS) for row in every)
+
+    def rounds(*words: str) -> list[int]:
+        return [row["round"] for row in done(enrolled, "egress", "--site", "asia", *words)]
+
+    assert rounds("--peer", "europe") == [1, 2, 3]
+    assert rounds("--peer", "europe", "--peer", "asia", "--round", "2-3") == [2, 3]
+    assert rounds("--round", "2") == [2, 2]
+    assert rounds("--since", "2026-01-01") == [1, 2, 2, 3]
+    tomorrow = datetime.datetime.now() + datetime.timedelta(days=1)
+    assert rounds("--since", tomorrow.strftime("%Y-%m-%dT%H:%M")) == []
+
+
+def test_people_see_to_whom_and_what_it_comes_to(enrolled: Loopback, asia: SiteFolder) -> None:
+    text = call(enrolled, "egress", "--site", "asia").stdout
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["europe"] == ["europe", "3", "2", "128", "B", "2.0", "KiB"]
+    assert rows["africa"] == ["africa", "1", "0", "1.0", "KiB", "-"]
+    assert rows["all"] == ["all", "together", "4", "2", "1.1", "KiB", "2.0", "KiB"]
+    assert "evaluate" in text
+    assert "broken" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--peer", "eurpoe"), "--peer eurpoe: not a site of this federation (did you mean 'europe'?)"),
+        (("--round", "3-2"), "'3-2' is neither a round nor two as in 3-7"),
+        (("--round", "x"), "'x' is neither a round nor two as in 3-7"),
+        (("--since", "yesterday"), "--since"),
+        (("--json", "verify"), "options stand before 'verify'; write them after it"),
+        (("--peer", "europe", "export", "--out", "x"), "options stand before 'export'"),
+    ],
+)
+def test_a_wrong_word_is_named_and_not_taken_for_an_empty_list(
+    enrolled: Loopback, asia: SiteFolder, words: tuple[str, ...], complaint: str
+) -> None:
+    assert complaint in failed(enrolled, "UsageError", "egress", "--site", "asia", *words)
+
+
+# --- the proof -------------------------------------------------------------------------------------------------------
+def test_a_ledger_is_verified_with_a_witness_from_another_site(
+    enrolled: Loopback, asia: SiteFolder, tmp_path: Path
+) -> None:
+    out = tmp_path / "from-europe.json"
+    made = done(enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
+    assert made == {"of": "asia", "by": "europe", "file": str(out), "manifests": 1}
+    found = done(enrolled, "egress", "verify", "--site", "asia", "--witness", out)
+    assert (found["problems"], found["open"], found["vouched_rows"], found["rows"]) == ([], [7], 2, 7)
+    text = call(enrolled, "egress", "verify", "--site", "asia", "--witness", out).stdout
+    assert "The ledger is whole." in text
+    assert "europe has seen 2 rows" in text
+    assert "that rows 3 to 7 are all" in " ".join(text.split())
+
+
+def test_the_site_may_be_named_before_the_subcommand(enrolled: Loopback, asia: SiteFolder) -> None:
+    assert done(enrolled, "egress", "--site", "asia", "verify")["site"] == "asia"
+    assert done(enrolled, "egress", "--site", "europe", "verify", "--site", "asia")["site"] == "asia"
+    assert "several sites live under" in failed(enrolled, "UsageError", "egress", "verify")
+
+
+def test_a_ledger_that_is_not_whole_ends_with_its_own_code_after_the_document(
+    enrolled: Loopback, asia: SiteFolder
+) -> None:
+    with contextlib.closing(sqlite3.connect(asia.egress_db)) as connection:
+        connection.execute("UPDATE ledger SET body = replace(body, 'africa', 'mars')")
+        connection.commit()
+    result = call(enrolled, "egress", "verify", "--site", "asia", "--json")
+    assert EXIT_CODES[result.exit_code].name == "LedgerBroken"
+    assert json.loads(result.stdout)["problems"] == ["row 5 was changed, or a row before it was removed or moved"]
+    assert result.stderr == (
+        f"mhfl-peer: {asia.egress_db}: row 5 was changed, or a row before it was removed or moved; "
+        "leave the site's folder as it is, and tell its data protection officer\n"
+    )
+    assert "The ledger is not whole." in call(enrolled, "egress", "verify", "--site", "asia").stdout
+
+
+def test_a_ledger_that_is_no_database_is_named(enrolled: Loopback, asia: SiteFolder) -> None:
+    for leftover in asia.path.glob("egress.db*"):
+        leftover.unlink()
+    asia.egress_db.write_bytes(b"no database" * 1000)
+    assert "egress.db is damaged" in failed(enrolled, "StateError", "egress", "verify", "--site", "asia")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+def test_an_export_is_proven_without_the_site_s_folder(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+    out, federation = tmp_path / "asia.json", tmp_path / "federation.toml"
+    federation.write_text(asia.federation_toml.read_text())
+    made = done(enrolled, "egress", "export", "--site", "asia", "--out", out, "--rounds", "2-3")
+    assert (made["site"], made["rows"], made["left_out"], made["head"]["count"]) == ("asia", 5, 2, 7)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    elsewhere = Loopback(tmp_path / "nowhere", enrolled.federation)
+    found = done(elsewhere, "egress", "verify", "--file", out, "--federation", federation)
+    assert (found["site"], found["problems"], found["source"]) == ("asia", [], str(out))
+    assert "nobody vouches for the certificate" in done(elsewhere, "egress", "verify", "--file", out)["unproven"][0]
+    out.write_text(out.read_text().replace("africa", "mars"))
+    words = ("egress", "verify", "--file", out, "--federation", federation)
+    assert "asia.json is refused: the signature does not fit" in failed(elsewhere, "PeerMisbehaved", *words)
+
+
+def test_what_does_not_go_together_is_refused(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+    words = ("egress", "verify", "--site", "asia", "--federation", asia.federation_toml)
+    assert "--federation goes with --file" in failed(enrolled, "UsageError", *words)
+    words = ("egress", "verify", "--site", "asia", "--witness", tmp_path / "nowhere")
+    assert "nowhere cannot be read: No such file" in failed(enrolled, "DiskError", *words)
+
+
+@pytest.mark.parametrize("words", [("export",), ("witness", "--of", "europe")])
+def test_no_file_is_written_over(enrolled: Loopback, asia: SiteFolder, tmp_path: Path, words: tuple[str, ...]) -> None:
+    out = tmp_path / "kept"
+    out.write_text("kept")
+    assert "kept exists" in failed(enrolled, "StateError", "egress", *words, "--site", "asia", "--out", out)
+    assert out.read_text() == "kept"
+
+
+def test_people_are_told_what_to_do_with_the_files(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+    said = call(enrolled, "egress", "export", "--site", "asia", "--out", tmp_path / "a").stdout
+    assert "7 rows; 0 are left out" in said
+    assert "egress verify --file" in said
+    said = call(
+        enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", tmp_path / "w", "--all"
+    ).stdout
+    assert "2 manifests of asia, as europe received it" in said
+    assert "not through that site" in said
