@@ -30,6 +30,19 @@ def foreign_network(
     Imports the module: for a spec that another site sent, ask :func:`models.spec.remote_spec_problem` first.
     ``ValueError`` when there is no such class, it does not take an argument, or it refuses the values.
     """
+    kind, arguments = foreign_call(
+        name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper=hyper
+    )
+    try:
+        return kind(**arguments)
+    except Exception as error:  # somebody else's constructor: values that do not fit surface as anything
+        raise ValueError(f"{name} refuses {arguments}: {error}") from error
+
+
+def foreign_call(
+    name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
+) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of such a network, and the arguments that its constructor is given; raises what making it does."""
     kind = _monai_class(name.removeprefix(MONAI_PREFIX)) if name.startswith(MONAI_PREFIX) else _class(name)
     parameters, takes_any = _parameters(kind)
     arguments = dict(hyper)
@@ -45,10 +58,7 @@ def foreign_network(
             raise ValueError(f"{name} may not be given {argument!r}{suggestion(argument, permitted)}")
     if name.startswith(MONAI_PREFIX) and "pretrained" in parameters:
         arguments["pretrained"] = False
-    try:
-        return kind(**arguments)
-    except Exception as error:  # somebody else's constructor: values that do not fit surface as anything
-        raise ValueError(f"{name} refuses {arguments}: {error}") from error
+    return kind, arguments
 
 
 def _monai_class(network: str) -> type[nn.Module]:

@@ -316,9 +316,9 @@ def _stacked(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
     if not predictions:
         raise ValueError("there is no expert: the own head always is one")
     shapes = {site: tuple(prediction.shape) for site, prediction in predictions.items()}
-    if len(set(shapes.values())) > 1:
+    shape, *others = shapes.values()
+    if any(other != shape for other in others):  # no set of them: an exporter's sizes have no hash
         raise ValueError(f"the experts predict different shapes: {shapes}")
-    (shape,) = set(shapes.values())
     if (shape[0], *shape[2:]) != (feature.shape[0], *feature.shape[2:]):
         raise ValueError(f"the experts predict {shape}, which is not on the grid of the feature {tuple(feature.shape)}")
     return torch.stack(list(predictions.values()), dim=1)

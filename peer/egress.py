@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer.errors import StateError
 from peer.journal import open_database, storage
 
 SCHEMA_VERSION = 1
@@ -41,6 +42,7 @@ WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
 What the operator takes away as a file is none of the bytes that a round may send."""
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
+NEITHER = "row {} is neither an intent nor an outcome"
 GENESIS = "0" * 64
 UNKNOWN = "unknown"
 
@@ -122,11 +124,12 @@ class Chain:
             body = json.loads(text)
         except (ValueError, RecursionError):
             body = None
-        kind, of = (body.get("type"), body.get("intent")) if isinstance(body, dict) else (None, None)
-        if kind == "intent":
+        if not _is_row(body):
+            self.problems.append(NEITHER.format(number))
+            return
+        of = body.get("intent")
+        if body["type"] == "intent":
             self._ends[number] = ""
-        elif kind != "outcome" or not isinstance(of, int):
-            self.problems.append(f"row {number} is neither an intent nor an outcome")
         elif self._ends.get(of, "") not in ("", UNKNOWN):  # a start may close what another process then ends
             self.problems.append(f"row {number} settles row {of} a second time")
         elif of in self._ends:
@@ -146,6 +149,7 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._connection = open_database(path, SCHEMA, version=SCHEMA_VERSION, read_only=read_only)
+        self._connection.text_factory = _text
         with storage(path):
             self.head = self._newest()
 
@@ -188,7 +192,7 @@ class Ledger:
         query = "SELECT seq, body FROM ledger WHERE seq > ? ORDER BY seq"
         with storage(self.path):
             for found, body in self._connection.execute(query, (seq,)):
-                yield found, json.loads(body)
+                yield found, self._body(found, body)
 
     def bytes_in_round(self, generation: int, round: int) -> int:
         """Bytes that left, or may have left, for one round: all that were meant where nobody knows how it ended."""
@@ -229,9 +233,9 @@ class Ledger:
 
     def newest_intents(self, last: int) -> list[dict[str, Any]]:
         """The intents among so many of the newest rows, newest first."""
-        newest = "SELECT body FROM ledger WHERE json_valid(body) ORDER BY seq DESC LIMIT ?"
+        newest = "SELECT seq, body FROM ledger WHERE json_valid(body) ORDER BY seq DESC LIMIT ?"
         with storage(self.path):
-            bodies = [json.loads(body) for (body,) in self._connection.execute(newest, (last,))]
+            bodies = [self._body(*row) for row in self._connection.execute(newest, (last,))]
         return [body for body in bodies if body["type"] == "intent"]
 
     def _append(self, body: Mapping[str, Any]) -> int:
@@ -251,7 +255,15 @@ class Ledger:
     def _bodies(self) -> list[tuple[int, dict[str, Any]]]:
         with storage(self.path):
             found = self._connection.execute("SELECT seq, body FROM ledger ORDER BY seq").fetchall()
-            return [(seq, json.loads(body)) for seq, body in found]
+            return [(seq, self._body(seq, body)) for seq, body in found]
+
+    def _body(self, seq: int, text: str) -> dict[str, Any]:
+        """What a row says; ``StateError`` when that is nothing that a ledger says."""
+        body = json.loads(text)
+        if not _is_row(body):
+            raise StateError(f"{self.path} is damaged: {NEITHER.format(seq)}", "restore it from a backup")
+        found: dict[str, Any] = body
+        return found
 
     def close(self) -> None:
         """Let go of the file."""
@@ -261,3 +273,15 @@ class Ledger:
 def chain_hash(previous: str, text: str) -> str:
     """The hash of a row: SHA-256 over the hash before it, a line feed, and the row's canonical JSON."""
     return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+def _is_row(body: Any) -> bool:
+    """Whether a row is an intent, or an outcome with the number of one; ``true`` is no number, although it equals 1."""
+    if not isinstance(body, dict):
+        return False
+    return body.get("type") == "intent" or (body.get("type") == "outcome" and type(body.get("intent")) is int)
+
+
+def _text(content: bytes) -> str:
+    """A text as it is stored; whoever put other bytes there keeps no other row from being proven."""
+    return content.decode("utf-8", "replace")

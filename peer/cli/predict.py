@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from peer.afterwards import Standing
-    from peer.config import Task
+    from peer.config import Federation
     from peer.home import SiteFolder
 
 PATH = click.Path(path_type=Path)
+CLASSES = ("classification", "time_series")
+"""Tasks whose predictions are one table."""
+
 TABLE = "predictions.csv"
 """The file in the folder ``--out`` where no other is named."""
 SHOWN_MAX = 20
@@ -31,50 +34,117 @@ SHOWN_MAX = 20
 @click.command(short_help="Use the local model on new images, volumes or signals.")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @site_option
+@click.option("--model", type=PATH, help="An exported .onnx or .pt2 file, or a bundle, instead of a site's model.")
+@click.option(
+    "--sha256", metavar="DIGEST", default="", help="What --model must have, as `export` said; needed of a .pt2."
+)
 @click.option("--out", required=True, type=PATH, help="A new or empty folder; for classes also a new FILE.csv.")
 @output.json_option
 @shared_options
 @pass_settings
-def predict(settings: Settings, inputs: tuple[Path, ...], site_name: str | None, out: Path, as_json: bool) -> None:
+def predict(
+    settings: Settings,
+    inputs: tuple[Path, ...],
+    site_name: str | None,
+    model: Path | None,
+    sha256: str,
+    out: Path,
+    as_json: bool,
+) -> None:
     """Use the local model, as its last finished round left it, on new images, volumes or signals; also during training.
 
     INPUT is a file, a folder of files, or a datalist, of which the images in `test` are taken (else in `training`).
     Classes are written to one CSV, label maps and larger images to a file an input. What cannot be read is left out.
 
+    With --model no site is needed: an exported file says itself how images are prepared. To open a .pt2 can run code
+    that somebody put into it, so its digest must be given; a bundle's configuration is never run.
+
     \b
     mhfl-peer predict --site europe scans/ --out masks
     mhfl-peer predict --site europe new.json --out classes.csv
+    mhfl-peer predict --model europe.onnx scans/ --out masks
     """
-    from peer import afterwards
-    from peer.datasets.folder import make_empty
-
     if not any(path.exists() for path in inputs):
         raise DataError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
-    task, standing = _trained(home.find_site(home.home_folder(settings.home), site_name))
-    classes = task.kind in ("classification", "time_series")
-    result = out / TABLE if classes and out.suffix != ".csv" else out
-    if classes:
-        home.must_be_new(result)
-        home.make_private(result.parent)
-    elif out.suffix == ".csv":
-        raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
+    if model is None and sha256:
+        raise UsageError("--sha256 is that of a file, and there is no --model")
+    if model is not None and site_name is not None:
+        raise UsageError("--site and --model are two models", "give one of them")
+    if model is None:
+        folder = home.find_site(home.home_folder(settings.home), site_name)
+        document = _by_site(folder, inputs, out)
     else:
-        make_empty(out)
-    request = {**standing.document(), "inputs": list(map(str, inputs)), "out": str(out)}
-    answer = afterwards.ask("peer.training.predict", request, what="the prediction")
-    if classes and answer["predictions"]:
-        home.write_atomically(result, _csv(answer["predictions"], task.classes))
-    where = {"site": standing.setting.site_name, "generation": standing.generation, "round": standing.committed}
-    output.emit({**where, "task": task.kind, "out": str(result), **answer}, as_json=as_json, render=_picture)
-    if not answer["predictions"]:
-        first = answer["skipped"][0]
+        document = _by_file(model, sha256, inputs, out)
+    output.emit(document, as_json=as_json, render=_picture)
+    if not document["predictions"]:
+        first = document["skipped"][0]
         raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see what was left out")
 
 
-def _trained(folder: SiteFolder) -> tuple[Task, Standing]:
-    """The task and a state of the site that has been trained, by the configuration that it was trained with.
+def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+    federation, standing = trained(folder)
+    task = federation.task
+    classes = task.kind in CLASSES
+    if out.suffix == ".csv" and not classes:
+        raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
+    _prepare(out, table=classes)
+    result = _table(out) if classes else out
+    answer = _asked(standing.document(), inputs, out)
+    if classes and answer["predictions"]:
+        home.write_atomically(result, _csv(answer["predictions"], task.classes))
+    where = {"site": folder.site, "generation": standing.generation, "round": standing.committed}
+    return {**where, "task": task.kind, "out": str(result), **answer}
+
+
+def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+    """As :func:`_by_site`; what the task is only the file knows, and who reads it needs torch."""
+    if not model.exists():
+        raise UsageError(f"--model {model} is not there", "name a file or folder that `mhfl-peer export` wrote")
+    if model.suffix == ".pt2" and not sha256:
+        raise UsageError(
+            f"--model {model}: to open a .pt2 can run code that is in it",
+            "give --sha256 as whoever exported it tells you, or use ONNX or a bundle",
+        )
+    _prepare(out, table=out.suffix == ".csv")
+    answer = _asked({"model": str(model), "sha256": sha256}, inputs, out)
+    classes = answer.pop("classes")
+    result = _table(out) if answer["task"] in CLASSES else out
+    if answer["task"] in CLASSES and answer["predictions"]:
+        home.write_atomically(result, _csv(answer["predictions"], classes))
+    where = {key: answer.pop(key) for key in ("site", "generation", "round", "task")}
+    return {**where, "model": str(model), "out": str(result), **answer}
+
+
+def _prepare(out: Path, *, table: bool) -> None:
+    """Make room for a table, or for a file an input; ``StateError`` where there is none."""
+    from peer.datasets.folder import make_empty
+
+    if table:
+        home.must_be_new(_table(out))
+        home.make_private(_table(out).parent)
+    else:
+        make_empty(out)
+
+
+def _table(out: Path) -> Path:
+    return out if out.suffix == ".csv" else out / TABLE
+
+
+def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+    from peer import afterwards
+
+    request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
+    answer: dict[str, Any] = afterwards.ask("peer.training.predict", request, what="the prediction")
+    return answer
+
+
+def trained(folder: SiteFolder) -> tuple[Federation, Standing]:
+    """The federation and a state of the site that has been trained, by the configuration that it was trained with.
 
     No certificate is needed: nothing is sent.
+
+    Raises:
+        StateError: no round is finished, or the configuration is another now.
     """
     from peer import afterwards, lifecycle
     from peer.config import Federation, Site, check_site
@@ -87,7 +157,7 @@ def _trained(folder: SiteFolder) -> tuple[Task, Standing]:
     standing = afterwards.standing(folder, federation, site)
     if not standing.committed:
         raise StateError(f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`")
-    return federation.task, standing
+    return federation, standing
 
 
 def _csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:

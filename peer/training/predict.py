@@ -1,7 +1,8 @@
-"""A site's local model on new data: probabilities of classes, label maps on the images' own grids, larger images.
+"""A model on new data: probabilities of classes, label maps on the images' own grids, larger images.
 
-Run as ``python -m peer.training.predict`` it reads one JSON document from standard input and writes one to standard
-output, so that who asks needs neither torch nor the memory for it. Nothing in the site's folder is written.
+The model is a site's own, or one that an exported file holds. Run as ``python -m peer.training.predict`` it reads one
+JSON document from standard input and writes one to standard output, so that who asks needs neither torch nor the memory
+for it. Nothing in the site's folder is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -23,9 +24,10 @@ from peer.core.commands import Source
 from peer.core.work import Setting, from_json
 from peer.datalist import CLASS_LABELS
 from peer.training import results
-from peer.training.fault import reason_of
+from peer.training.export.exported import opened
+from peer.training.fault import ConfigurationError, reason_of
 from peer.training.images import ARRAYS, READERS, Preparation, load_images
-from peer.training.recipe import Data, Recipe
+from peer.training.recipe import Data, Task
 from peer.training.trainer import Trainer
 
 SERIES = (".dcm", "")
@@ -39,6 +41,29 @@ Read: TypeAlias = Callable[[Sequence[Path]], Tensor]
 Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 
+class Known(Protocol):
+    """What is known of a model: its task, and how its images are prepared."""
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+
+    @property
+    def data(self) -> Data:
+        """How images are prepared."""
+
+
+class Model(Protocol):
+    """A ``Trainer`` that holds a state, or an exported file."""
+
+    @property
+    def recipe(self) -> Known:
+        """What is known of it."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits or images, of prepared images ``(b, c, *space)``, on the CPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One image to predict: its name, its files, its result's place under the output folder; or what is wrong."""
@@ -49,11 +74,11 @@ class Item:
     problem: str = ""
 
 
-def predict(trainer: Trainer, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+def predict(model: Model, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
     """Predict every image of the inputs, in their order; each result is written as soon as it is there.
 
     Args:
-        trainer: holds a state.
+        model: predicts.
         inputs: images, folders of images, and datalists.
         out: the folder for label maps and larger images; probabilities of classes are only answered.
 
@@ -64,25 +89,25 @@ def predict(trainer: Trainer, inputs: Iterable[Path], out: Path) -> dict[str, An
     Raises:
         OSError: a result cannot be written.
     """
-    task = trainer.recipe.task
-    read, finish = _reading(trainer.recipe)
+    task = model.recipe.task
+    read, finish = reading(task, model.recipe.data)
     channels = task.classes if task.kind == "super_resolution" else 1
     predictions: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     taken: dict[Path, str] = {}
-    for item in list(items(inputs, trainer.recipe.data)):  # before the first result is written: it is no input
+    for item in list(items(inputs, model.recipe.data)):  # before the first result is written: it is no input
         try:
             _check(item)
             target = results.target(out / item.place, channels=channels)
             if target in taken:
                 raise ValueError(f"its result would replace that of {taken[target]}; predict it by itself")
             image = read(item.images)
-            prediction = trainer.predict(finish(image)[None])[0]
+            prediction = model.predict(finish(image)[None])[0]
         except Exception as error:  # whatever a reader raises, or memory that is too small for this one
             skipped.append({"file": item.name, "reason": " ".join((str(error) or repr(error)).split())})
             continue
         if task.kind in CLASS_LABELS:
-            answer = _classes(prediction)
+            answer = classes(prediction)
         else:
             taken[target] = item.name
             space = tuple(image.shape[1:])
@@ -157,9 +182,8 @@ def _check(item: Item) -> None:
             raise ValueError(f"{path} does not exist")
 
 
-def _reading(recipe: Recipe) -> tuple[Read, Finish]:
+def reading(task: Task, data: Data) -> tuple[Read, Finish]:
     """How an image is read on its own grid, and what then becomes the network's input."""
-    task, data = recipe.task, recipe.data
     if task.kind == "super_resolution":
         return lambda paths: _unit_image(paths, dims=task.spatial_dims, channels=task.in_channels), Tensor.contiguous
     preparation = Preparation(task.in_channels, data.input_size, data.normalise)
@@ -167,15 +191,20 @@ def _reading(recipe: Recipe) -> tuple[Read, Finish]:
 
 
 def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
-    """An image of super-resolution as training sees them: values in [0, 1], to which 8-bit pictures are brought."""
-    image = load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True)
+    """An image of super-resolution as training sees them: 8-bit pictures are brought to [0, 1]."""
+    return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
+
+
+def in_unit_range(image: Tensor) -> Tensor:
+    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
     lowest, highest = (float(bound) for bound in image.aminmax())
     if lowest < 0 or highest > 1:
         raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
     return image
 
 
-def _classes(logits: Tensor) -> dict[str, Any]:
+def classes(logits: Tensor) -> dict[str, Any]:
+    """The most likely class, and the probability of each, for logits ``(classes,)``."""
     shares = logits.double().softmax(dim=0)
     return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
 
@@ -196,22 +225,37 @@ def apart(setting: Setting, state: str) -> Iterator[Setting]:
 
 
 def main() -> None:
-    """Answer ``{"setting": {...}, "state": "...", "sources": [...], "inputs": [...], "out": "..."}``."""
+    """Answer a request for predictions of ``inputs`` into ``out``.
+
+    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer; or with
+    ``setting``, ``state`` and ``sources`` of a site.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)
-    state = str(request["state"])
-    sources = from_json(tuple[Source, ...], request["sources"])
+    inputs, out = map(Path, request["inputs"]), Path(request["out"])
     try:
-        with (
-            contextlib.redirect_stdout(sys.stderr),
-            apart(from_json(Setting, request["setting"]), state) as setting,
-        ):
-            trainer = Trainer(setting)
-            trainer.hold(state, sources)
-            answer = predict(trainer, map(Path, request["inputs"]), Path(request["out"]))
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = _from_file(request, inputs, out) if "model" in request else _from_site(request, inputs, out)
     except Exception as error:
         sys.exit(reason_of(error))
     json.dump(answer, sys.stdout)
+
+
+def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    model = opened(Path(request["model"]), sha256=request["sha256"])
+    facts = {key: model.card[key] for key in ("site", "generation", "round")}
+    task = model.recipe.task
+    if task.kind not in CLASS_LABELS and out.suffix == ".csv":
+        raise ConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
+    return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}
+
+
+def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    state, sources = str(request["state"]), from_json(tuple[Source, ...], request["sources"])
+    with apart(from_json(Setting, request["setting"]), state) as setting:
+        trainer = Trainer(setting)
+        trainer.hold(state, sources)
+        return predict(trainer, inputs, out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""A model in daily use: a real daemon trains it on synthetic volumes, and meanwhile it segments another one."""
+"""A model in daily use: a real daemon trains it on synthetic volumes, and meanwhile it segments another one.
+
+Then it is taken away, and does the same where no site is.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -72,9 +76,28 @@ def site(tmp_path: Path) -> str:
     return SITE.format(datalist=folder / "datalist.json")
 
 
+def run(*words: str | Path) -> dict[str, Any]:
+    """The JSON document of a command."""
+    command = [sys.executable, "-m", "peer.cli", *map(str, words), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def segmented(document: dict[str, Any]) -> np.ndarray:
+    """The label map of the only image."""
+    (row,) = document["predictions"]
+    found = nibabel.load(row["output"])
+    assert found.get_data_dtype() == np.uint8
+    assert np.array_equal(found.affine, AFFINE)
+    return np.asanyarray(found.dataobj)
+
+
 def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str, tmp_path: Path, tools: Any) -> None:
     labels = volume(tmp_path, "new", (20, 16, 14), seed=99)
     (tmp_path / "broken.nii.gz").write_bytes(b"not a volume")
+    inputs, taken = [tmp_path / name for name in ("new.nii.gz", "broken.nii.gz")], tmp_path / "taken.onnx"
     with Loopback.found(tmp_path / "federation", DRAFT, {"europe": site}) as loopback:
         loopback.start("europe", "--stay")
         tools.wait_until(
@@ -82,22 +105,17 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
         )
         home = loopback.folder("europe").generation(1)
         before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.suffix != ".db-shm"}
-        command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), "predict"]
-        inputs = [str(tmp_path / name) for name in ("new.nii.gz", "broken.nii.gz")]
-        done = subprocess.run(
-            [*command, *inputs, "--out", str(tmp_path / "masks"), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        document = run("--home", loopback.home, "predict", *inputs, "--out", tmp_path / "masks")
+        export = run("--home", loopback.home, "export", "--format", "onnx", "--out", taken)
         assert {path: path.stat().st_mtime_ns for path in before} == before
-    document = json.loads(done.stdout)
-    assert (document["site"], document["round"], document["task"]) == ("europe", ROUNDS, "segmentation")
-    assert [Path(row["file"]).name for row in document["skipped"]] == ["broken.nii.gz"]
-    (row,) = document["predictions"]
-    found = nibabel.load(row["output"])
-    assert (found.shape, found.get_data_dtype()) == (labels.shape, np.uint8)
-    assert np.array_equal(found.affine, AFFINE)
-    mask = np.asanyarray(found.dataobj)
+        (left,) = loopback.show("europe", "egress")
+    elsewhere = run("predict", *inputs, "--model", taken, "--sha256", export["sha256"], "--out", tmp_path / "elsewhere")
+    for found in (document, elsewhere):
+        assert (found["site"], found["round"], found["task"]) == ("europe", ROUNDS, "segmentation")
+        assert [Path(row["file"]).name for row in found["skipped"]] == ["broken.nii.gz"]
+    mask = segmented(document)
+    assert mask.shape == labels.shape
     assert 2 * (mask & labels).sum() / (mask.sum() + labels.sum()) > 0.8
+    assert (segmented(elsewhere) != mask).mean() < 1e-3  # a voxel on a boundary may fall to the other side
+    assert (left["purpose"], left["kind"], left["outcome"]) == ("export", "onnx", "complete")
+    assert (left["sha256"], left["bytes"]) == (hashlib.sha256(taken.read_bytes()).hexdigest(), taken.stat().st_size)

@@ -170,6 +170,54 @@ def test_label_maps_need_a_folder_with_nothing_in_it(enrolled: Loopback, folder:
     assert (result.exit_code, "is not empty" in result.stderr) == (6, True)
 
 
+# --- an exported file -----------------------------------------------------------------------------------------------
+def by_file(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["predict", *map(str, words)])
+
+
+def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dict[str, Any]], Path]) -> None:
+    found = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
+    told = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}
+    asked = answering({**told, "predictions": found, "skipped": []})
+    (tmp_path / "asia.onnx").touch()
+    result = by_file("a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == {
+        "site": "asia",
+        "generation": 2,
+        "round": 9,
+        "task": "time_series",
+        "model": "asia.onnx",
+        "out": str(tmp_path / "out" / "predictions.csv"),
+        "predictions": found,
+        "skipped": [],
+    }
+    assert (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1] == "a.nii,0.25,0.75,1"
+    request = json.loads(asked.read_text())
+    assert (request["model"], request["sha256"], request["inputs"]) == ("asia.onnx", "", ["a.nii"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "nowhere.onnx"), "--model nowhere.onnx is not there"),
+        (("--model", "a.pt2"), "--model a.pt2: to open a .pt2 can run code that is in it; give --sha256"),
+        (("--model", "a.pt2", "--site", "asia"), "--site and --model are two models"),
+        (("--sha256", "ab"), "--sha256 is that of a file, and there is no --model"),
+    ],
+)
+def test_a_model_that_is_not_clearly_meant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.npy", "a.pt2"):
+        (tmp_path / name).touch()
+    result = by_file("a.npy", *words, "--out", "out")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def drawn(document: dict[str, Any]) -> str:
     out = io.StringIO()
     Console(file=out, width=120).print(_picture({"site": "asia", "round": 3, "out": "masks", **document}))

@@ -86,3 +86,22 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         return Setting(site, "ab" * 32, federation, document, str(home), str(signals))
 
     return make
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    """What a journal tells of a site's first round."""
+    return {
+        "site": "alpha",
+        "federation": {"name": "test", "digest": "ab" * 32, "sites": ["alpha", "beta"]},
+        "method": {"name": "local", "parameters": {}},
+        "generation": 1,
+        "round": 1,
+        "rounds": 3,
+        "metrics": {"round": 1, "site": {"auc": 0.5}},
+        "contributors": [{"round": 1, "contributors": ["alpha"], "missing": ["beta"]}],
+        "left_out": {},
+        "precision": "fp32",
+        "licence": "CC-BY-4.0",
+        "exported": "2026-11-22T10:00:00+00:00",
+    }

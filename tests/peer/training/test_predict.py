@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.core import commands
 from peer.core.work import Setting, to_json
+from peer.training.export.process import export
 from peer.training.images import Preparation
 from peer.training.predict import apart, items, main, predict
 from peer.training.recipe import Recipe
@@ -256,3 +257,26 @@ def test_a_state_that_is_not_there_is_one_line(
     request = {"setting": to_json(trained), "state": "round-000009/train", "sources": [], "inputs": [], "out": ""}
     with pytest.raises(SystemExit, match="checkpoint 'round-000009/train' is not in"):
         answer_of(request, monkeypatch, capsys)
+
+
+# --- an exported file -----------------------------------------------------------------------------------------------
+def test_an_exported_file_answers_for_the_site_it_came_from(
+    trained: Setting,
+    facts: dict[str, Any],
+    signals: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export(Trainer(trained), INITIAL, (), form="bundle", out=tmp_path / "bundle", facts=facts)
+    inputs = {"inputs": [str(signals / "test1.npz")], "out": str(tmp_path / "out")}
+    site = answer_of({"setting": to_json(trained), "state": INITIAL, "sources": [], **inputs}, monkeypatch, capsys)
+    request = {"model": str(tmp_path / "bundle"), "sha256": "", **inputs}
+    found = answer_of(request, monkeypatch, capsys)
+    (row,), (expected,) = found.pop("predictions"), site["predictions"]
+    assert row["probabilities"] == pytest.approx(expected["probabilities"], rel=1e-4)
+    assert found == {
+        "site": "alpha", "generation": 1, "round": 1, "task": "time_series", "classes": 2, "skipped": [],
+    }  # fmt: skip
+    with pytest.raises(SystemExit, match="its SHA-256 is"):
+        answer_of({**request, "sha256": "00" * 32}, monkeypatch, capsys)

@@ -1,0 +1,125 @@
+"""An exported file as a model that predicts, where no site is: what it holds is data, and nothing of it is run as code.
+
+Of a bundle the configuration is not read, as MONAI runs what it says: the network is built from the model card's spec,
+which may name what another site's spec may name, and the weights are loaded as tensors alone. An ONNX file is a graph
+that onnxruntime interprets. A ``.pt2`` is different: torch may unpickle parts of it and evaluates expressions in it, so
+one is opened only if its SHA-256 is the one that whoever asks has from its author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peer.core.limits import ARTIFACT_BYTES_MAX
+from peer.training.export import bundle, card, graph
+from peer.training.export.digest import digest
+from peer.training.export.predictor import Shares, build, problem_of
+from peer.training.fault import ConfigurationError
+
+CARD_BYTES_MAX = 1 << 24
+"""Of a bundle's model card: thousands of rounds of a large federation fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model from a file.
+
+    Attributes:
+        recipe: how images are prepared for it.
+        card: the model card's facts.
+    """
+
+    recipe: card.Reading
+    card: Mapping[str, Any]
+    _run: Callable[[Tensor], Tensor]
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits (their softmax are the file's probabilities) or images, as a site's own model gives them."""
+        found = self._run(images)
+        return found if self.recipe.task.kind == "super_resolution" else found.log()
+
+
+def opened(path: Path, *, sha256: str = "") -> Exported:
+    """The model in a ``.pt2`` or ``.onnx`` file, a bundle's folder or its ``.zip``.
+
+    Args:
+        path: the file or folder.
+        sha256: in hex, which it must have; a ``.pt2`` is not opened without.
+
+    Raises:
+        ConfigurationError: it is none of these, is not what it should be, or must not be opened.
+    """
+    try:
+        if path.is_dir() or path.suffix == ".zip":
+            if sha256:
+                _expect(digest(path)[0], sha256)
+            text, run = _bundle(path)
+        elif path.suffix in (".pt2", ".onnx"):
+            content = path.read_bytes()
+            if sha256:
+                _expect(hashlib.sha256(content).hexdigest(), sha256)
+            elif path.suffix == ".pt2":
+                raise ValueError("to open a .pt2 can run code that is in it: give the SHA-256 that its author tells")
+            run, text = graph.run_pt2(content) if path.suffix == ".pt2" else graph.run_onnx(content)
+        else:
+            raise ValueError("it is no .onnx, no .pt2, and no bundle's folder or .zip")
+        facts, reading = card.read(text, path)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever a reader says of a file that is broken
+        raise ConfigurationError(f"{path} cannot be used as a model: {error}") from error
+    return Exported(reading, facts, run)
+
+
+def _expect(found: str, sha256: str) -> None:
+    if found != sha256.lower():
+        raise ValueError(f"its SHA-256 is {found}, not {sha256.lower()}")
+
+
+def _bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """The card's text, and what the network of a bundle computes."""
+    text = _member(path, bundle.CARD, CARD_BYTES_MAX).decode()
+    facts, _ = card.read(text, path)
+    description = facts["network"]
+    if (problem := problem_of(description)) is not None:
+        raise ValueError(f"its network is not built here: {problem}; export it as ONNX")
+    predictor = build(**description)
+    weights = torch.load(
+        io.BytesIO(_member(path, bundle.WEIGHTS, ARTIFACT_BYTES_MAX)), map_location="cpu", weights_only=True
+    )
+    plain = facts["definition"] != bundle.BUILD
+    (predictor.dam.get_submodule("network") if plain else predictor).load_state_dict(weights)
+    module = Shares(predictor, classes=facts["task"]["kind"] != "super_resolution").eval()
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = module(images)
+        return output
+
+    return text, run
+
+
+def _member(path: Path, name: str, bytes_max: int) -> bytes:
+    """A file of the bundle, if it has no more bytes than that."""
+    if path.is_dir():
+        size = (path / name).stat().st_size
+        if size <= bytes_max:
+            return (path / name).read_bytes()
+    else:
+        with zipfile.ZipFile(path) as archive:
+            wanted = PurePosixPath(name).parts
+            found = [entry for entry in archive.infolist() if PurePosixPath(entry.filename).parts[1:] == wanted]
+            if len(found) != 1:
+                raise ValueError(f"it holds {len(found)} files {name} in a folder, not one")
+            if (size := found[0].file_size) <= bytes_max:
+                return archive.read(found[0])
+    raise ValueError(f"its {name} has {size} bytes, over the limit of {bytes_max}")

@@ -1,0 +1,72 @@
+"""`export` as a person and a script see it: what was written, whose networks are in it, what was compared."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from peer.cli import main
+from peer.cli.export import _picture
+from peer.journal import Journal
+from peer.loopback import Loopback
+
+DOCUMENT = {
+    "site": "asia",
+    "generation": 1,
+    "round": 3,
+    "task": "classification",
+    "format": "onnx",
+    "out": "asia.onnx",
+    "card": "asia.onnx.md",
+    "sha256": "ab" * 32,
+    "bytes": 1234,
+    "network": "resnet10",
+    "parameters": 7,
+    "included": ["europe"],
+    "left_out": {"africa": "its manifest does not say reexport = true"},
+    "checks": [
+        {"what": "one beside another", "difference": 1.2e-7, "tolerance": 1e-4, "samples": 4, "source": "test samples"}
+    ],
+    "licence": "CC-BY-4.0",
+}
+
+
+def call(loopback: Loopback, *words: str | Path) -> Result:
+    arguments = ["--home", str(loopback.home), "export", "--site", "asia", *map(str, words)]
+    return CliRunner().invoke(main, arguments)
+
+
+def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> None:
+    folder = enrolled.folder("asia")
+    number = folder.create_generation()
+    initialised: dict[str, Any] = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
+    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
+        journal.append("initialised", 0, initialised)
+    result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
+    assert (result.exit_code, result.stdout) == (6, "")
+    assert "the model of asia is untrained: no round is finished" in result.stderr
+    assert not (tmp_path / "asia.onnx").exists()
+
+
+def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: Loopback, tmp_path: Path) -> None:
+    result = call(enrolled, "--format", "ts", "--out", tmp_path / "asia.ts")
+    assert (result.exit_code, "'ts' is not one of 'bundle', 'pt2', 'onnx'" in result.stderr) == (2, True)
+    result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")
+    assert (result.exit_code, "--licence is empty" in result.stderr) == (2, True)
+
+
+def test_people_see_what_is_in_it_and_what_is_not() -> None:
+    out = io.StringIO()
+    Console(file=out, width=140).print(_picture(json.loads(json.dumps(DOCUMENT))))
+    text = out.getvalue()
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "model resnet10 of asia, after round 3" in lines
+    assert "networks of asia, europe" in lines
+    assert "left out africa: its manifest does not say reexport = true" in lines
+    assert "one beside another 1.2e-07 0.0001 4 test samples" in lines
