@@ -52,7 +52,8 @@ def consistent(folder: SiteFolder, federation: Federation, own: identity.Identit
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
         for path, (manifest, _) in found.items():
             _refuse_rolled_back(ledger, Seal.of(manifest), path, folder.egress_db)
-        last = max(((manifest.generation, manifest.round) for manifest, _ in found.values()), default=(0, 0))
+        stages = [_stage(journal, found[journal.path][0]) for journal in journals if journal.path in found]
+        last = max(stages, default=(0, 0))
         return _remarks(ledger, last, folder) if ledger is not None else []
 
 
@@ -66,6 +67,12 @@ def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | No
         except ValueError as error:
             raise StateError(f"{journal.path} is damaged: its newest manifest: {error}", RESTORE) from error
     return None
+
+
+def _stage(journal: Journal, newest: Manifest) -> tuple[int, int]:
+    """Generation and round of what was published last; the newest manifest may be of an earlier model that is lent."""
+    published = [round for _, round, _ in journal.newest(("published",))]
+    return newest.generation, max([newest.round, *published])
 
 
 def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] | None, folder: SiteFolder) -> None:

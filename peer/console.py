@@ -51,6 +51,14 @@ class Console:
                     record["cells"][site] = {"reason": why}
         return document
 
+    def serves(self) -> bool:
+        """Whether the daemon's port is open to its peers."""
+        return bool(self._daemon.served)
+
+    def trains(self) -> bool:
+        """Whether the training has not failed for good."""
+        return not self._daemon.round.failure
+
     async def act(self, action: str) -> object:
         """Pass a wish on to the state machine."""
         wish, effect = WISHES[action]

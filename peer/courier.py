@@ -7,6 +7,7 @@ import base64
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,6 +74,7 @@ class Courier:
         self._fail = fail
         self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
         self.receiving: dict[tuple[SiteName, str], dict[str, Any]] = {}
+        self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
         """Begin an errand; a former one to the same site for the same purpose ends."""
@@ -191,6 +193,7 @@ class Courier:
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
+            self.received_bytes[origin] += max(0, received - moving["received"])
             moving["received"] = received
             if loop.time() - heard_s >= HEARD_EVERY_S:
                 heard_s = loop.time()

@@ -7,7 +7,6 @@ in their order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime
 import logging
@@ -20,27 +19,29 @@ from typing import Any
 from cryptography import x509
 
 from peer import errors, identity
+from peer.addresses import AddressBook
 from peer.config import Federation
 from peer.config import Site as SiteConfig
+from peer.contact import Contact
 from peer.core import commands, events, replay, view, work
-from peer.core.facts import Artifact, Manifest, Pulse, SignedManifest
+from peer.core.facts import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.core.round import Round
-from peer.courier import Courier, backoff_s, encoded
+from peer.courier import Courier, encoded
 from peer.desk import Desk
 from peer.egress import Ledger
 from peer.foreman import WORKER, Examiner, Foreman
 from peer.home import SiteFolder
 from peer.journal import Journal
+from peer.recent import ROUNDS, Recent
+from peer.refusal import RefusedCertificates
 from peer.rules import make_rules
 from peer.transport import tls, wire
-from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
+from peer.transport.client import ExchangeClient
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S = 1.0
-"""How long the last beat may take: peers that miss it notice the silence instead."""
 TOLD = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
 """Journal rows that the log has as well."""
 
@@ -87,14 +88,15 @@ class Daemon:
         memory.generation = max(memory.generation, generation)
         self.round = Round(rules, memory)
         self.started_s = time.time()
+        self.served = ""
+        self._recent = Recent(self.journal.records(("committed",), last=ROUNDS + 1))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
-        self._nudges = {name: asyncio.Event() for name in rules.others}
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self.changed = asyncio.Event()
         pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
-        refused = frozenset(site.refuse_certificates)
+        refused = RefusedCertificates(site)
         self.desk = Desk(
             federation=federation,
             site=site,
@@ -107,7 +109,18 @@ class Daemon:
         )
         reports = self.desk.report if federation.global_test else None
         self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused, reports=reports)
-        self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.address, refused=refused)
+        self.book = AddressBook(own=own.name, federation=federation, site=site)
+        self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.book.address, refused=refused)
+        self.contact = Contact(
+            own=own.name,
+            federation=federation,
+            site=site,
+            book=self.book,
+            client=self.client,
+            host=self.desk,
+            pulse=self.round.pulse,
+            report=self.report,
+        )
         self.courier = Courier(
             rules=rules,
             client=self.client,
@@ -118,20 +131,20 @@ class Daemon:
             fail=self._fail,
         )
         self._pki = pki
-        setting = work.Setting(
-            site_name=own.name,
-            federation_digest=federation.digest,
-            federation=federation.model_dump(mode="json"),
-            site=site.model_dump(mode="json"),
-            home=str(self.home),
-            base_folder=str(folder.path),
-        )
+        setting = self._setting()
         self.foreman = Foreman(setting, folder.logs / "worker.log", self.report, command=worker)
         self.examiner = Examiner(setting, folder.logs / "examiner.log", self.report, command=worker)
 
-    def address(self, peer: SiteName) -> str | None:
-        """Where a peer is thought to be."""
-        return self.site.addresses.get(peer) or self.federation.addresses.get(peer)
+    def _setting(self) -> work.Setting:
+        """What the workers are told first."""
+        return work.Setting(
+            site_name=self.own.name,
+            federation_digest=self.federation.digest,
+            federation=self.federation.model_dump(mode="json"),
+            site=self.site.model_dump(mode="json"),
+            home=str(self.home),
+            base_folder=str(self.folder.path),
+        )
 
     def report(self, event: events.Event) -> None:
         """Queue an event for the state machine."""
@@ -151,21 +164,20 @@ class Daemon:
         Raises:
             PeerError: the site cannot go on; everything that was finished is on disk.
         """
-        tasks: list[asyncio.Task[None]] = []
         try:
             unknown = self.ledger.close_open_intents()
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
             self._remove_strays()
             port = await self.server.start(self.site.listen)
-            tasks += [asyncio.create_task(self._court(name), name=f"court {name}") for name in self.round.rules.others]
+            self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
+            self.contact.start(port)
             await self._take(events.Began())
             await ready(port)
             await self._dispatch()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, self.courier.close(), return_exceptions=True)
+            await asyncio.gather(self.contact.close(), self.courier.close(), return_exceptions=True)
+            self.served = ""
             await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
             await self.client.close()
             await asyncio.gather(self.foreman.close(), self.examiner.close())
@@ -196,6 +208,8 @@ class Daemon:
             case commands.Persist(kind, round, body):
                 self.journal.append(kind, round, body)
                 self._tell(kind, round, body)
+                if kind == "committed":
+                    self._count_spoken()
             case commands.Publish(round, artifact, evaluation):
                 self.desk.publish(round, artifact, evaluation=evaluation)
             case commands.Fetch():
@@ -205,8 +219,7 @@ class Daemon:
             case commands.Discard(sha256):
                 (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
             case commands.Announce():
-                for nudge in self._nudges.values():
-                    nudge.set()
+                self.contact.nudge()
             case commands.Measure():
                 await self.examiner.send(command)
             case commands.Dismiss():
@@ -216,16 +229,21 @@ class Daemon:
             case commands.WakeAt(at_s):
                 self._set_alarm(at_s)
             case commands.Exit():
-                await self._say_farewell()
-                spoken = {str(name): dataclasses.asdict(self.desk.spoken[name]) for name in self.round.rules.others}
-                self.journal.append("spoken", self.round.number, spoken)
+                await self.contact.say_farewell()
+                self._count_spoken()
                 self._exit = command
             case _:
                 await self.foreman.send(command)
 
+    def _count_spoken(self) -> None:
+        """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
+        spoken = {str(name): dataclasses.asdict(self.desk.spoken[name]) for name in self.round.rules.others}
+        self.journal.append("spoken", self.round.number, spoken)
+
     def _tell(self, kind: str, round: int, body: Any) -> None:
         """The few rows that an operator reads as they happen."""
         if kind == "committed":
+            self._recent.add(round, body, time_s=time.time())
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
@@ -275,78 +293,44 @@ class Daemon:
                 path.unlink()
                 log.info("stray artifact removed", extra={"sha256": path.stem})
 
-    async def _court(self, peer: SiteName) -> None:
-        """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
-        beat_s, nudge = self.federation.beat_s, self._nudges[peer]
-        generation, failures, told = 0, 0, ""
-        while True:
-            nudge.clear()
-            try:
-                generation = await self._call(peer, generation)
-                failures, told = 0, ""
-            except Exception as error:
-                generation, failures = 0, failures + 1
-                if isinstance(error, Refused | Misbehaved):
-                    self.report(events.PeerRefused(peer, error.reason))
-                elif not isinstance(error, Unreachable) and str(error) != told:
-                    told = str(error)
-                    bug = not isinstance(error, errors.CertificateError)
-                    log.error("peer cannot be called", extra={"peer": peer, "reason": told}, exc_info=bug)
-            wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):  # not wait_for: that may lose the cancellation that ends this
-                    await nudge.wait()
-
-    async def _call(self, peer: SiteName, generation: int) -> int:
-        """Greet the peer if its generation is not known (0), then beat; its generation, or 0 to greet again."""
-        if not generation:
-            greeting = await self.client.hello(peer, self.desk.greeting(peer))
-            problem = self.desk.difference(greeting)
-            if problem is not None:
-                self.report(events.PeerRefused(peer, problem))
-                return 0
-            self.desk.welcome(peer, greeting)
-            generation = greeting.generation
-        pulse = await self._beat(peer)
-        self.report(events.PeerHeard(peer, pulse))
-        return generation if pulse.generation == generation else 0
-
-    async def _beat(self, peer: SiteName) -> Pulse:
-        own = self.round.pulse()
-        self.desk.spoken[peer].add(wire.encode_pulse(own).ByteSize())
-        return await self.client.beat(peer, own)
-
-    async def _say_farewell(self) -> None:
-        beats = [self._beat(name) for name in self.round.rules.others]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await asyncio.gather(*beats, return_exceptions=True)
-
     def status(self) -> dict[str, Any]:
         """The document of `status`."""
         shown = view.status(self.round, now_s=asyncio.get_running_loop().time())
         for name, peer in shown["peers"].items():
             spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
             peer["spoken"] = {"messages": spoken.messages, "bytes": spoken.bytes}
+            peer["artifact_bytes"] = {"in": self.courier.received_bytes[name], "out": self.desk.sent_bytes[name]}
             peer["clock_skew_s"] = round(skew_s, 1) if skew_s is not None else None
+            peer["address"] = self.book.address(name)
+            peer["called_s"] = self.desk.called_s(name)
         return {
             "daemon": "running",
             "federation": self.federation.name,
             **shown,
+            "last_round": self._recent.last,
+            "left_s": self._recent.left_s(shown["rounds"] - shown["committed"], now_s=time.time()),
             "certificate_days": identity.certificate_days(self._certificate(), now()),
             "transfers": [
                 *({"direction": "in", "peer": name, **what} for (name, _), what in self.courier.receiving.items()),
                 *({"direction": "out", **what} for what in self.desk.sending.values()),
             ],
+            "listen": self.served,
             "pid": os.getpid(),
             "worker_pid": self.foreman.pid,
             "started": self.started_s,
         }
 
+    def standing(self) -> str:
+        """Where the site is, in a few words."""
+        site = self.round
+        return f"round {site.number} of {site.rules.rounds}, {site.phase}" + (
+            f": {site.failure}" if site.failure else ""
+        )
+
     def _certificate(self) -> x509.Certificate:
-        """The certificate on disk now, which may have been renewed; the one of the start if it is not usable."""
+        """The certificate on disk now, renewed or expired; the one of the start if the files are not usable."""
         try:
-            return self._pki.load().certificate
+            return self._pki.certificate()
         except errors.CertificateError:
             return self.own.certificate
 

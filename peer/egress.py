@@ -167,9 +167,12 @@ class Ledger:
 
     def close_open_intents(self) -> int:
         """After a crash nobody knows how the open transfers ended, so say that; returns how many there were."""
-        rows = self._bodies()
-        settled = {body["intent"] for _, body in rows if body["type"] == "outcome"}
-        lost = [seq for seq, body in rows if body["type"] == "intent" and seq not in settled]
+        lost: dict[int, None] = {}
+        for seq, body in self.since(0):  # a row at a time: a start with years of them must not need their size
+            if body["type"] == "intent":
+                lost[seq] = None
+            else:
+                lost.pop(body["intent"], None)
         for seq in lost:
             self.settle(seq, bytes=0, outcome=UNKNOWN)
         return len(lost)

@@ -31,6 +31,8 @@ FILE_BYTES_MAX = 1 << 30  # a million rows of 700 bytes, escaped as JSON
 Selects = Callable[[Mapping[str, Any]], bool]
 
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Moment = Annotated[int, Field(ge=0, le=1 << 37)]
+"""Unix seconds that a calendar has a day for, in every zone."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 AnyPage = TypeVar("AnyPage", bound="Page")
 
@@ -63,7 +65,7 @@ class Line(Page):
 class Restored(Page):
     """When, in Unix seconds, the site learnt that an older backup had been restored, and from whom."""
 
-    time: Count
+    time: Moment
     generation: Count
     reported_by: str
 
@@ -75,7 +77,7 @@ class Export(Page):
     site: str
     federation: str
     federation_digest: Digest
-    made: Count
+    made: Moment
     before: Place
     rows: tuple[Line, ...]
     head: Place
@@ -90,6 +92,8 @@ class Export(Page):
     def chain(self) -> Chain:
         """The proof of the rows that are in it."""
         chain = Chain(self.before.head())
+        if not self.before.count and self.before.hash != GENESIS:
+            chain.problems.append("the rows begin after row 0 with a hash that no ledger begins with")
         for row in self.rows:
             chain.add(row.seq, row.body, row.hash)
         if chain.head != self.head.head():
@@ -100,7 +104,7 @@ class Export(Page):
 class Sighting(Page):
     """A manifest as it came, in base64, and when, in Unix seconds."""
 
-    received: Count
+    received: Moment
     body: str
     signature: str
     certificate_der: str
@@ -261,7 +265,7 @@ def hear(path: Path, *, of: str, federation: Sha256, ca: x509.Certificate) -> Te
     Raises:
         UsageError: it is about another site.
         FederationMismatch: it is about another federation.
-        PeerMisbehaved: it is no such file, or a manifest in it is not the site's.
+        PeerMisbehaved: it is no such file, the site's own, or a manifest in it is not the site's.
         DiskError: it cannot be read.
     """
     found = read(path, Witness)
@@ -280,6 +284,8 @@ def hear(path: Path, *, of: str, federation: Sha256, ca: x509.Certificate) -> Te
             remedy = f"ask {found.by} to write it again; that is no proof against {of}"
             raise PeerMisbehaved(f"{path}: manifest {number} is refused: {error}", remedy) from error
         seals.append(Seal.of(manifest))
+    if found.by == of:
+        raise PeerMisbehaved(f"{path} is a witness by {of} itself", "ask another site, and get the file from it")
     if not seals:
         raise PeerMisbehaved(f"{path} holds no manifest", f"ask {found.by} to write it again")
     return Testimony(found.by, tuple(seals))

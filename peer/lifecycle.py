@@ -166,8 +166,18 @@ def _generation(folder: SiteFolder, options: Options) -> int:
             f"{folder.path} holds nothing to resume", "start with --resume auto, or restore the backup first"
         )
     if options.resume == "fresh" or not newest:
-        return folder.create_generation()
+        return folder.create_generation(next_generation(folder))
     return newest
+
+
+def next_generation(folder: SiteFolder) -> int:
+    """The number after every generation that peers may have seen: a restored backup counts on in its own folder."""
+    number = max(folder.generations(), default=0)
+    path = folder.generation(number) / "journal.db"
+    if not path.exists():
+        return number + 1
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        return 1 + max([number, *(int(body["generation"]) for _, _, body in journal.newest(("regenerated",)))])
 
 
 def _begun(folder: SiteFolder, generation: int) -> bool:
@@ -192,7 +202,7 @@ def keep_configuration(
         accept: go on with another model or data all the same, and remember that.
     """
     with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
-        before, current = _configured(journal), _settings(federation, site)
+        before, current = _configured(journal), settings(federation, site)
         problem = _change(before, current, site, generation) if before else None
         if problem is not None and not (accept and before["federation"] == current["federation"]):
             raise problem
@@ -208,7 +218,7 @@ def changed(folder: SiteFolder, federation: Federation, site: Site) -> errors.St
         return None
     with contextlib.closing(Journal(path, read_only=True)) as journal:
         before = _configured(journal)
-    return _change(before, _settings(federation, site), site, generation) if before else None
+    return _change(before, settings(federation, site), site, generation) if before else None
 
 
 def _configured(journal: Journal) -> dict[str, Any]:
@@ -216,7 +226,8 @@ def _configured(journal: Journal) -> dict[str, Any]:
     return dict(known[0]["body"]) if known else {}
 
 
-def _settings(federation: Federation, site: Site) -> dict[str, Any]:
+def settings(federation: Federation, site: Site) -> dict[str, Any]:
+    """What a generation keeps: the federation's digest, and the keys of site.toml that must not change."""
     return {"federation": federation.digest, **_flat(site.model_dump(mode="json"))}
 
 
@@ -229,8 +240,11 @@ def _change(
             f"federation.toml is now {current['federation'][:12]}",
             "put the former federation.toml back, or begin anew with --resume fresh",
         )
+    said = _flat(site.model_dump(mode="json", exclude_unset=True))
     for key in sorted(before.keys() | current.keys()):
         was, is_now = before.get(key), current.get(key)
+        if key not in before and key not in said:  # a newer program's key, at its default
+            continue
         if was != is_now:
             return errors.StateError(
                 f"{site.where}: {key} was {was!r} when this generation began and is {is_now!r} now",

@@ -37,6 +37,7 @@ HEAD_S = 5.0  # for the whole of it: who sends a byte now and then holds no conn
 WRITE_S = 10.0  # for an answer to be taken, which is Prometheus' own limit for a scrape
 CONNECTIONS_MAX = 16  # two Prometheus servers and a person with curl; more are hung up on
 PAGE = b'<!doctype html><title>mhfl-peer</title><p><a href="/metrics">metrics</a>\n'
+UNREADABLE = b"journal or ledger cannot be read; the site's log says why\n"
 REMEDY = "change `listen` under [metrics] in site.toml, or stop what uses the port"
 
 
@@ -196,7 +197,7 @@ class MetricsServer:
             return method, await self.scrape(headers.get("accept", ""), headers.get("accept-encoding", ""))
         except (PeerError, OSError) as error:
             log.error("metrics not shown", extra={"reason": str(error)})
-            return method, Answer(http.HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}\n".encode())
+            return method, Answer(http.HTTPStatus.INTERNAL_SERVER_ERROR, UNREADABLE)
 
     async def scrape(self, accept: str = "", accept_encoding: str = "") -> Answer:
         """Every metric now, in the format that the headers ask for, as ``prometheus_client`` understands them.

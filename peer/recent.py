@@ -41,5 +41,5 @@ class Recent:
         if len(times_s) < 2:
             return None
         pace_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(times_s))
-        spent_s = min(now_s - times_s[-1], pace_s)
+        spent_s = min(max(0.0, now_s - times_s[-1]), pace_s)
         return round(max(0.0, rounds * pace_s - spent_s), 1) if rounds else 0.0

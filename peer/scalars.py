@@ -23,7 +23,18 @@ from peer.journal import Journal
 EXPORT = "export"
 """The purpose of a ledger row that sent nothing to a peer."""
 OTHER_SPLIT = evaluation.OTHER_SPLIT
-KINDS = ("began", "committed", "configured", "evaluated", "finished", "lapsed", "left", "received", "report")
+KINDS = (
+    "began",
+    "committed",
+    "configured",
+    "evaluated",
+    "finished",
+    "lapsed",
+    "left",
+    "received",
+    "regenerated",
+    "report",
+)
 PATHS = frozenset({"data.datalist", "data.root", "data.regions"})
 """Settings that say where this site's data lie; a table of runs is shown to others."""
 Place = tuple[str, int]
@@ -87,7 +98,11 @@ def runs(folder: SiteFolder) -> list[Run]:
             with contextlib.closing(Journal(path, read_only=True)) as journal:
                 begun[number] = journal.records(KINDS)
     sent = _sent(folder)  # after the journals: what ended before a commit that was seen must be seen, too
-    return [_run(folder, federation, number, rows, sent.get(number, [])) for number, rows in begun.items() if rows]
+    found = []
+    for number, rows in begun.items():
+        counted = {number, *(row["body"]["generation"] for row in rows if row["kind"] == "regenerated")}
+        found.append((number, rows, [transfer for each in sorted(counted) for transfer in sent.get(each, [])]))
+    return [_run(folder, federation, *each) for each in found if each[1]]
 
 
 def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:

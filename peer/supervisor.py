@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
+from peer.errors import one_line
+
 log = logging.getLogger(__name__)
 
 
@@ -18,11 +20,11 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.sendto(state.encode(), address)
-        except OSError as error:
-            log.warning("systemd not told", extra={"reason": str(error)})
+    except OSError as error:
+        log.warning("systemd not told", extra={"reason": str(error)})
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
@@ -41,7 +43,7 @@ async def watch(standing: Callable[[], str], *, every_s: float = 1.0, environ: M
     limit_s = watchdog_s(environ)
     told = ""
     while environ.get("NOTIFY_SOCKET"):
-        now = standing()
+        now = one_line(standing())  # a line feed in a worker's reason would begin another word to systemd
         news = [f"STATUS={now}"] if now != told else []
         if limit_s is not None:
             news.append("WATCHDOG=1")

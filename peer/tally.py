@@ -21,7 +21,9 @@ ROWS_MAX = 2000
 """Read in one go: some 20 ms, in which another thread that wants the interpreter has it within 5."""
 KINDS = ("opened", "committed", "evaluated", "compared", "skipped", "received", "refused", "denied", "work_failed")
 """Rows of the journal that something is counted of."""
-REASONS = ("absent", "silent", "slow", "paused", "leaving", "failed", "gone", "retired", "skipped", "refused")
+ABSENT = "absent"
+"""Whom the operator named with `start --without`: nobody misses it."""
+REASONS = (ABSENT, "silent", "slow", "paused", "leaving", "failed", "gone", "retired", "skipped", "refused")
 """Why a site did not contribute to a round, as the state machine words it."""
 NOBODY, STRANGER, OTHER = "", "unknown", "other"
 """What stands for the receiver of an export, for a caller that is no site, and for a word that is not in a list."""
@@ -106,6 +108,8 @@ class Tally:
         path, count = self.folder.generation(number) / "journal.db", 0
         if number not in self._read:
             self._read[number], self.last, self.opened_s = 0, None, None  # of an older generation
+            for name in self.missed_last:
+                self.missed_last[name] = 0
         with contextlib.closing(Journal(path, read_only=True)) as journal:
             for row in itertools.islice(journal.since(self._read[number], KINDS), rows_max):
                 self._take(row)
@@ -119,8 +123,8 @@ class Tally:
             for number, body in itertools.islice(ledger.since(self.egress_head), rows_max):
                 self._account(number, body)
                 self.egress_head = number
+                self.egress_rows += 1  # with the head: what cannot be read later on makes no row missing
                 count += 1
-        self.egress_rows += count
         return count
 
     def _take(self, row: Mapping[str, Any]) -> None:
@@ -166,12 +170,12 @@ class Tally:
         self.opened_s = None
         self.rounds["committed"] += 1
         self.rounds["below_quorum"] += bool(body["below_quorum"])
-        for site in fresh:
+        for site in fresh & set(self.roster):  # a former generation may know of sites that have left the federation
             self.contributed[site] += 1
             self.missed_last[site] = 0
-        for site, reason in missing.items():
-            self.missed[(site, reason)] += 1
-            self.missed_last[site] += 1
+        for site in missing.keys() & set(self.roster):
+            self.missed[(site, missing[site])] += 1
+            self.missed_last[site] = 0 if missing[site] == ABSENT else self.missed_last[site] + 1
 
     def _account(self, number: int, body: Mapping[str, Any]) -> None:
         """Count a transfer when its outcome is known; nobody knows how much left of one that a crash ended."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 from click.exceptions import NoArgsIsHelpError
+from click.shell_completion import CompletionItem
 
 from peer.errors import Interrupted, PeerError, UsageError, one_line
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "site": ("peer.cli.site:site", "Enrol this site: make its key, join with the founder's bundle."),
     "check": ("peer.cli.check:check", "Preflight: say whether this site would run, and if not, why."),
     "start": ("peer.cli.lifecycle:start", "Run this site's daemon in the foreground."),
+    "health": ("peer.cli.lifecycle:health", "Whether the daemon serves, for scripts and containers."),
     "pause": ("peer.cli.lifecycle:pause", "Stop training, go on serving."),
     "resume": ("peer.cli.lifecycle:resume", "Go on after a pause."),
     "stop": ("peer.cli.lifecycle:stop", "Finish the step, checkpoint, leave cleanly."),
@@ -37,15 +39,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluation": ("peer.cli.evaluation:evaluation", "This site's model on every site's test data."),
     "peers": ("peer.cli.watch:peers", "The other sites as this one sees them."),
     "transfers": ("peer.cli.watch:transfers", "Every artifact that came or went."),
-    "egress": ("peer.cli.watch:egress", "Every byte that left, to whom, when."),
+    "egress": ("peer.cli.egress:egress", "Every byte that left, to whom, when; proofs and files for auditors."),
     "events": ("peer.cli.watch:events", "The journal, line by line."),
+    "scalars": ("peer.cli.scalars:scalars", "Losses, metrics and traffic of every round for TensorBoard or MLflow."),
     "plan": ("peer.cli.plan:plan", "Who receives from whom in the coming rounds."),
     "simulate": ("peer.cli.simulate:simulate", "Many federations on one machine, with the code that the daemons run."),
     "report": ("peer.cli.report:report", "Tables and pictures from what `simulate` left."),
     "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
+    "export": ("peer.cli.export:export", "Take the local model away: MONAI bundle, .pt2 or ONNX, with a model card."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
     "methods": ("peer.cli.methods:methods", "The methods, their stages and parameters."),
     "models": ("peer.cli.models:models", "The networks that there are, and what each would cost."),
+    "completion": ("peer.cli.completion:completion", "What makes a shell complete commands, options and sites."),
 }
 """Name -> (module:attribute, one line of help), in the order in which ``--help`` lists them."""
 
@@ -86,8 +91,26 @@ def shared_options(command: AnyCallable) -> AnyCallable:
 def site_option(command: AnyCallable) -> AnyCallable:
     """``--site``, for commands about one site that lives here; ``peer.home.find_site`` reads it."""
     return click.option(
-        "--site", "site_name", metavar="NAME", help="The site, or federation/site; may be left out if only one is here."
+        "--site",
+        "site_name",
+        metavar="NAME",
+        shell_complete=_sites_here,
+        help="The site, or federation/site; may be left out if only one is here.",
     )(command)
+
+
+def _sites_here(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell that completes ``--site``: the sites of the home folder, with the federation where that is needed."""
+    from peer import home
+
+    settings = context.find_object(Settings) or Settings()
+    folders = home.sites(home.home_folder(settings.home))
+    names = [str(folder.site) for folder in folders]
+    every = {name for name in names if names.count(name) == 1}
+    every |= {
+        f"{folder.federation}/{folder.site}" for folder in folders if "/" in incomplete or folder.site not in every
+    }
+    return sorted(name for name in every if name.startswith(incomplete))
 
 
 class LazyGroup(click.Group):
@@ -110,6 +133,11 @@ class LazyGroup(click.Group):
         """List the commands with the table's help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What a shell may complete here: the table's names, without importing any, and options."""
+        named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run a command line to its end: an error is one line on stderr and a numbered exit code."""

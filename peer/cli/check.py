@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,31 @@ STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 @click.command(short_help="Preflight: say whether this site would run, and if not, why.")
 @site_option
-@click.option("--fast", is_flag=True, help="Do not start a worker: leave out loading the data and building the model.")
+@click.option("--fast", is_flag=True, help="Start no worker: read no samples, build no model, try no training step.")
 @output.json_option
 @shared_options
 @pass_settings
 def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) -> None:
-    """Look at configuration, certificates, disk, port, data, model and peers; exit 0 only if this site would run.
+    """Look at everything that a start needs; exit 0 only if this site would run.
+
+    Configuration, certificates, ports, data, a training step of each stage in a worker, policy, disk; then the peers in
+    both directions: while no daemon runs, this command listens in its place for a few seconds, and names the peers that
+    answer but do not get through to here. Every line is ok, a warning or a failure, with what to do about it; nothing
+    is changed. --json gives site, would_run, and findings: a list of subject, verdict, message, remedy.
 
     \b
     mhfl-peer check --site europe
+    mhfl-peer check --site europe --fast --json
     """
-    from peer import preflight
+    from peer.preflight.packages import packages
 
     folder = home.find_site(home.home_folder(settings.home), site_name)
-    findings = list(preflight.check(folder, train=not fast))
+    with contextlib.nullcontext() if as_json else output.console().status("looking: a minute, with the model's data"):
+        findings = list(packages())
+        if not findings:  # else nothing that follows could be imported, or trusted
+            from peer.preflight.check import check as look
+
+            findings = list(look(folder, train=not fast))
     failures = [finding for finding in findings if finding.verdict == "failure"]
     document = {"site": folder.site, "would_run": not failures, "findings": [dataclasses.asdict(f) for f in findings]}
     output.emit(document, as_json=as_json, render=_picture)

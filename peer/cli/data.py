@@ -53,7 +53,12 @@ def data() -> None:
 @output.json_option
 @shared_options
 def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
-    """Show counts, classes, subjects and shapes; only the images' headers are read."""
+    """Show counts, classes, subjects and shapes; only the images' headers are read.
+
+    \b
+    mhfl-peer data inspect datalist.json
+    mhfl-peer data inspect labels.json --task segmentation --json
+    """
     from peer.datasets.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes)
@@ -70,7 +75,12 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
 @output.json_option
 @shared_options
 def validate(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
-    """Read every image to the end; exit 0 only if a site could train on all of it."""
+    """Read every image to the end; exit 0 only if a site could train on all of it.
+
+    \b
+    mhfl-peer data validate datalist.json
+    mhfl-peer data validate datalist.json --classes 3
+    """
     from peer.datasets.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes, whole=True)
@@ -101,6 +111,9 @@ def lidc(out: Path, seed: int, training_max: int, as_json: bool) -> None:
     """Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.
 
     The sites' names and the share of malignant nodules in training are constructed; tests keep the natural share.
+
+    \b
+    mhfl-peer data prepare lidc --out nodules
     """
     _prepare("lidc", out, as_json=as_json, seed=seed, training_max=training_max)
 
@@ -114,6 +127,9 @@ def atlas_fmri(out: Path, seed: int, as_json: bool) -> None:
     """Real resting-state signals painted on the AAL atlas, with SYNTHETIC labels: four sites.
 
     For trying a pipeline out: no figure from it says anything about patients.
+
+    \b
+    mhfl-peer data prepare atlas-fmri --out atlas
     """
     _prepare("atlas-fmri", out, as_json=as_json, seed=seed)
 
@@ -135,6 +151,9 @@ def eeg(out: Path, seed: int, recordings: str, as_json: bool) -> None:
     """EEG time series of two classes: four sites with skewed labels.
 
     The sites are constructed: how many cases of each class they train on is drawn from the seed; tests are even.
+
+    \b
+    mhfl-peer data prepare eeg --out eeg --set scp1
     """
     _prepare("eeg", out, as_json=as_json, seed=seed, recordings=recordings)
 
@@ -152,6 +171,9 @@ def mni_tissue(out: Path, seed: int, size: int, as_json: bool) -> None:
 
     Axial, coronal and sagittal slices, and axial ones with inverted contrast: the sites differ in what they see, not in
     whom. No figure from it says anything about patients.
+
+    \b
+    mhfl-peer data prepare mni-tissue --out tissue
     """
     _prepare("mni-tissue", out, as_json=as_json, seed=seed, size=size)
 
@@ -165,6 +187,9 @@ def dermoscopy_sr(out: Path, seed: int, as_json: bool) -> None:
     """Super-resolution of dermoscopy patches: three sites, by 2, 4 and 8. Do not redistribute them.
 
     The sites and the low resolution are constructed: a pixel of an image is the mean of several of the patch.
+
+    \b
+    mhfl-peer data prepare dermoscopy-sr --out patches
     """
     _prepare("dermoscopy-sr", out, as_json=as_json, seed=seed)
 
@@ -175,7 +200,11 @@ def dermoscopy_sr(out: Path, seed: int, as_json: bool) -> None:
 @output.json_option
 @shared_options
 def digits(out: Path, seed: int, as_json: bool) -> None:
-    """Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide."""
+    """Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide.
+
+    \b
+    mhfl-peer data prepare digits --out digits
+    """
     _prepare("digits", out, as_json=as_json, seed=seed)
 
 
@@ -241,7 +270,8 @@ def _add_public(name: str) -> None:
         _prepare(name, out, as_json=as_json, source=source, **options)
 
     note = "Nothing is downloaded: get the set from its publishers, under their terms. Its files stay where they are."
-    added = click.command(name, help=f"{text}\n\n{note}")(command)
+    example = f"\b\nmhfl-peer data prepare {name} --source downloads/{name} --out {name}"
+    added = click.command(name, help=f"{text}\n\n{note}\n\n{example}")(command)
     if option is not None:
         added.params.append(option)
     prepare.add_command(added)

@@ -66,6 +66,10 @@ def demo(
 
     Federations run one after the other on the same data, seeds and steps: `local`, where nobody sends anything, and
     each method. Everything that is made stays in one folder.
+
+    \b
+    mhfl-peer demo
+    mhfl-peer demo --study eeg-blink --method dflmoe --method mh_pflid
     """
     from peer import demo as demonstration
 

@@ -296,6 +296,7 @@ def _judged(document: Mapping[str, Any]) -> RenderableType:
     head = document["head"]
     pairs: list[tuple[str, object]] = [
         ("ledger", f"of {document['site']} in {document['federation']}: {document['source']}"),
+        *([("exported", f"on {picture.clock(document['made'])}")] if document["made"] is not None else []),
         ("rows", f"{document['rows']}, of {document['transfers']} transfers; {len(document['open'])} have no end yet"),
         ("head", f"row {head['count']}, {head['hash']}"),
     ]

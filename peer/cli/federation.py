@@ -38,7 +38,11 @@ def federation() -> None:
 @output.json_option
 @shared_options
 def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
-    """Make the CA, the round key and the final federation.toml from a draft."""
+    """Make the CA, the round key and the final federation.toml from a draft.
+
+    \b
+    mhfl-peer federation create draft.toml --out ca
+    """
     authority = Authority.create(out, toml.read(draft), str(draft), now=datetime.now(UTC), days=days)
     document = {
         "federation": authority.federation.name,
@@ -58,7 +62,11 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
 @output.json_option
 @shared_options
 def show(file: Path, as_json: bool) -> None:
-    """Show the digest, the roster, the method and every parameter of a federation.toml or a draft."""
+    """Show the digest, the roster, the method and every parameter of a federation.toml or a draft.
+
+    \b
+    mhfl-peer federation show federation.toml
+    """
     output.emit(_shown(Federation.load(file), datetime.now(UTC)), as_json=as_json, render=_drawn)
 
 
@@ -74,7 +82,12 @@ def show(file: Path, as_json: bool) -> None:
 @output.json_option
 @shared_options
 def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int, replace: bool, as_json: bool) -> None:
-    """Certify a site's key and seal the round key to it; the same key again renews its certificate."""
+    """Certify a site's key and seal the round key to it; the same key again renews its certificate.
+
+    \b
+    mhfl-peer federation admit --ca ca europe.csr --out europe.bundle
+    mhfl-peer federation admit --ca ca europe-renewed.csr --out europe-renewed.bundle --replace
+    """
     now = datetime.now(UTC)
     authority = Authority.load(ca, now=now)
     content = read_handed(request)

@@ -8,7 +8,7 @@ import click
 
 from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
-from peer.errors import WorkerFailed
+from peer.errors import DaemonDown, WorkerFailed
 
 
 @click.command(short_help="Run this site's daemon in the foreground.")
@@ -69,7 +69,7 @@ def start(
 @shared_options
 @pass_settings
 def health(settings: Settings, site_name: str | None, training: bool, as_json: bool) -> None:
-    """Exit 0 while this site's daemon serves its peers, 14 while it is down.
+    """Exit 0 while this site's daemon serves its peers, 14 while it is down, starts or leaves.
 
     \b
     mhfl-peer health --site europe
@@ -81,6 +81,8 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
     with ControlClient(folder.control_socket()) as client:
         document = {"site": folder.site, "serves": client.well(), "trains": client.well(TRAINING)}
     output.emit(document, as_json=as_json, render=_well)
+    if not document["serves"]:
+        raise DaemonDown(f"the daemon of {folder.site} runs, but does not serve its peers", "it starts or leaves: wait")
     if training and not document["trains"]:
         raise WorkerFailed(
             f"the training of {folder.site} has failed", "see `mhfl-peer status`, then `mhfl-peer resume`"
@@ -88,7 +90,8 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
 
 
 def _well(document: Any) -> str:
-    return f"{document['site']}: serves" + ("" if document["trains"] else ", but its training has failed")
+    serves = "serves" if document["serves"] else "does not serve"
+    return f"{document['site']}: {serves}" + ("" if document["trains"] else ", but its training has failed")
 
 
 def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) -> None:

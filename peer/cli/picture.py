@@ -43,12 +43,16 @@ def status(document: Mapping[str, Any]) -> RenderableType:
     parts.extend(_waiting(wait) for wait in document["waiting_for"])
     if document["failure"]:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
+    if document.get("last_round"):
+        parts.append(_contributors(document["last_round"]))
     parts.append(peers(document["peers"]))
     for refusal in document["refusals"]:
         text = f"Refused in round {refusal['round']}: {refusal['site']}: {one_line(refusal['reason'])}"
         parts.append(Text(text, style="red"))
     days = document.get("certificate_days")
-    if days is not None:
+    if days is not None and days < 0:
+        parts.append(Text("The certificate has expired: no peer can be called until it is renewed.", style="red"))
+    elif days is not None:
         parts.append(Text(f"The certificate is valid for {days} more days.", style="red" if days < 30 else "dim"))
     return Group(*parts)
 
@@ -56,8 +60,32 @@ def status(document: Mapping[str, Any]) -> RenderableType:
 def _where(document: Mapping[str, Any]) -> RenderableType:
     """The bar over all rounds."""
     done, total = document["committed"], document["rounds"]
-    phase = document["phase"]
+    left_s = document.get("left_s")
+    left = f", about {duration(left_s)} left" if left_s else ""
+    phase = f"{document['phase']}{left}"
     return line(f"round {document['round']}/{total}", done, total, phase)
+
+
+def _contributors(last: Mapping[str, Any]) -> RenderableType:
+    """Who took part in the newest finished round, and who did not."""
+    from rich.text import Text
+
+    took = ", ".join(last["contributors"]) or "nobody else"
+    text = Text(f"Round {last['round']} was made with {took}")
+    if last["missing"]:
+        missing = ", ".join(f"{site} ({one_line(reason)})" for site, reason in last["missing"].items())
+        text.append(f", without {missing}", style="yellow")
+    return text.append(".")
+
+
+def duration(seconds: float) -> str:
+    """As people say it: seconds, minutes, or hours and minutes."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min"
 
 
 def _training(training: Mapping[str, Any]) -> RenderableType:
@@ -97,14 +125,17 @@ def _waiting(wait: Mapping[str, Any]) -> RenderableType:
 
 
 def peers(document: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    """The other sites."""
+    """The other sites; artifacts' bytes are those since the daemon began."""
     from rich.text import Text
 
-    drawn = output.table(("peer", "state", "round", "phase", "done", "last seen"), ())
+    drawn = output.table(("peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
-        cells = [Text("-" if value is None else str(value)) for value in (peer["round"], peer["phase"], done, seen)]
+        moved = peer.get("artifact_bytes") or {}
+        came, went = (size(moved[way]) if way in moved else None for way in ("in", "out"))
+        told = (peer["round"], peer["phase"], done, seen, came, went, peer.get("address"))
+        cells = [Text("-" if value is None else one_line(str(value))) for value in told]
         drawn.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
     return drawn
 

@@ -34,6 +34,10 @@ def report(folder: Path, out: Path | None, resamples: int, as_json: bool) -> Non
 
     Writes index.html, one file that needs nothing else; report.md with its pictures; and every table as CSV. Shows the
     main table, Local and Global Test of every method, and those tables in which a paper's figures stand beside them.
+
+    \b
+    mhfl-peer report digits
+    mhfl-peer report digits --out tables
     """
     from peer.report.folder import report as write
 

@@ -35,7 +35,9 @@ def simulate(
 
     What is finished stays: the same command goes on where it was ended. `mhfl-peer report` makes the tables.
 
-    Example: mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
+    \b
+    mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
+    mhfl-peer simulate experiment.toml --out runs --dry-run
     """
     from peer.simulation.experiment import Experiment
     from peer.simulation.sweep import prepare, sweep

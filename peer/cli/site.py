@@ -38,7 +38,12 @@ def site() -> None:
 @shared_options
 @pass_settings
 def init(settings: Settings, file: Path, name: str, out: Path | None, renew: bool, as_json: bool) -> None:
-    """Make this site's folder, key and signing request; a key that is there is kept."""
+    """Make this site's folder, key and signing request; a key that is there is kept.
+
+    \b
+    mhfl-peer site init --federation federation.toml --site europe
+    mhfl-peer site init --federation federation.toml --site europe --renew --out europe-renewed.csr
+    """
     founded = toml.read(file)
     federation = Federation.parse(founded, str(file))
     try:
@@ -71,7 +76,11 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
 @shared_options
 @pass_settings
 def join(settings: Settings, file: Path, as_json: bool) -> None:
-    """Check the founder's bundle against this site's key and federation.toml, and take what is in it."""
+    """Check the founder's bundle against this site's key and federation.toml, and take what is in it.
+
+    \b
+    mhfl-peer site join europe.bundle
+    """
     now = datetime.now(UTC)
     try:
         bundle = Bundle.decode(read_handed(file))

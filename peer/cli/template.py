@@ -21,7 +21,7 @@ listen = "127.0.0.1:7443"
 # Network classes beyond the registry that other sites may name, each "package.module:Class", installed here.
 #allow_models = []
 
-# Other sites' addresses where the roster's do not hold from here (an example).
+# Other sites' addresses where the roster's do not hold from here; read again while the daemon runs (an example).
 #[addresses]
 #asia = "10.0.0.7:7443"
 

@@ -188,6 +188,18 @@ class SendReport(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearse(Command):
+    """Try a step of everything that a round does, with this site's own artifact in place of the others'.
+
+    A preflight's order: nothing that comes of it is kept.
+    """
+
+    generation: int
+    attempt: int
+    others: tuple[SiteName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Halt(Command):
     """Write a checkpoint where the work stands and stop working."""
 

@@ -223,6 +223,24 @@ class ReportAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsed(Event):
+    """Every part of a round was tried: the seconds of a step by stage, and what a round of them would take.
+
+    ``memory_bytes`` is the largest amount that was held on the device (on a CPU: by the process), ``available_bytes``
+    what there was for it before; ``artifact_bytes`` is the size of what the site will send, 0 where it sends nothing.
+    """
+
+    generation: int
+    attempt: int
+    device: str
+    step_s: Mapping[str, float]
+    round_s: float
+    memory_bytes: int
+    available_bytes: int
+    artifact_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Halted(Event):
     """The worker wrote a checkpoint where it stood and does nothing now."""
 

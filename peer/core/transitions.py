@@ -221,6 +221,7 @@ FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
     events.Aggregated: ignore,
     events.Adopted: ignore,
     events.Evaluated: ignore,
+    events.Rehearsed: ignore,
     events.Halted: let_pass,
     events.ArtifactRejected: ignore,
     events.WorkFailed: ignore,

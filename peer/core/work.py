@@ -52,6 +52,7 @@ TO_WORKER: dict[str, type] = {
         commands.Adopt,
         commands.Evaluate,
         commands.Measure,
+        commands.Rehearse,
         commands.Halt,
     )
 }
@@ -65,6 +66,7 @@ FROM_WORKER: dict[str, type] = {
         events.Adopted,
         events.Evaluated,
         events.Measured,
+        events.Rehearsed,
         events.Halted,
         events.ArtifactRejected,
         events.WorkFailed,

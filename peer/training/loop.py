@@ -34,7 +34,7 @@ class Loop:
         self, stage: Stage, work: Work, *, steps: int, device: torch.device, precision: str, seed: Seed
     ) -> None:
         self.stage, self.steps = stage, steps * len(stage.passes)
-        self._pass_steps = steps
+        self.pass_steps = steps
         self._device, self._precision, self._seed = device, precision, seed
         for network in stage.networks.values():
             network.to(device)
@@ -50,7 +50,7 @@ class Loop:
     def run(self, batches: Batches) -> Iterator[int]:
         """Train up to the last step, from wherever the stage stands; yields the count after each step."""
         while self.step < self.steps:
-            number, turn = divmod(self.step, self._pass_steps)
+            number, turn = divmod(self.step, self.pass_steps)
             batch = batches[turn]
             self._last = self._train(self.step, self.stage.passes[number], batch)
             for name, value in self._last.items():

@@ -36,6 +36,7 @@ from peer.training.loop import Loop
 from peer.training.optimiser import fitting
 from peer.training.parcels import Parcels
 from peer.training.recipe import Recipe
+from peer.training.rehearsal import rehearsed
 from peer.training.tensors import non_finite, pack
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Trainer:
             commands.Aggregate: self._aggregate,
             commands.Adopt: self._adopt,
             commands.Evaluate: self._evaluate,
+            commands.Rehearse: lambda order: rehearsed(self, order),
         }
         return handlers[type(command)](command)
 
@@ -235,22 +237,8 @@ class Trainer:
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the end, keep the result, and give its record."""
-        recipe = self.recipe
-        to_do = recipe.works[command.stage].in_round(command.round)
-        self.kept.hold(command.base)
-        self.kept.let_go()  # a stage may make what a head that came needs, before its first step
-        self._scene = None
-        stage = self._stage(command)
-        seed = functools.partial(self._seed, command.round, command.stage)
-        batches = Batches(
-            self.data,
-            batch_size=recipe.batch_size,
-            augmentation=recipe.data.augmentation,
-            seed=seed,
-            device=self.device,
-        )
-        steps = batches.steps(to_do)
-        loop = Loop(stage, to_do, steps=steps, device=self.device, precision=recipe.precision, seed=seed)
+        loop, batches = self.prepare(command)
+        stage, steps = loop.stage, loop.pass_steps
         kept = [network for network in stage.trains if network in self.kept.networks]
         for network in kept:
             loop.load({}, {network: fitting(self.kept.moments.get(network, {}), stage.networks[network])})
@@ -267,13 +255,35 @@ class Trainer:
             "steps": steps_before + (steps if DAM in kept else 0),
             "artifact": to_json(artifact),
             "metrics": _stage_metrics(command.stage, loop),
-            "threads": recipe.threads,
+            "threads": self.recipe.threads,
             "duration_s": duration_s,
         }
         self.kept.write(name, record, {**self.kept.moments, **{key: loop.moments()[key] for key in kept}})
         self._checkpoints.clear_partial()
         self._checkpoints.prune([command.base])
         return record
+
+    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]:
+        """A stage before its first step: what came is read, the networks are as in the base and on the device.
+
+        Whoever runs it lets the loop thaw and closes the batches.
+        """
+        recipe = self.recipe
+        to_do = recipe.works[command.stage].in_round(command.round)
+        self.kept.hold(command.base)
+        self.kept.let_go()  # a stage may make what a head that came needs, before its first step
+        self._scene = None
+        stage = self._stage(command)
+        seed = functools.partial(self._seed, command.round, command.stage)
+        batches = Batches(
+            self.data,
+            batch_size=recipe.batch_size,
+            augmentation=recipe.data.augmentation,
+            seed=seed,
+            device=self.device,
+        )
+        steps = batches.steps(to_do)
+        return Loop(stage, to_do, steps=steps, device=self.device, precision=recipe.precision, seed=seed), batches
 
     def _stage(self, command: commands.Train) -> Stage:
         """What to run: the method's stage, or a visitor's supervised training in a round that only moves models on."""

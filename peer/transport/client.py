@@ -22,7 +22,7 @@ from peer.core import limits
 from peer.core.facts import Greeting, Manifest, Pulse, Report, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
-from peer.identity import Identity, certificate_sha256, verify_certificate, verify_manifest
+from peer.identity import Identity, is_refused, verify_certificate, verify_manifest
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
@@ -163,7 +163,7 @@ class ExchangeClient:
                 return reply
             try:
                 certificate = verify_certificate(reply.certificate_der, line.own.ca, peer, self._pki.clock())
-                if certificate_sha256(reply.certificate_der) in self._refused:
+                if is_refused(certificate, self._refused):
                     raise ValueError("the certificate is refused here")
                 verify_manifest(certificate, reply.signature, reply.body)
                 manifest = wire.decode_manifest(reply.body)
@@ -279,12 +279,13 @@ class ExchangeClient:
 
     async def _current(self, peer: SiteName, address: str) -> Line:
         line, stamp = self._lines.get(peer), self._pki.stamp()
-        if line is not None and (line.address, line.stamp) == (address, stamp):
+        usable = line is not None and self._pki.clock() <= line.own.certificate.not_valid_after_utc
+        if line is not None and usable and (line.address, line.stamp) == (address, stamp):
             return line
         try:
             own = self._pki.load()
         except CertificateError:
-            if line is None or line.address != address:
+            if line is None or not usable or line.address != address:
                 raise
             return line  # a renewal that is half written: the certificate before it goes on
         channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=tls.channel_options(peer))

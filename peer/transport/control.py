@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from peer.errors import DaemonDown, PeerError, StateError
 from peer.pb import control_pb2 as pb
 from peer.pb import control_pb2_grpc as rpc
+from peer.transport import health
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "evaluation", "plan")
+TRAINING = "training"  # the name under which the health service tells of it
 ACTIONS = ("pause", "resume", "stop")
 ANSWER_S = 5.0  # training runs in another process: a daemon that takes longer to show a document hangs
 DOCUMENT_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes
@@ -47,6 +50,12 @@ class Console(Protocol):
 
     def follow(self, what: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
         """The document now, and again each time it changes; closed when the caller hangs up."""
+
+    def serves(self) -> bool:
+        """Whether peers are served: this socket is there before they are, and after."""
+
+    def trains(self) -> bool:
+        """Whether nothing keeps this site from training that an operator must see to."""
 
 
 class ControlServer:
@@ -70,6 +79,8 @@ class ControlServer:
             path.unlink()
         server = grpc.aio.server(options=_OPTIONS)
         rpc.add_ControlServicer_to_server(Control(self._console), server)
+        well = {"": self._console.serves, TRAINING: self._console.trains}
+        health_pb2_grpc.add_HealthServicer_to_server(health.Health(well), server)
         try:
             server.add_secure_port(f"unix:{path}", grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
         except RuntimeError as error:
@@ -172,6 +183,13 @@ class ControlClient:
         """Begin an action, and what the daemon says to it; errors as for ``show``."""
         try:
             return json.loads(self._stub.Act(pb.Order(action=action), timeout=ANSWER_S).json)
+        except grpc.RpcError as error:
+            raise self._failure(error) from None
+
+    def well(self, service: str = "") -> bool:
+        """Whether the daemon, or its ``TRAINING``, is well; ``DaemonDown`` when nobody answers."""
+        try:
+            return health.serving(self._channel, service, timeout_s=ANSWER_S)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import grpc
 from cryptography import x509
+from grpc_health.v1 import health_pb2_grpc
 
 from peer.core import limits
 from peer.core.facts import Greeting, Pulse, Report, SignedManifest, Unavailable
@@ -29,11 +30,13 @@ from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
+from peer.transport.health import GuardedHealth
 from peer.transport.report import decode_report
 from peer.transport.transfer import Outgoing
 
 log = logging.getLogger(__name__)
 
+SERVICE = "mhfl.v1.Exchange"
 COMPLAINTS_PER_SECOND = 1.0  # journal lines about callers that were turned away; a broken peer must not fill the disk
 COMPLAINTS_BURST = 20
 
@@ -140,6 +143,8 @@ class ExchangeServer:
         door = Door(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.SERVER_OPTIONS)
         rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._reports), server)
+        well = dict.fromkeys(("", SERVICE), lambda: True)  # who hears the answer has reached a server that serves
+        health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(well, door), server)
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
         except RuntimeError:

@@ -112,7 +112,7 @@ def main() -> None:
     folder = SiteFolder(Path(home), federation, SiteName(name))
     make_private(folder.logs)
     with folder.locked():
-        logs.set_up(folder.logs, quiet=True)
+        logs.set_up(folder.logs, {}, quiet=True)
         lifecycle.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 

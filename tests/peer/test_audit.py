@@ -25,6 +25,7 @@ KEYS = {
     "federation",
     "digest",
     "source",
+    "made",
     "rows",
     "head",
     "transfers",
@@ -297,3 +298,18 @@ def test_a_site_whose_certificate_has_expired_still_answers_to_its_auditor(books
     found = audit.verify_export(export(folder, tmp_path / "asia.json"), folder.federation_toml)
     assert found["problems"] == []
     assert any("its certificate was not valid on" in text for text in found["unproven"])
+
+
+def test_when_an_export_was_made_is_told(asia: SiteFolder, tmp_path: Path) -> None:
+    """An old one that is handed over again must not pass for today's."""
+    began_s = int(now().timestamp())
+    found = audit.verify_export(export(asia, tmp_path / "asia.json"), asia.federation_toml)
+    assert began_s <= found["made"] <= now().timestamp()
+    assert audit.verify(asia)["made"] is None
+
+
+def test_a_site_is_no_witness_of_itself(asia: SiteFolder, witness: Path) -> None:
+    document = json.loads(witness.read_bytes())
+    witness.write_text(json.dumps({**document, "by": "asia"}))
+    with pytest.raises(PeerMisbehaved, match="by asia itself"):
+        audit.verify(asia, [witness])

@@ -19,7 +19,7 @@ from peer.config import Federation
 from peer.consistency import consistent
 from peer.courier import encoded
 from peer.daemon import now
-from peer.egress import Ledger
+from peer.egress import Head, Ledger
 from peer.enrolment import Authority
 from peer.errors import CertificateError, StateError
 from peer.home import SiteFolder
@@ -201,3 +201,18 @@ def test_a_start_is_not_kept_waiting_by_a_long_ledger(asia: SiteFolder) -> None:
     began_s = time.process_time()
     assert consistent(asia, federation, own) == []
     assert time.process_time() - began_s < 0.1
+
+
+def test_a_model_that_is_lent_after_the_next_was_published_makes_no_journal_old(asia: SiteFolder, books: Any) -> None:
+    """A start signs again what it publishes, and last what it lends: a model of an earlier round."""
+    journal = books.journal("asia")
+    journal.append("published", 3, {"artifact": None})
+    lent = books.signed("asia", Head(6, hash_at(asia, 6)), round=2)
+    journal.append("manifest", 2, {"artifact": "ab" * 32, **encoded(lent)})
+    journal.close()
+    assert look(asia) == []
+
+
+def hash_at(folder: SiteFolder, count: int) -> str:
+    with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
+        return str(ledger.hash_at(count))

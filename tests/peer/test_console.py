@@ -166,3 +166,12 @@ async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Quiet) -> N
     daemon.changed.set()
     await asyncio.wait_for(server.stop(), 10)
     assert await asyncio.wait_for(following, 10) >= 1
+
+
+async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: Quiet, ask: Callable[..., Any]) -> None:
+    """The control socket is there before the port, and answers while the worker writes its last checkpoint."""
+    assert not await ask("well")
+    port = await daemon.server.start("127.0.0.1:0")
+    daemon.served = f"127.0.0.1:{port}"
+    assert await ask("well")
+    await daemon.server.stop()

@@ -15,7 +15,7 @@ import pytest
 
 from peer import identity, lifecycle
 from peer.core import commands, events
-from peer.core.facts import Greeting, Pulse, Report
+from peer.core.facts import Greeting, Report
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import Daemon, now
 from peer.egress import Ledger
@@ -24,7 +24,7 @@ from peer.journal import Journal
 from peer.loopback import Loopback
 from peer.pb import peer_pb2 as pb
 from peer.transport import tls, wire
-from peer.transport.client import FETCH, ExchangeClient, Offer, Refused, Unreachable
+from peer.transport.client import FETCH, ExchangeClient, Offer, Refused
 
 LIMIT_S = 15.0
 SITES = ("asia", "europe")
@@ -332,70 +332,6 @@ async def test_a_question_over_the_wire_is_no_presence(running: Running) -> None
         assert [wait["site"] for wait in status["waiting_for"]] == ["europe"]
         await client.hello(SiteName("asia"), mine)
     await until(asia, lambda status: status["peers"]["europe"]["state"] == "heard")
-
-
-class Flaky:
-    """A client in which something fails that nobody foresaw, three times."""
-
-    def __init__(self, client: ExchangeClient, error: Exception) -> None:
-        self.client, self.error, self.failures = client, error, 3
-
-    async def hello(self, peer: SiteName, greeting: Greeting) -> Greeting:
-        return await self.client.hello(peer, greeting)
-
-    async def beat(self, peer: SiteName, pulse: Pulse) -> Pulse:
-        if self.failures:
-            self.failures -= 1
-            raise self.error
-        return await self.client.beat(peer, pulse)
-
-    async def close(self) -> None:
-        await self.client.close()
-
-
-async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    flaky = running.make("asia")
-    client = Flaky(flaky.client, RuntimeError("a bug"))
-    flaky.client = client  # type: ignore[assignment]
-
-    async def ready(port: int) -> None:
-        pass
-
-    running.tasks["asia"] = asyncio.create_task(flaky.run(ready))
-    await running.start("europe")
-    assert await running.end() == [commands.Exit(), commands.Exit()]
-    assert client.failures == 0
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "peer cannot be called"
-    ]
-
-
-class Deaf:
-    """A client that reaches nobody."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-
-    async def hello(self, peer: SiteName, greeting: Greeting) -> Greeting:
-        self.asked.set()
-        raise Unreachable(peer, "no answer")
-
-
-async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(running: Running) -> None:
-    """The last beat is nudged and its task ended in one breath: a task that went on would keep the daemon alive."""
-    asia, europe = running.make("asia"), SiteName("europe")
-    client = Deaf()
-    asia.client = client  # type: ignore[assignment]
-    court = asyncio.create_task(asia._court(europe))
-    await client.asked.wait()
-    asia._nudges[europe].set()
-    court.cancel()
-    await asyncio.wait({court}, timeout=LIMIT_S)
-    assert court.cancelled()
-    asia.journal.close()
-    asia.ledger.close()
 
 
 async def test_a_peer_that_hangs_delays_the_end_by_a_second_only(running: Running) -> None:

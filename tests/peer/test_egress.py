@@ -8,6 +8,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,19 @@ def test_a_start_closes_what_a_crash_left_open(path: Path) -> None:
     assert ledger.verify() == []
 
 
+def test_a_start_with_years_of_rows_takes_no_more_memory_than_with_one(path: Path) -> None:
+    ledger = Ledger(path)
+    for _ in range(1000):
+        ledger.settle(intend(ledger), bytes=100, outcome="complete")
+    tracemalloc.start()
+    try:
+        assert ledger.close_open_intents() == 0
+        assert tracemalloc.get_traced_memory()[1] < 100_000, "1.3 kB a row is what all of them would take"
+    finally:
+        tracemalloc.stop()
+    ledger.close()
+
+
 def test_bytes_are_counted_as_sent_and_where_nobody_knows_as_meant(path: Path) -> None:
     ledger = Ledger(path)
     assert ledger.bytes_in_round(1, 3) == 0
@@ -298,4 +312,43 @@ def test_who_counts_along_gets_each_row_once(path: Path) -> None:
     ledger = Ledger(path, read_only=True)
     assert [(number, body["round"]) for number, body in ledger.since(1)] == [(2, 1), (3, 2)]
     assert list(ledger.since(3)) == []
+    ledger.close()
+
+
+def test_a_row_is_settled_by_its_number_and_by_nothing_that_equals_it() -> None:
+    chain = Chain()
+    for number, body in enumerate(({"type": "intent"}, {"type": "outcome", "intent": True, "outcome": "complete"})):
+        text = json.dumps(body)
+        chain.add(number + 1, text, chain_hash(chain.head.hash, text))
+    assert chain.problems == ["row 2 is neither an intent nor an outcome"]
+    assert chain.open == [1]
+
+
+def test_a_row_that_is_no_text_is_found_and_keeps_nothing_else_from_being_proven(path: Path) -> None:
+    filled(path, rows=4)
+    edit(path, "UPDATE ledger SET body = CAST(x'ff' AS TEXT) WHERE seq = 2")
+    ledger = Ledger(path, read_only=True)
+    assert ledger.verify() == ["row 2 was changed, or a row before it was removed or moved"]
+    assert [number for number, _, _ in ledger.rows()] == [1, 2, 3, 4]
+    ledger.close()
+
+
+@pytest.mark.parametrize("body", ["[]", "{}", '{"type": "outcome"}', "7"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        Ledger.close_open_intents,
+        Ledger.transfers,
+        lambda ledger: ledger.newest_intents(5),
+        lambda ledger: list(ledger.since(0)),
+    ],
+)
+def test_a_row_that_is_neither_intent_nor_outcome_is_named_as_damage(
+    path: Path, read: Callable[[Ledger], Any], body: str
+) -> None:
+    filled(path, rows=2)
+    edit(path, f"UPDATE ledger SET body = '{body}' WHERE seq = 2")
+    ledger = Ledger(path)
+    with pytest.raises(errors.StateError, match=r"egress\.db is damaged: row 2 is neither an intent nor an outcome"):
+        read(ledger)
     ledger.close()

@@ -175,3 +175,23 @@ def test_a_manifest_of_another_federation_of_the_same_ca_is_no_witness(books: An
 def test_an_empty_witness_proves_nothing(enrolled: Loopback, witness: Path) -> None:
     with pytest.raises(PeerMisbehaved, match="holds no manifest"):
         hear(enrolled, rewritten(witness, manifests=[]))
+
+
+def test_rows_that_begin_with_the_first_begin_with_nothing(handed: Path) -> None:
+    """Or whoever signs would leave out the first rows without saying so."""
+    document = json.loads(handed.read_bytes())
+    end = {"count": 0, "hash": document["head"]["hash"]}
+    found = evidence.read(rewritten(handed, rows=[], before=end, head=end), Export)
+    assert found.chain().problems == ["the rows begin after row 0 with a hash that no ledger begins with"]
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("made", {"made": 1 << 53}),
+        ("restored.0.time", {"restored": [{"time": 1 << 53, "generation": 2, "reported_by": "europe"}]}),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_named(handed: Path, key: str, change: dict[str, Any]) -> None:
+    with pytest.raises(PeerMisbehaved, match=f"not an egress export: {key}: Input should be less than"):
+        evidence.read(rewritten(handed, **change), Export)

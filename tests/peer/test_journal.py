@@ -78,6 +78,18 @@ def test_records_can_be_narrowed(path: Path) -> None:
     assert [round for _, round, _ in journal.rows(("even",))] == [0, 2, 4]
 
 
+def test_who_counts_along_gets_each_row_of_its_kinds_once(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(4):
+        journal.append("even" if number % 2 == 0 else "odd", number, {"n": number})
+    first = next(journal.since(0, ("odd", "none")))
+    assert (first["kind"], first["round"], first["body"]) == ("odd", 1, {"n": 1})
+    assert first["time"] > 0
+    assert [row["round"] for row in journal.since(first["seq"], ("odd",))] == [3]
+    assert list(journal.since(4, ("even", "odd"))) == []
+    journal.close()
+
+
 def test_only_its_user_may_read_it(path: Path) -> None:
     Journal(path).append("began", 0, {})
     for file in path.parent.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -190,6 +191,20 @@ def test_a_federation_toml_that_was_edited_is_refused_by_digest(begun: SiteFolde
     assert kinds(begun) == ["configured"]
 
 
+def test_a_key_that_only_a_newer_program_knows_is_no_change_until_it_is_set(folder: SiteFolder) -> None:
+    folder.create_generation()
+    federation, site, _ = lifecycle.load(folder)
+    settings = {
+        key: value for key, value in lifecycle.settings(federation, site).items() if key != "training.batch_size"
+    }
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
+        journal.append("configured", 0, settings)
+    assert would_refuse(folder) is None
+    configured(folder)
+    edit(folder.site_toml, "[training]", "[training]\nbatch_size = 3")
+    assert "training.batch_size was None" in str(would_refuse(folder))
+
+
 def test_another_address_is_no_other_federation(begun: SiteFolder) -> None:
     federation = lifecycle.load(begun)[0]
     edit(begun.federation_toml, federation.addresses[SiteName("europe")], "10.0.0.7:7443")
@@ -240,3 +255,14 @@ def test_a_lock_is_kept_by_no_start_that_failed(folder: SiteFolder) -> None:
         lifecycle.run(folder, Options(resume="require"))
     with folder.locked():
         pass
+
+
+def test_afresh_begins_after_the_newest_generation_that_peers_have_seen(folder: SiteFolder) -> None:
+    """A restored backup counted on without a new folder: its number again would look like another one to the peers."""
+    folder.create_generation()
+    journal = Journal(folder.generation(1) / "journal.db")
+    journal.append("regenerated", 2, {"generation": 2, "reported_by": "europe", "their_round": 3})
+    journal.close()
+    assert lifecycle.next_generation(folder) == 3
+    folder.create_generation(3)
+    assert lifecycle.next_generation(folder) == 4

@@ -231,12 +231,16 @@ async def test_a_stop_ends_what_is_under_way_and_frees_the_port(daemon: Still) -
     await other.stop()
 
 
-async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named(served: Served, daemon: Still) -> None:
+async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_the_log_alone(
+    served: Served, daemon: Still, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks may be anybody on the network: paths of this machine are not theirs."""
     await served.get()
     daemon.journal._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
     answer = await served.send(GET + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 500 ")
-    assert b"journal.db is damaged" in answer
+    assert answer.endswith(b"\r\n\r\njournal or ledger cannot be read; the site's log says why\n")
+    assert any("journal.db is damaged" in getattr(record, "reason", "") for record in caplog.records)
 
 
 async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Still) -> None:

@@ -47,3 +47,8 @@ def test_only_the_newest_rounds_count() -> None:
 
 def test_after_the_last_round_nothing_is_left() -> None:
     assert Recent([row(1, 0.0), row(2, 10.0)]).left_s(0, now_s=11.0) == 0.0
+
+
+def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
+    recent = Recent([row(1, 90_000.0), row(2, 90_010.0)])
+    assert recent.left_s(4, now_s=10.0) == 40.0

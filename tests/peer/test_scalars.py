@@ -33,10 +33,18 @@ class History:
             for row in rows:
                 journal.append(*row)
 
-    def send(self, size: int, *, sent: int | None = None, outcome: str = "complete", purpose: str = "train") -> None:
+    def send(
+        self,
+        size: int,
+        *,
+        sent: int | None = None,
+        outcome: str = "complete",
+        purpose: str = "train",
+        generation: int = 1,
+    ) -> None:
         what = {"peer": "europe", "purpose": purpose, "kind": "model", "round": 1, "sha256": "cd" * 32}
         with contextlib.closing(Ledger(self.folder.egress_db)) as ledger:
-            intent = ledger.intend(**what, generation=1, bytes=size)
+            intent = ledger.intend(**what, generation=generation, bytes=size)
             ledger.settle(intent, bytes=size if sent is None else sent, outcome=outcome)
 
     def run(self, generation: int = 1) -> Run:
@@ -145,3 +153,11 @@ def test_a_broken_federation_toml_is_named(history: History) -> None:
     history.folder.federation_toml.write_text("rounds = [")
     with pytest.raises(ConfigError, match=r"federation\.toml"):
         runs(history.folder)
+
+
+def test_bytes_sent_after_a_backup_was_restored_are_in_the_same_run(history: History) -> None:
+    """The generation counts on, in the folder that it was."""
+    history.write(committed(1), ("regenerated", 1, {"generation": 2, "reported_by": "europe", "their_round": 1}))
+    history.send(64, generation=2)
+    history.write(committed(2))
+    assert history.values()[("traffic/sent_bytes", 2)] == 64.0

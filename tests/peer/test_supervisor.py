@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,3 +64,28 @@ async def test_without_a_watchdog_only_changes_are_told(systemd: socket.socket) 
 async def test_nobody_is_told_where_nobody_asked() -> None:
     async with asyncio.timeout(LIMIT_S):
         await supervisor.watch(lambda: pytest.fail("nobody asks"), environ={})
+
+
+async def test_what_is_told_is_one_line_whatever_it_holds(systemd: socket.socket) -> None:
+    """A reason of the worker's may hold line feeds, behind which systemd would read commands."""
+    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
+    failed = "round 1 of 2, failed: out of memory\nWATCHDOG=trigger\n"
+    watching = asyncio.create_task(supervisor.watch(lambda: failed, environ=environ))
+    heard = await asyncio.to_thread(systemd.recv, 200)
+    watching.cancel()
+    assert heard == b"STATUS=round 1 of 2, failed: out of memory WATCHDOG=trigger"
+
+
+def test_a_process_without_a_descriptor_to_spare_goes_on(
+    systemd: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Signs of life come from one task: an error would end it, and systemd a daemon that is well."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(systemd.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        supervisor.notify("WATCHDOG=1", {"NOTIFY_SOCKET": systemd.getsockname()})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [record.getMessage() for record in caplog.records] == ["systemd not told"]

@@ -183,3 +183,39 @@ def test_a_damaged_file_is_named(books: Books, tally: Tally) -> None:
     books.journals[0]._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
     with pytest.raises(StateError, match=r"journal\.db is damaged"):
         tally.read_on()
+
+
+def test_a_site_that_left_the_federation_is_not_missed_for_ever(books: Books, tally: Tally) -> None:
+    books.commit(1, "oceania", missing={"asia": "silent"})
+    books.commit(2, missing={"asia": "silent", "oceania": "silent"})
+    tally.read_on()
+    assert tally.missed_last == {"africa": 0, "asia": 2}
+    assert (tally.contributed, tally.missed) == ({"africa": 0, "asia": 0}, {("asia", "silent"): 2})
+
+
+def test_rounds_that_a_peer_missed_in_a_row_are_those_of_the_generation(books: Books, tally: Tally) -> None:
+    books.commit(1, missing={"asia": "silent"})
+    tally.read_on()
+    books.begin()
+    books.write("began", 0)
+    tally.read_on()
+    assert tally.missed_last["asia"] == 0
+    assert tally.missed == {("asia", "silent"): 1}
+
+
+def test_whom_the_operator_named_absent_is_not_missed(books: Books, tally: Tally) -> None:
+    books.commit(1, missing={"asia": "silent"})
+    books.commit(2, missing={"asia": "absent"})
+    tally.read_on()
+    assert tally.missed_last["asia"] == 0
+    assert tally.missed == {("asia", "silent"): 1, ("asia", "absent"): 1}
+
+
+def test_a_row_that_cannot_be_read_makes_none_of_those_before_it_missing(books: Books, tally: Tally) -> None:
+    books.send("asia")
+    books.send("asia")
+    books.ledger._connection.execute("UPDATE ledger SET body = '{' WHERE seq = 3")
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"egress\.db is damaged"):
+            tally.read_on()
+        assert (tally.egress_head, tally.egress_rows) == (2, 2)

@@ -35,7 +35,19 @@ def test_a_site_that_would_run_exits_0(enrolled: Loopback, folder: SiteFolder) -
     assert document.keys() == {"site", "would_run", "findings"}
     assert (document["site"], document["would_run"]) == ("asia", True)
     subjects = [finding["subject"] for finding in document["findings"]]
-    assert subjects == ["configuration", "certificate", "disk", "listen", "data", "europe"]
+    expected = [
+        "configuration",
+        "certificate",
+        "CA",
+        "round key",
+        "listen",
+        "data",
+        "policy",
+        "disk",
+        "europe",
+        "address",
+    ]
+    assert subjects == expected
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from peer.cli import main
 from peer.errors import EXIT_CODES
 from peer.loopback import Loopback
+from peer.transport.control import Console, ControlServer
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 30.0
@@ -48,6 +50,26 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: Loopback, program: Any) ->
     assert process.wait(LIMIT_S) == 0
     assert call(enrolled, "stop").exit_code == 14
     assert call(enrolled, "health").exit_code == 14
+
+
+class Closed:
+    """The console of a daemon that is about to leave: its port is closed, its socket is not."""
+
+    def serves(self) -> bool:
+        return False
+
+    def trains(self) -> bool:
+        return True
+
+
+async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: Loopback) -> None:
+    server = ControlServer(cast(Console, Closed()))
+    await server.start(enrolled.folder("asia").prepare_control_socket())
+    result = await asyncio.to_thread(call, enrolled, "health", "--json")
+    await server.stop()
+    assert json.loads(result.stdout) == {"site": "asia", "serves": False, "trains": True}
+    assert result.exit_code == 14
+    assert "the daemon of asia runs, but does not serve its peers; it starts or leaves" in result.stderr
 
 
 def start(loopback: Loopback, *words: str) -> tuple[int, str]:

@@ -29,6 +29,8 @@ STATUS = {
     "samples": {},
     "refusals": [],
     "failure": "",
+    "last_round": None,
+    "left_s": None,
     "certificate_days": 364,
     "transfers": [],
     "pid": 7,
@@ -37,7 +39,8 @@ STATUS = {
 }
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
-    "spoken": {"messages": 3, "bytes": 99},
+    "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "called_s": 1.0,
 }  # fmt: skip
 UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
 ROUND = {
@@ -82,6 +85,13 @@ def test_a_status_says_who_where_and_how_far() -> None:
     assert "down" not in text
 
 
+def test_a_certificate_that_has_expired_is_said_to_have() -> None:
+    text = status(certificate_days=-2)
+    assert "The certificate has expired: no peer can be called until it is renewed." in text
+    assert "-2" not in text
+    assert "valid for 0 more days" in status(certificate_days=0)
+
+
 @pytest.mark.parametrize(
     ("phase", "words"), [("new", "nothing was begun yet"), ("down", "what the journal says"), ("finished", "journal")]
 )
@@ -100,6 +110,18 @@ def test_a_status_says_whom_it_waits_for_and_for_how_long() -> None:
     text = status(waiting_for=waits)
     assert "Waiting for europe: model, for 3 s, at most 57 s more\n" in text
     assert "Waiting for africa: hello, for 1 s\n" in text
+
+
+def test_a_status_tells_the_time_left_and_who_took_part() -> None:
+    last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
+    shown = text_of(picture.status({**STATUS, "left_s": 8000.0, "last_round": last}))
+    assert "train, about 2 h 13 min left" in shown
+    assert "Round 3 was made with asia, europe, without africa (silent)." in shown
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h 0 min")])
+def test_a_duration_reads_well(seconds: float, told: str) -> None:
+    assert picture.duration(seconds) == told
 
 
 def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
@@ -125,9 +147,9 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
 
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(picture.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen"],
-        ["europe", "heard", "3", "exchange", "50%", "2 s ago"],
-        ["mars", "unknown", "-", "-", "-", "-"],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "10.0.0.7:7443"],
+        ["mars", "unknown", *["-"] * 7],
     ]
 
 

@@ -331,6 +331,7 @@ class Machine:
     measuring: commands.Measure | None = None
     fuses: list[int] = dataclasses.field(default_factory=list)
     carried_out: int = 0
+    alarm_s: float | None = None
 
 
 class World:
@@ -555,7 +556,9 @@ class World:
         machine.files.discard(command.sha256)
 
     def _wakeat(self, machine: Machine, command: commands.WakeAt) -> None:
-        self._later(machine, command.at_s - self.now_s, events.Ticked)
+        """One alarm a site, as the daemon has it: a new one takes the place of the former."""
+        machine.alarm_s = at_s = command.at_s
+        self._later(machine, at_s - self.now_s, lambda: events.Ticked() if machine.alarm_s == at_s else None)
 
     def _exit(self, machine: Machine, command: commands.Exit) -> None:
         self._announce(machine, commands.Announce())

@@ -386,6 +386,23 @@ async def test_a_peer_that_moved_is_dialled_at_its_new_address(world):
     assert (len(first.desk.calls), len(second.desk.calls)) == (1, 1)
 
 
+async def test_a_transfer_goes_on_while_another_address_is_tried(world, wanted):
+    europe, africa = await world.serve("europe"), world.dial("africa")
+    sample = world.sample(numbers=4_000_000)
+    europe.desk.publish(sample)
+    offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+    moving = asyncio.Event()
+    fetching = asyncio.create_task(africa.fetch(offer, world.inbox(), lambda _: moving.set()))
+    await moving.wait()
+    world.addresses["europe"] = "127.0.0.1:1"
+    with pytest.raises(Unreachable):
+        await africa.beat(europe.name, PULSE)
+    world.addresses["europe"] = f"127.0.0.1:{europe.port}"
+    await africa.beat(europe.name, PULSE)
+    assert (await fetching).read_bytes() == sample.path.read_bytes()
+    assert len(europe.desk.ledger) == 2, "one intent, one outcome"
+
+
 async def test_a_restarted_peer_is_reached_within_a_second_or_so(world):
     europe, africa = await world.serve("europe"), world.dial("africa")
     await africa.beat(europe.name, PULSE)

@@ -22,7 +22,10 @@ class FakeConsole:
         self.fault = None
         self.changed = asyncio.Event()
         self.followers = 0
-        self.well = True
+        self.well = self.open = True
+
+    def serves(self):
+        return self.open
 
     def trains(self):
         return self.well
@@ -206,6 +209,8 @@ async def test_the_health_service_tells_of_daemon_and_training(daemon):
     assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, True)
     console.well = False
     assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, False)
+    console.open = False
+    assert not await asked(path, lambda client: client.well())
     with pytest.raises(StateError, match="there is no service 'lunch'"):
         await asked(path, lambda client: client.well("lunch"))
 

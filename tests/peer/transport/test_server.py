@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from peer import identity
 from peer.core import limits
@@ -20,7 +21,7 @@ from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import wire
 from peer.transport.client import Refused, Unreachable
-from peer.transport.server import Refusal, Status, TokenBucket
+from peer.transport.server import SERVICE, Refusal, Status, TokenBucket
 
 PULSE = Pulse(1, 3, "train", 0.5, 3, 2)
 GREETING = Greeting(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
@@ -410,3 +411,18 @@ async def test_a_renewed_certificate_that_was_not_valid_yet_is_served_once_it_is
     assert await served_certificate(europe.port, africa) == before
     behind = datetime.timedelta()
     assert await served_certificate(europe.port, africa) != before
+
+
+async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_here(world, caplog):
+    europe, pki = await world.serve("europe"), world.authority.admit("africa")
+    async with dialled(europe.port, credentials(pki)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        lunch = health_pb2.HealthCheckRequest(service="lunch")
+        assert await status_of(stub.Check(lunch, timeout=5)) is grpc.StatusCode.NOT_FOUND
+    assert "call failed" not in caplog.text
+    async with dialled(europe.port, credentials(world.authority.admit("mars"))) as channel:
+        asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert await status_of(asked) is grpc.StatusCode.UNAUTHENTICATED

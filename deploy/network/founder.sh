@@ -1,0 +1,24 @@
+#!/bin/sh
+# The founder: makes the federation, then admits the hospitals that are named. What was done before is kept.
+#
+# The folder /enrolment stands for the mail, to which anybody can write. In real life the fingerprint does not come by
+# mail: it is read out over the telephone, and comparing it is the whole of the trust. The CA folder is in a volume that
+# no hospital mounts; in real life it is on a machine that is switched off, or in a safe.
+set -eu
+trap 'exit 143' TERM INT
+. "$(dirname "$0")/await.sh"
+enrolment=/enrolment
+ca=$MHFL_HOME/ca
+
+[ -e "$ca" ] || mhfl-peer federation create "$(dirname "$0")/federation.toml" --out "$ca"
+hand_over "$ca/federation.toml" "$enrolment/federation.toml"
+
+for site in "$@"; do
+    [ ! -e "$enrolment/$site.bundle" ] || continue
+    await "$enrolment/$site.fingerprint"
+    await "$enrolment/$site.csr"
+    rm -f "/tmp/$site.bundle"
+    mhfl-peer federation admit --ca "$ca" "$enrolment/$site.csr" --out "/tmp/$site.bundle" \
+        --fingerprint "$(cat "$enrolment/$site.fingerprint")"
+    hand_over "/tmp/$site.bundle" "$enrolment/$site.bundle"
+done

@@ -1,0 +1,264 @@
+"""The images and the test network of deploy/: what they promise, looked at without running a container."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.cli import PROGRAM
+from peer.config import Federation, Site, check_site
+from tests.meta.test_readme import problem, simple_commands
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes with the extra `scalars`")
+
+DEPLOY = Path("deploy")
+NETWORK = DEPLOY / "network"
+IMAGE_FOLDER = "/opt/network"
+"""Where the image has the files of deploy/network."""
+COMPOSE = ("docker", "podman-compose")
+INSTRUCTION = re.compile(r"^([A-Z]+) +(.*)$")
+COMMAND = re.compile(rf"(?:^|[;|&(] *)(?:exec +)?({PROGRAM} .*)$")
+STAGE = re.compile(r"(\S+)(?: +AS +(\S+))?")
+
+
+@pytest.fixture(scope="module")
+def compose(root: Path) -> dict[str, Any]:
+    """The network."""
+    return dict(yaml.safe_load((root / DEPLOY / "compose.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def trouble(root: Path) -> dict[str, Any]:
+    """What compose.trouble.yaml adds."""
+    return dict(yaml.safe_load((root / DEPLOY / "compose.trouble.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def stages(root: Path) -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each stage of the Dockerfile, the stage's own FROM first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (root / DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE))
+    for line in text.splitlines():
+        instruction = INSTRUCTION.match(line)
+        assert instruction or not line.strip(), f"this line of the Dockerfile is not understood: {line}"
+        if instruction is None:
+            continue
+        if instruction[1] == "FROM":
+            stage = STAGE.fullmatch(instruction[2])
+            assert stage, line
+            found[stage[2]] = []
+        if found:
+            list(found.values())[-1].append((instruction[1], instruction[2]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def federation(root: Path) -> Federation:
+    """The network's draft."""
+    return Federation.load(root / NETWORK / "federation.toml")
+
+
+def named_files(document: Any) -> Iterator[str]:
+    """The files of deploy/network that services run."""
+    for service in document["services"].values():
+        for word in service.get("command", ()):
+            if word.startswith(f"{IMAGE_FOLDER}/"):
+                yield word.removeprefix(f"{IMAGE_FOLDER}/")
+
+
+def hospitals(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The services that run a site, by site."""
+    services = compose["services"].values()
+    return {s["command"][1]: s for s in services if s["command"][0] == f"{IMAGE_FOLDER}/site.sh"}
+
+
+def test_there_is_one_service_for_each_site_of_the_draft(compose: dict[str, Any], federation: Federation) -> None:
+    found = hospitals(compose)
+    assert set(found) == set(federation.roster)
+    for site, service in found.items():
+        assert compose["services"][site] is service, "the service's name is the site's address"
+        assert federation.addresses[site] == f"{site}:7443"
+    for name in ("data", "founder"):
+        assert compose["services"][name]["command"][1:] == list(federation.roster)
+
+
+def test_no_container_has_more_than_it_needs(compose: dict[str, Any], trouble: dict[str, Any]) -> None:
+    added = {name: service for name, service in trouble["services"].items() if name not in compose["services"]}
+    for name, service in {**compose["services"], **added}.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges"], name
+        assert not service.keys() & {"privileged", "devices", "ports", "ipc", "pid"}, name
+    assert all(service["user"] == "10001:10001" for service in compose["services"].values())
+    rights = {name: service.get("cap_add") for name, service in added.items()}
+    assert rights == {"cut": ["NET_ADMIN"]}
+    assert not any("cap_add" in service for service in compose["services"].values())
+
+
+def test_sites_are_looked_after_and_stopped_in_peace(compose: dict[str, Any]) -> None:
+    for service in hospitals(compose).values():
+        assert service["healthcheck"]["test"] == ["CMD", PROGRAM, "health"]
+        assert service["restart"].startswith("on-failure")
+        assert service["stop_grace_period"] == "30s"
+        assert "depends_on" not in service, "podman restarts nothing whose dependencies have ended"
+
+
+def test_sites_share_a_network_without_a_way_out_and_the_ca_has_none(compose: dict[str, Any]) -> None:
+    assert compose["networks"] == {"federation": {"internal": True}}
+    assert all(service["networks"] == ["federation"] for service in hospitals(compose).values())
+    assert all(compose["services"][name]["network_mode"] == "none" for name in ("founder", "data"))
+
+
+def test_only_the_enrolment_folder_is_shared(compose: dict[str, Any]) -> None:
+    mounts: dict[str, set[str]] = {}
+    for name, service in compose["services"].items():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source in compose["volumes"], f"{name} mounts {source}, which is not one of the volumes"
+            mounts.setdefault(source, set()).add(name)
+    assert mounts.pop("ca") == {"founder"}
+    assert mounts.pop("enrolment") == {"founder", *hospitals(compose)}
+    for site in hospitals(compose):
+        assert mounts.pop(f"{site}-state") == {site}
+        assert mounts.pop(f"{site}-data") == {site, "data"}
+        assert f"{site}-data:/data/{site}:ro" in compose["services"][site]["volumes"]
+    assert not mounts
+
+
+def test_what_the_services_run_exists_and_may_be_run(
+    root: Path, compose: dict[str, Any], trouble: dict[str, Any]
+) -> None:
+    named = {*named_files(compose), *named_files(trouble)}
+    assert named == {"data.sh", "founder.sh", "site.sh", "killed.sh", "cut.py"}
+    for name in named:
+        assert (root / NETWORK / name).is_file()
+    for script in (root / NETWORK).glob("*.sh"):
+        runs = script.read_text().startswith("#!/bin/sh\n")
+        assert os.access(script, os.X_OK) == runs, f"{script.name}: a script that is run is executable, a part is not"
+        assert not runs or "\nset -eu\n" in script.read_text(), f"{script.name} goes on after errors"
+
+
+def test_trouble_is_for_sites_of_the_network(
+    compose: dict[str, Any], trouble: dict[str, Any], federation: Federation
+) -> None:
+    killed, cut = trouble["services"]["america"], trouble["services"]["cut"]
+    assert killed["command"][0].endswith("/killed.sh")
+    assert killed["command"][1] == "america"
+    assert killed.keys() == {"command"}, "the restart policy is the network's"
+    mode, _, site = cut["network_mode"].partition(":")
+    assert mode == "service"
+    assert site in federation.roster
+    assert all(int(s["command"][-2 if s is cut else -1]) < federation.rounds for s in (killed, cut))
+    assert float(cut["command"][-1]) > federation.pace.silence_s, "nobody would notice"
+
+
+def test_the_image_is_built_once_and_never_pulled(
+    root: Path, compose: dict[str, Any], trouble: dict[str, Any], stages: dict[str, list[tuple[str, str]]]
+) -> None:
+    services = {**trouble["services"], **compose["services"]}
+    assert len({service["image"] for service in services.values()}) == 1
+    builds = {name: service["build"] for name, service in services.items() if "build" in service}
+    assert builds.keys() == {"data"}, "podman-compose builds for every service that says so, all at once"
+    built = builds["data"]
+    assert (root / DEPLOY / built["context"]).resolve() == root
+    assert (root / built["dockerfile"]).is_file()
+    assert built["target"] in stages
+    declared = {value.partition("=")[0] for word, value in stages["dependencies"] if word == "ARG"}
+    assert built["args"].keys() <= declared
+    policies = {name: service["pull_policy"] for name, service in services.items()}
+    assert policies == {**dict.fromkeys(services, "never"), "data": "build"}
+
+
+def typed(script: Path) -> Iterator[list[str]]:
+    """The words of every command of the program in a script."""
+    for line in script.read_text().replace("\\\n", " ").splitlines():
+        for found in COMMAND.finditer(line.strip()):
+            words = shlex.split(re.split(r" (?:[0-9]?>|\|)", found[1])[0], comments=True)
+            yield words[1:]
+
+
+def test_every_command_in_the_scripts_can_be_typed(root: Path) -> None:
+    commands = [(path.name, words) for path in sorted((root / NETWORK).glob("*.sh")) for words in typed(path)]
+    assert {words[0] for _, words in commands} >= {"data", "federation", "site", "check", "start", "status"}
+    wrong = [f"{name}: {shlex.join(words)}: {why}" for name, words in commands if (why := problem(words))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_in_the_readme_can_be_typed(root: Path) -> None:
+    text = (root / NETWORK / "README.md").read_text()
+    lines = [words for words in simple_commands(text) if words[0] in COMPOSE and "-f" in words]
+    assert {words[0] for words in lines} == set(COMPOSE)
+    for words in lines:
+        files = {value for flag, value in pairwise(words) if flag == "-f"}
+        assert all((root / name).is_file() for name in files), words
+        inner = words[words.index(PROGRAM) + 1 :] if PROGRAM in words else None
+        assert inner is None or problem(inner) is None, f"{shlex.join(words)}: {problem(inner)}"
+        for name in (word for word in words if word.startswith(f"{IMAGE_FOLDER}/")):
+            assert (root / NETWORK / name.removeprefix(f"{IMAGE_FOLDER}/")).is_file(), words
+
+
+def test_the_drafts_load_and_fit_each_other(root: Path, federation: Federation) -> None:
+    models = {}
+    for site in federation.roster:
+        path = root / NETWORK / "sites" / f"{site}.toml"
+        own = Site.load(path)
+        check_site(federation, own, site)
+        models[site] = (own.model.name, *sorted(own.model.parameters.items()))
+        assert own.listen == "0.0.0.0:7443"
+        assert own.metrics.public
+        assert all(f"/data/{site}/" in str(value) for value in (own.data.datalist, own.data.regions))
+    assert len(set(models.values())) == len(models), "every site has a network of its own"
+    assert len({name for name, *_ in models.values()}) >= 3, "and the networks are of several families"
+
+
+def test_the_image_runs_as_nobody_and_looks_after_itself(stages: dict[str, list[tuple[str, str]]]) -> None:
+    assert list(stages)[-1] == "runtime", "what `docker build` makes when no target is named"
+    for name in ("runtime", "network"):
+        assert ("USER", "10001:10001") in stages[name]
+        after = stages[name][stages[name].index(("USER", "10001:10001")) :]
+        assert not {"RUN", "COPY", "ADD"} & {word for word, _ in after}, f"{name}: root's work comes before USER"
+        assert ("FROM", f"base AS {name}") in stages[name]
+    runtime = stages["runtime"]
+    assert ("VOLUME", "/var/lib/mhfl") in runtime
+    assert ("EXPOSE", "7443 9464") in runtime
+    assert any(word == "HEALTHCHECK" and f'CMD ["{PROGRAM}", "health"]' in value for word, value in runtime)
+    assert ("ENTRYPOINT", f'["{PROGRAM}"]') in runtime
+    assert any(word == "ENV" and "MHFL_HOME=/var/lib/mhfl" in value for word, value in stages["base"])
+
+
+def test_the_runtime_holds_no_data_and_nothing_of_the_test_network(stages: dict[str, list[tuple[str, str]]]) -> None:
+    copied = [value for word, value in stages["runtime"] if word in ("COPY", "ADD")]
+    assert copied == ["--from=dependencies /opt/mhfl /opt/mhfl", "--from=program /opt/program /opt/mhfl"]
+    assert not any("data.txt" in value for name in ("dependencies", "program") for _, value in stages[name])
+
+
+def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: list[Path]) -> None:
+    lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*", "everything is left out but what is named"
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    packages = {path.parts[0] for path in files if path.name == "py.typed"}
+    assert kept == {
+        *packages, "LICENSE", "README.md", "constraints.txt", "deploy/network", "pyproject.toml", "requirements",
+    }  # fmt: skip
+    assert all((root / name).exists() for name in kept)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"]} <= kept
+    left_out = [line for line in lines[1:] if not line.startswith("!")]
+    assert any(fnmatch("peer/core/__pycache__", pattern) for pattern in left_out)
+
+
+@pytest.mark.parametrize("line", ["start --sight europe", "federation admit x.csr --out y", "no-such-command"])
+def test_a_wrong_command_in_a_script_is_found(tmp_path: Path, line: str) -> None:
+    script = tmp_path / "wrong.sh"
+    script.write_text(f'[ -e "$here" ] || exec {PROGRAM} {line} > /dev/null\n')
+    ((words),) = typed(script)
+    assert problem(words)

@@ -1,0 +1,91 @@
+"""Asia's folder with data that are there, and `check` on it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.home import SiteFolder
+from peer.loopback import Loopback
+from peer.preflight.check import check
+from peer.preflight.finding import Finding
+
+Edit = Callable[[Path, str, str], None]
+
+
+@pytest.fixture
+def write_data() -> Callable[..., None]:
+    """Writes a datalist, and files that no worker of these tests reads."""
+
+    def write(folder: SiteFolder, **changes: Any) -> None:
+        items = [{"image": f"{index}.npz", "label": index % 2, "subject": str(index)} for index in range(6)]
+        for item in items:
+            (folder.path / str(item["image"])).touch()
+        document = {"training": items[:4], "test": items[4:], **changes}
+        (folder.path / "datalist.json").write_text(json.dumps(document))
+
+    return write
+
+
+@pytest.fixture
+def folder(enrolled: Loopback, write_data: Callable[..., None]) -> SiteFolder:
+    """Asia's folder, with data; its worker reads none of it."""
+    folder = enrolled.folder("asia")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture
+def edit() -> Edit:
+    """Replaces a pattern in a file, which must have it."""
+
+    def edit(path: Path, pattern: str, new: str) -> None:
+        text, count = re.subn(pattern, new, path.read_text())
+        assert count
+        path.write_text(text)
+
+    return edit
+
+
+@pytest.fixture
+def look(folder: SiteFolder, fake_worker: Callable[..., tuple[str, ...]]) -> Callable[..., dict[str, Finding]]:
+    """The findings by subject: ``look()``, or with a worker of some mode ``look("bad data")``."""
+
+    def run(mode: str | None = None, *, numbers: int = 64) -> dict[str, Finding]:
+        worker = fake_worker(mode or "", numbers=numbers)
+        found = list(check(folder, train=mode is not None, worker=worker))
+        assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in found), found
+        subjects = {finding.subject: finding for finding in found}
+        assert len(subjects) == len(found), found
+        return subjects
+
+    return run
+
+
+class Stranger(socketserver.TCPServer):
+    """Some other program."""
+
+    allow_reuse_address = True
+
+
+@pytest.fixture
+def taken() -> Iterator[Callable[[str], None]]:
+    """Listens on an address of loopback, and hangs up on whoever calls."""
+    servers: list[socketserver.TCPServer] = []
+
+    def take(address: str) -> None:
+        port = int(address.rpartition(":")[2])
+        servers.append(Stranger(("127.0.0.1", port), socketserver.BaseRequestHandler))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+
+    yield take
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,91 @@
+"""A rehearsal runs a step of each stage of every method, measures it, and finds what would fail in the night."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.core import commands, events
+from peer.core.plan import PLANS
+from peer.core.roster import SiteName
+from peer.core.work import Setting
+from peer.training.fault import ConfigurationError
+from peer.training.rehearsal import own_artifact, stages, stand_ins
+from peer.training.trainer import Trainer
+
+OTHERS = (SiteName("beta"), SiteName("gamma"))
+ALIKE = {"name": "resnet10", "width": 4}
+SHARED: Mapping[str, Mapping[str, Any]] = {
+    "mh_pflid": {"name": "messenger_classification", "width": 4},
+    **dict.fromkeys(("feddal", "proxyfl", "fedavg", "fedprox", "fedbn"), ALIKE),
+}
+
+
+def begun(make_setting: Callable[..., Setting], method: str, **options: Any) -> Trainer:
+    parameters = options.pop("parameters", {})
+    setting = make_setting(method={"name": method, **parameters}, shared_model=SHARED.get(method), steps=50, **options)
+    trainer = Trainer(setting)
+    trainer.perform(commands.Initialise(1, 1))
+    return trainer
+
+
+def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.Rehearsed:
+    event = trainer.perform(commands.Rehearse(1, 2, others))
+    assert isinstance(event, events.Rehearsed)
+    return event
+
+
+@pytest.mark.parametrize("method", sorted(PLANS))
+def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Setting], method: str) -> None:
+    trainer = begun(make_setting, method)
+    before = sorted((trainer.recipe.home / "checkpoints").iterdir())
+    event = rehearse(trainer)
+    expected = {"visitor"} if PLANS[method].pattern == "circulate" else set(PLANS[method].stages)
+    assert set(event.step_s) == expected
+    assert all(seconds > 0 for seconds in event.step_s.values())
+    assert event.device == "cpu"
+    assert 0 < event.memory_bytes < event.available_bytes
+    assert (event.artifact_bytes > 0) == (method != "local")
+    assert event.round_s > 40 * min(event.step_s.values()), "50 steps, and each as long as the second one"
+    assert sorted((trainer.recipe.home / "checkpoints").iterdir()) == before
+
+
+def test_a_round_that_only_moves_models_on_is_tried_as_well(make_setting: Callable[..., Setting]) -> None:
+    event = rehearse(begun(make_setting, "fedskd", parameters={"activation": 0.5}))
+    assert set(event.step_s) == {"visitor", "train"}
+
+
+def test_a_site_alone_trains_alone(make_setting: Callable[..., Setting]) -> None:
+    assert set(rehearse(begun(make_setting, "fedskd"), ()).step_s) == {"train"}
+
+
+def test_as_much_comes_as_in_a_round(make_setting: Callable[..., Setting]) -> None:
+    def coming(method: str) -> dict[str, int]:
+        trainer = begun(make_setting, method)
+        sources = stand_ins(trainer, own_artifact(trainer), OTHERS)
+        return {stage: len(order.sources) for stage, order in stages(trainer, sources)}
+
+    assert coming("dflmoe") == {"local": 2, "decide": 2}
+    assert coming("fedskd") == {"train": 1}
+    assert coming("feddal") == {"train": 0}
+
+
+def test_a_trainer_goes_on_as_if_nothing_had_been(make_setting: Callable[..., Setting], tmp_path: Path) -> None:
+    order = commands.Train(1, 1, 3, "train", "round-000000/initial", ())
+    plain, tried = (begun(make_setting, "fedskd", home=tmp_path / name) for name in ("plain", "tried"))
+    rehearse(tried)
+    (first, second) = (trainer.perform(order) for trainer in (plain, tried))
+    assert isinstance(first, events.Trained)
+    assert isinstance(second, events.Trained)
+    assert first.artifact == second.artifact
+
+
+def test_a_loss_that_is_not_finite_is_named(make_setting: Callable[..., Setting], signals: Path) -> None:
+    for path in signals.glob("training*.npz"):
+        np.savez(path, image=np.full((2, 24), 3e38, dtype=np.float32))
+    with pytest.raises(ConfigurationError, match=r"in step 1 of stage train total is nan"):
+        rehearse(begun(make_setting, "fedskd"))
