@@ -60,4 +60,4 @@ def reason_of(error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         text = f"{type(error).__name__}: {text[: TEXT_BYTES_MAX // 2]}{where}"
-    return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")  # a file's name may be no UTF-8

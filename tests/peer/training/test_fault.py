@@ -45,3 +45,7 @@ def test_an_expected_reason_is_its_text_and_another_names_its_place() -> None:
 def test_a_reason_is_one_line_of_bounded_length() -> None:
     for error in (DataError("é" * 5000), ValueError("é" * 5000)):
         assert len(reason_of(raised(error)).encode()) <= TEXT_BYTES_MAX
+
+
+def test_a_file_whose_name_is_no_text_can_be_named_all_the_same() -> None:
+    assert reason_of(DataError("scan\udcff.nii cannot be read")) == "scan?.nii cannot be read"
