@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,23 @@ def standing(folder: SiteFolder, federation: Federation, site: Site) -> Standing
     return Standing(setting, memory.state, replay.used_sources(rows), number, memory.committed)
 
 
+@contextlib.contextmanager
+def tidied() -> Iterator[None]:
+    """SIGTERM ends this like Ctrl-C does, with the children and whatever is half written; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def ask(module: str, request: Mapping[str, Any], *, what: str, limit_s: float | None = None) -> Any:
     """The JSON document with which a module answers a request, in a process of its own that may load torch.
 
@@ -76,14 +95,15 @@ def ask(module: str, request: Mapping[str, Any], *, what: str, limit_s: float | 
         WorkerFailed: it ended without an answer; the message has the last line that it said.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", module],  # whatever is called `models` or `peer` in this folder is not ours
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        with tidied():
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", module],  # what is called `models` or `peer` in this folder is not ours
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         raise errors.WorkerFailed(f"{what} took over {limit_s:.0f} s", "look at the machine's load") from None
     if done.returncode:

@@ -23,7 +23,8 @@ from peer.errors import one_line
 
 log = logging.getLogger(__name__)
 
-WORKER = (sys.executable, "-m", "peer.training.worker")
+WORKER = (sys.executable, "-P", "-m", "peer.training.worker")
+"""``-P``: whatever is called ``models`` or ``peer`` in the folder that the daemon is started in is not ours."""
 NICE = 10
 """The daemon must answer peers and operators while every core trains."""
 NICEST = 19

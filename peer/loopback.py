@@ -67,7 +67,7 @@ class Loopback:
         """Start a site's daemon; its output goes to ``logs/console.log``."""
         folder = self.folder(name)
         folder.logs.mkdir(mode=0o700, exist_ok=True)
-        command = [sys.executable, "-m", "peer.cli", "--home", str(self.home), "start", "--site", name, *options]
+        command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(self.home), "start", "--site", name, *options]
         with (folder.logs / "console.log").open("ab") as output:
             daemon = subprocess.Popen(
                 command,

@@ -94,7 +94,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     """The TOML document in a text; ``ConfigError`` names the line that is none."""
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ConfigError(f"{where} is not TOML: {error}", "correct the syntax there") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import signal
 import socket
 import struct
 import sys
@@ -49,7 +50,8 @@ def switch(interface: str, *, up: bool) -> None:
 
 
 def main(rounds: int, seconds: float) -> None:
-    """Wait, cut, wait, mend."""
+    """Wait, cut, wait, mend; also where `stop` comes first, which the first process of a container hears only so."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     give_up_s = time.monotonic() + PATIENCE_S
     while committed() < rounds:
         if time.monotonic() > give_up_s:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from peer import errors, lifecycle
+from peer import afterwards, errors, lifecycle
 from peer.config import Federation, Site
 from peer.core.roster import SiteName
 from peer.foreman import WORKER
@@ -48,7 +48,8 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     # Beside a daemon that trains, a second worker could take the memory that the first one needs.
     steps = samples if train and running is None and data.verdict != "failure" else None
     reach = None if running is not None and status is None else (status, ports[0].verdict == "ok")
-    trial, peers = asyncio.run(_together(folder, federation, site, own.name, worker, steps, reach))
+    with afterwards.tidied():
+        trial, peers = asyncio.run(_together(folder, federation, site, own.name, worker, steps, reach))
     yield from trial.findings
     yield premises.policy(federation, site, trial.artifact_bytes)
     yield from premises.disk(folder, federation, trial.artifact_bytes)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from peer import errors
-from peer.addresses import AddressBook
+from peer.addresses import DISCOVERED_MAX, AddressBook
 from peer.config import Federation, Site
 from peer.core import limits
 from peer.core.facts import Greeting, Pulse, Report, SignedManifest
@@ -38,6 +38,8 @@ DISCOVERY_S = 3.0
 """Announcements are answered within a second of being asked for."""
 DIALS_MAX = 64
 """At a time: a thousand dead peers are known after three minutes, four after one timeout."""
+TRIED_MAX = DISCOVERED_MAX + 2
+"""Addresses of one peer: those announced, the operator's and the founder's. Who announces ever new ones is a liar."""
 CALLED_BEATS_MAX = 5
 """A peer that has not called a running daemon for longer does not reach it now."""
 
@@ -193,7 +195,10 @@ class Reach:
     async def _peer(self, peer: SiteName, client: ExchangeClient, threads: concurrent.futures.Executor) -> Finding:
         """The first of the peer's addresses at which it answers; of several that fail, what is wrong with the first."""
         failures: dict[str, handshake.Diagnosis] = {}
-        while (address := self._book.address(peer)) is not None and address not in failures:
+        while len(failures) < TRIED_MAX:
+            address = self._book.address(peer)
+            if address is None or address in failures:
+                break
             host, port = split_address(address)
             dial = asyncio.get_running_loop().run_in_executor(threads, self._diagnose, host, port, peer)
             diagnosis = await dial

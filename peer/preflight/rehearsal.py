@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from peer.config import Federation, Site
 from peer.core import commands, events, limits, work
 from peer.core.roster import SiteName
-from peer.foreman import Foreman
+from peer.foreman import Foreman, describe_exit
 from peer.home import SiteFolder
 from peer.preflight.finding import Finding
 
@@ -28,6 +29,7 @@ REMEDIES = {
     "configuration": "correct [model] or [training] in site.toml, as the reason says",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
+TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,16 @@ async def rehearse(
         worker: what to execute.
         samples: how many it has to read.
     """
+    try:
+        return await _rehearse(folder, federation, site, name, worker=worker, samples=samples)
+    except OSError as error:  # no temporary folder, or no room in it
+        text = f"a temporary folder cannot be used: {error}"
+        return Trial((Finding("worker", "failure", text, TEMPORARY),))
+
+
+async def _rehearse(
+    folder: SiteFolder, federation: Federation, site: Site, name: SiteName, *, worker: Sequence[str], samples: int
+) -> Trial:
     answers: asyncio.Queue[events.Event] = asyncio.Queue()
     with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
         for part in ("artifacts", "checkpoints"):
@@ -95,7 +107,9 @@ def _failed(subject: str, answer: events.Event) -> Finding:
     if fault == "slow":
         return Finding(subject, "failure", reason, "look at the disk, and at what else this machine does")
     if os.strerror(errno.ENOSPC) in reason:
-        return Finding(subject, "failure", reason, "set TMPDIR to a folder with room for a few times the model")
+        return Finding(subject, "failure", reason, TEMPORARY)
+    if describe_exit(-signal.SIGKILL) in reason:
+        fault = "memory"
     return Finding(subject, "failure", reason, REMEDIES.get(fault, "see the reason"))
 
 

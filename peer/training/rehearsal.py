@@ -35,6 +35,7 @@ INITIAL = checkpoint_name(0, "initial")
 STEPS = 2
 """Of each pass: the first also builds what a device needs, the second is as long as those that follow."""
 MEMORY_INFORMATION = Path("/proc/meminfo")
+GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 class Trainer(Protocol):
@@ -160,13 +161,40 @@ def available_bytes(device: torch.device) -> int:
     """What a process can take of the device's memory now, or of the machine's where the device is the CPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        return int(free) + torch.cuda.memory_reserved(device)  # what this process holds is its own
     try:
         text = MEMORY_INFORMATION.read_text()
         (kib,) = (line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:"))
-        return int(kib) * 1024 + held_bytes(device)  # what this process holds is its own
     except (OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([int(kib) * 1024, *group_rooms()]) + held_bytes(device)
+
+
+def group_rooms(group: Path = GROUP, groups: Path = GROUPS) -> Iterator[int]:
+    """What each control group that this process is in may still take: a container or a unit has less than the machine.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html; as Kubernetes does, pages of files that nobody used
+    lately count as free.
+
+    Args:
+        group: says which group it is; only one of version 2, whose line begins with ``0::``, is looked at.
+        groups: where the groups are mounted.
+    """
+    try:
+        (name,) = (line[3:] for line in group.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, ValueError):
+        return
+    place = groups / name.strip("/")
+    for folder in (place, *place.parents):
+        if not folder.is_relative_to(groups):
+            return
+        try:
+            limit, used = ((folder / f"memory.{what}").read_text().strip() for what in ("max", "current"))
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            if limit != "max":
+                yield max(0, int(limit) - int(used) + int(counts["inactive_file"]))
+        except (OSError, ValueError, KeyError):
+            continue
 
 
 def held_bytes(device: torch.device) -> int:

@@ -61,7 +61,7 @@ class Discovery:
         site: this site's name.
         federation: the digest; other federations' announcements are left alone.
         peers: whose announcements matter.
-        found: hears of each announced address, as ``host:port``, newest last.
+        found: hears of each announced address, as ``host:port``, newest last; at each look of what still holds again.
         look_s: between looks at where this site is served.
 
     Attributes:
@@ -116,6 +116,8 @@ class Discovery:
                     await self._close()
                     await self._open(place)
                     told = place
+                else:
+                    self._repeat()
             except Exception as error:  # whatever the network or the library does, the site goes on without
                 told, self.problem = None, str(error) or repr(error)
                 await self._close()
@@ -149,6 +151,15 @@ class Discovery:
         # Somebody else may use the name already: then a number is added to it, as the protocol has it.
         await (await zeroconf.async_register_service(self._told, allow_name_change=True))
         log.info("announced", extra={"addresses": list(place.addresses), "port": place.port})
+
+    def _repeat(self) -> None:
+        """Pass on again what is announced under the peers' own names: lies may have pushed it out where it went."""
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        for instance in self._peers:
+            info = AsyncServiceInfo(SERVICE, f"{instance}.{SERVICE}")
+            if self._zeroconf is not None and info.load_from_cache(self._zeroconf.zeroconf):
+                self._take(info)
 
     async def _close(self) -> None:
         for task in self._asking:
@@ -237,10 +248,23 @@ def served_at(host: str, port: int) -> Place:
         shown = [ip.ip if ip.is_IPv4 else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
         own = usable([str(address) for address in shown if host == "::" or ":" not in str(address)])
         beyond = [address for address in own if not ipaddress.ip_address(address).is_loopback]
-        return Place(port, tuple(sorted(beyond or own)), ())
+        return Place(port, told(beyond or own, _outward()), ())
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     first = tuple(usable([str(name[0]) for *_, name in found])[:1])
     return Place(port, first, first)
+
+
+def told(addresses: Sequence[str], outward: str) -> tuple[str, ...]:
+    """Those to announce, as many as are taken: the one that leads out first, for a machine may have many bridges."""
+    return tuple(sorted(addresses, key=lambda address: (address != outward, address))[:ADDRESSES_MAX])
+
+
+def _outward() -> str:
+    """This machine's address on the way to the rest of the world; empty without a way. No packet is sent."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: nobody's
+        return str(probe.getsockname()[0])
+    return ""
 
 
 @functools.cache

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -24,6 +28,7 @@ DEPLOY = Path("deploy")
 NETWORK = DEPLOY / "network"
 IMAGE_FOLDER = "/opt/network"
 """Where the image has the files of deploy/network."""
+LIMIT_S = 20.0
 COMPOSE = ("docker", "podman-compose")
 INSTRUCTION = re.compile(r"^([A-Z]+) +(.*)$")
 COMMAND = re.compile(rf"(?:^|[;|&(] *)(?:exec +)?({PROGRAM} .*)$")
@@ -262,3 +267,15 @@ def test_a_wrong_command_in_a_script_is_found(tmp_path: Path, line: str) -> None
     script.write_text(f'[ -e "$here" ] || exec {PROGRAM} {line} > /dev/null\n')
     ((words),) = typed(script)
     assert problem(words)
+
+
+def test_whoever_cuts_the_network_leaves_when_the_container_is_stopped(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as asked:
+        asked.settimeout(LIMIT_S)
+        # Through a proxy, so that it asks here and not at the port that a real daemon may have.
+        environment = {**os.environ, "http_proxy": f"http://127.0.0.1:{asked.getsockname()[1]}", "no_proxy": ""}
+        command = [sys.executable, str(root / NETWORK / "cut.py"), "99", "1"]
+        with subprocess.Popen(command, env=environment) as process:
+            asked.accept()[0].close()
+            process.terminate()
+            assert process.wait(LIMIT_S) == 128 + signal.SIGTERM, "by itself: else it is killed, and mends nothing"

@@ -114,6 +114,8 @@ for line in lines:
         done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
         say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
     elif order["type"] == "Rehearse":
+        if mode == "killed":
+            os.kill(os.getpid(), 9)
         if mode == "too large":
             say("WorkFailed", order, fault="memory", reason="out of memory")
             sys.exit(1)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.loopback import Loopback
 
+LIMIT_S = 20.0
 INITIALISED = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
 
 
@@ -100,3 +105,30 @@ def test_a_failure_is_the_last_line_that_was_said() -> None:
 def test_an_answer_must_come_in_time() -> None:
     with pytest.raises(WorkerFailed, match="the echo took over 0 s; look at the machine's load"):
         ask("json.tool", {}, what="the echo", limit_s=0.001)
+
+
+SLOW = """
+import os, select, sys
+with open("asked", "w") as channel:  # a FIFO: opens when the test does
+    channel.write(str(os.getpid()))
+select.select([], [], [])
+"""
+ASKS = """
+from peer.afterwards import ask
+try:
+    ask("slow", {}, what="it")
+finally:
+    open("tidied", "x").close()
+"""
+
+
+def test_a_service_manager_that_ends_it_ends_what_it_asked(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    os.mkfifo(tmp_path / "asked")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
+    with subprocess.Popen([sys.executable, "-c", ASKS], cwd=tmp_path, env=environment) as process:
+        asked = (tmp_path / "asked").read_text()
+        process.terminate()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert (tmp_path / "tidied").exists()
+    assert not Path("/proc", asked).exists(), "it goes on for nobody"

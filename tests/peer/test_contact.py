@@ -163,6 +163,16 @@ async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
     ]
 
 
+@pytest.mark.parametrize("content", ["rounds = " + "9" * 5000, "x = " + "[" * 5000])
+async def test_whatever_is_in_the_file_the_calls_go_on(touch: Touch, content: str) -> None:
+    touch.contact.start(0)
+    await touch.until(touch.founded)
+    touch.file.write_text(content)
+    touch.client.served_at = touch.founded
+    for _ in range(4):
+        await touch.until(touch.founded)
+
+
 async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(touch: Touch) -> None:
     """The last beat is nudged and its task ended in one breath: a task that went on would keep the daemon alive."""
     touch.contact.start(1)

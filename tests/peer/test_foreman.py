@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -78,7 +79,7 @@ def heavy_order() -> commands.Train:
 
 
 def test_the_worker_is_the_real_one_unless_a_test_says_otherwise() -> None:
-    assert (sys.executable, "-m", "peer.training.worker") == WORKER
+    assert (sys.executable, "-P", "-m", "peer.training.worker") == WORKER
 
 
 async def test_one_worker_hears_the_setting_first_and_then_every_order(shop: Shop) -> None:
@@ -300,3 +301,10 @@ async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(exam
     assert isinstance(event, events.MeasurementFailed)
     assert (event.generation, event.attempt, event.fault) == (1, 7, "crash")
     assert "signal 9" in event.reason
+
+
+def test_a_package_in_the_folder_that_the_daemon_is_started_in_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "__init__.py").write_text("raise RuntimeError('somebody else')")
+    done = subprocess.run([*WORKER, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peer.core.limits import ARTIFACT_BYTES_MAX
 from peer.training.export import bundle, card, graph
 from peer.training.export.digest import digest
-from peer.training.export.predictor import Shares, build, problem_of
+from peer.training.export.predictor import Predictor, Shares, build, problem_of
 from peer.training.fault import ConfigurationError
 
 CARD_BYTES_MAX = 1 << 24
@@ -92,12 +92,16 @@ def _bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
     description = facts["network"]
     if (problem := problem_of(description)) is not None:
         raise ValueError(f"its network is not built here: {problem}; export it as ONNX")
-    predictor = build(**description)
     weights = torch.load(
         io.BytesIO(_member(path, bundle.WEIGHTS, ARTIFACT_BYTES_MAX)), map_location="cpu", weights_only=True
     )
     plain = facts["definition"] != bundle.BUILD
-    (predictor.dam.get_submodule("network") if plain else predictor).load_state_dict(weights)
+    with torch.device("meta"):  # no memory is taken for what the card says before the weights are seen to be of it
+        imagined = _weighed(build(**description), plain).state_dict()
+    if {name: tensor.shape for name, tensor in weights.items()} != {name: t.shape for name, t in imagined.items()}:
+        raise ValueError("its weights are not those of the network that its model card describes")
+    predictor = build(**description)
+    _weighed(predictor, plain).load_state_dict(weights)
     module = Shares(predictor, classes=facts["task"]["kind"] != "super_resolution").eval()
 
     def run(images: Tensor) -> Tensor:
@@ -108,9 +112,16 @@ def _bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
     return text, run
 
 
+def _weighed(predictor: Predictor, plain: bool) -> nn.Module:
+    """What of a predictor the weights of a bundle are: all of it, or a network of MONAI's alone."""
+    return predictor.dam.get_submodule("network") if plain else predictor
+
+
 def _member(path: Path, name: str, bytes_max: int) -> bytes:
     """A file of the bundle, if it has no more bytes than that."""
     if path.is_dir():
+        if not (path / name).is_file():  # a pipe or a device would be read for ever
+            raise ValueError(f"its {name} is no file")
         size = (path / name).stat().st_size
         if size <= bytes_max:
             return (path / name).read_bytes()

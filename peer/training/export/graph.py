@@ -53,9 +53,11 @@ def traced(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> 
     try:
         with quiet(), torch.no_grad():
             module(example)  # what a network checks once, it checks before it is traced
-            return torch.export.export(module, (example,), dynamic_shapes=(free,), strict=False)
+            program = torch.export.export(module, (example,), dynamic_shapes=(free,), strict=False)
     except Exception as error:
         raise ConfigurationError(_unfit(name, "pt2", error)) from error
+    _forget_sources(program)
+    return program
 
 
 def pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
@@ -152,6 +154,14 @@ def run_onnx(content: bytes) -> tuple[Run, str]:
         return torch.from_numpy(found)
 
     return run, session.get_modelmeta().custom_metadata_map.get(CARD, "")
+
+
+def _forget_sources(program: ExportedProgram) -> None:
+    """Drop the file and line that each operator comes from: paths of this machine are nobody else's business."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
 
 
 def _free_axes(program: ExportedProgram) -> dict[int, str]:

@@ -129,7 +129,7 @@ def build(network: Mapping[str, Any], **beside: Any) -> Predictor:
         with torch.device("meta"):
             whole = models.build(expert["network"])
         part: nn.Module = whole if expert["part"] == WHOLE else whole.head
-        experts[str(name)] = part.to_empty(device="cpu")
+        experts[str(name)] = part.to_empty(device=torch.get_default_device())
     mixture = _fresh(beside, experts)
     return Predictor(dam, site=beside["site"], mixture=mixture, experts=experts).eval()
 

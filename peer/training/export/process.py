@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import sys
@@ -154,11 +155,13 @@ def _bundle(
 
 
 def _zip(folder: Path, out: Path) -> None:
-    with zipfile.ZipFile(out, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", compression=zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             entry = zipfile.ZipInfo(str(Path(folder.name) / path.relative_to(folder)), date_time=ZIP_TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(entry, path.read_bytes())
+    disk.write_file(out, content.getvalue())  # durably: the ledger will say that it left
     disk.remove_folder(folder)
 
 
@@ -178,10 +181,14 @@ def _shares(prediction: Tensor, classes: bool) -> Tensor:
 def in_float32(setting: Setting) -> Setting:
     """The setting as an export computes: on the CPU, where a training on the GPU is not in its way, and in float32.
 
-    There the runtimes agree to the sixth digit; a GPU with reduced precision would hide a mistake of that size.
+    There the runtimes agree to the sixth digit; a GPU with reduced precision would hide a mistake of that size. Nor is
+    anything cached on disk, as that would be the temporary folder's.
     """
     training = {**(setting.site.get("training") or {}), "device": "cpu", "precision": "fp32"}
-    return dataclasses.replace(setting, site={**setting.site, "training": training})
+    data = dict(setting.site["data"])
+    if data.get("cache") == "disk":
+        data["cache"] = "none"
+    return dataclasses.replace(setting, site={**setting.site, "training": training, "data": data})
 
 
 def main() -> None:

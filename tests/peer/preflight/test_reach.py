@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from peer.config import Federation, Site
 from peer.core.roster import SiteName
 from peer.home import SiteFolder
 from peer.loopback import Loopback, free_ports
 from peer.preflight.finding import Finding
+from peer.preflight.reach import TRIED_MAX, Reach
 
 Look = Callable[..., dict[str, Finding]]
 Edit = Callable[[Path, str, str], None]
+LIMIT_S = 15.0
 EUROPE = SiteName("europe")
 
 
@@ -140,3 +145,22 @@ def test_a_peer_is_found_by_discovery_and_finds_this_site_so(
     found = look()
     assert {found[subject].verdict for subject in ("discovery", "europe", "from europe", "address")} == {"ok"}
     assert found["discovery"].message.endswith("found: europe")
+
+
+async def test_who_announces_ever_new_addresses_does_not_hold_up_the_look(folder: SiteFolder, edit: Edit) -> None:
+    edit(folder.federation_toml, r'name = "europe"\naddress = "[^"]*"', 'name = "europe"')
+    reach = Reach(folder, Federation.load(folder.federation_toml), Site.load(folder.site_toml), folder.site, None)
+
+    async def lie() -> None:
+        for number in itertools.count(1):
+            reach._discover(EUROPE, f"127.0.0.1:{number % 1000 + 1}")
+            await asyncio.sleep(0)
+
+    liar = asyncio.create_task(lie())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            found = await reach.look(listening=False)
+    finally:
+        liar.cancel()
+    assert (found[0].subject, found[0].verdict) == ("europe", "warning")
+    assert f"at {TRIED_MAX - 1} other addresses neither" in found[0].message

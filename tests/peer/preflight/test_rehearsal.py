@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,7 @@ def test_memory_that_hardly_suffices_is_worth_a_warning(look: Look) -> None:
         ("bad data", "worker", "no data here", r"\[data\]"),
         ("nonsense", "worker", "worker ended with exit code 4", "see the reason"),
         ("too large", "rehearsal", "out of memory", "batch_size"),
+        ("killed", "rehearsal", "signal 9", "batch_size"),
     ],
 )
 def test_a_worker_that_fails_says_why(look: Look, mode: str, subject: str, reason: str, remedy: str) -> None:
@@ -40,6 +43,16 @@ def test_a_worker_that_fails_says_why(look: Look, mode: str, subject: str, reaso
     assert found.verdict == "failure"
     assert reason in found.message
     assert re.search(remedy, found.remedy)
+
+
+def test_a_temporary_folder_that_cannot_be_used_is_a_failure(
+    look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    found = look("works")["worker"]
+    assert found.verdict == "failure"
+    assert "not there" in found.message
+    assert "TMPDIR" in found.remedy
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.1234, "0.123 s"), (99, "99 s"), (600, "10 min"), (7200, "2.0 h")])

@@ -14,7 +14,7 @@ from peer.core.plan import PLANS
 from peer.core.roster import SiteName
 from peer.core.work import Setting
 from peer.training.fault import ConfigurationError
-from peer.training.rehearsal import own_artifact, stages, stand_ins
+from peer.training.rehearsal import group_rooms, own_artifact, stages, stand_ins
 from peer.training.trainer import Trainer
 
 OTHERS = (SiteName("beta"), SiteName("gamma"))
@@ -89,3 +89,19 @@ def test_a_loss_that_is_not_finite_is_named(make_setting: Callable[..., Setting]
         np.savez(path, image=np.full((2, 24), 3e38, dtype=np.float32))
     with pytest.raises(ConfigurationError, match=r"in step 1 of stage train total is nan"):
         rehearse(begun(make_setting, "fedskd"))
+
+
+def test_a_container_has_less_memory_than_the_machine(tmp_path: Path) -> None:
+    group, groups = tmp_path / "cgroup", tmp_path / "groups"
+    group.write_text("4:memory:/elsewhere\n0::/pods/one\n")
+    for name, limit, used, idle in (("pods/one", "1000", 700, 100), ("pods", "max", 5000, 0), (".", "9000", 8950, 0)):
+        folder = groups / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {idle}\n")
+    assert list(group_rooms(group, groups)) == [400, 50]
+    group.write_text("0::/pods/two\n")
+    assert list(group_rooms(group, groups)) == [50], "a group that says nothing is passed over"
+    group.write_text("4:memory:/elsewhere\n")
+    assert list(group_rooms(group, groups)) == []

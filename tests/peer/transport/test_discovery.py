@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from peer.core.roster import Sha256, SiteName
-from peer.transport.discovery import NAMES_MAX, SERVICE, Discovery, Place, announced, served_at, usable
+from peer.transport.discovery import (
+    ADDRESSES_MAX,
+    NAMES_MAX,
+    SERVICE,
+    Discovery,
+    Place,
+    announced,
+    served_at,
+    told,
+    usable,
+)
 
 FEDERATION = Sha256(os.urandom(32).hex())
 """One of its own in every run: other tests announce on the same interface."""
@@ -91,6 +101,15 @@ async def test_a_liar_is_heard_as_well_and_silences_nobody(network: Network) -> 
     network.site("asia", 1001)
     network.site("europe", 1002, deaf=True)
     await network.until(("europe", "127.0.0.1:666"), ("europe", "127.0.0.1:1002"))
+
+
+@needs_multicast
+async def test_what_still_holds_is_said_again(network: Network) -> None:
+    network.site("asia", 1001, look_s=0.2)
+    network.site("europe", 1002, deaf=True)
+    await network.until(("europe", "127.0.0.1:1002"))
+    network.heard.clear()  # as if it had been forgotten, over all the lies that came meanwhile
+    await network.until(("europe", "127.0.0.1:1002"))
 
 
 @needs_multicast
@@ -230,3 +249,9 @@ def test_a_site_on_all_interfaces_tells_their_addresses() -> None:
     assert place.addresses
     assert not any(":" in address for address in place.addresses)
     assert len(place.addresses) == 1 or LOOPBACK not in place.addresses
+
+
+def test_bridges_of_containers_leave_room_for_the_address_that_leads_out() -> None:
+    bridges = [f"172.{number}.0.1" for number in range(17, 25)]
+    assert told([*bridges, "192.168.1.5"], "192.168.1.5") == ("192.168.1.5", *bridges[: ADDRESSES_MAX - 1])
+    assert told(["10.0.0.2", "10.0.0.1"], "") == ("10.0.0.1", "10.0.0.2")

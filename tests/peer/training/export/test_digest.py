@@ -6,6 +6,8 @@ import hashlib
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from peer.training.export.digest import digest
 
 
@@ -24,3 +26,22 @@ def test_a_folder_has_that_of_the_list_of_its_files(tmp_path: Path) -> None:
     before = digest(tmp_path)
     (tmp_path / "LICENSE").rename(tmp_path / "LICENCE")
     assert digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("name", ["LICENSE\n{}  docs", "LICENSE\r{}  docs"])
+def test_no_folder_is_taken_for_another_by_the_names_in_it(tmp_path: Path, name: str) -> None:
+    good, other = tmp_path / "good", tmp_path / "other"
+    for path in (good / "LICENSE", good / "docs" / "card.json", other / "card.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    listed = name.format(hashlib.sha256(b"card.json").hexdigest())
+    bad = tmp_path / "bad" / listed
+    bad.mkdir(parents=True)
+    (bad / "card.json").write_text("LICENSE")
+    with pytest.raises(ValueError, match="or a name of several lines, and has no digest"):
+        digest(tmp_path / "bad")
+    (good / "docs" / "card.json").unlink()
+    (good / "docs").rmdir()
+    (good / "docs").symlink_to(other)
+    with pytest.raises(ValueError, match="it holds 'docs', a link"):
+        digest(good)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -119,6 +120,7 @@ def changed(folder: Path, *keys: str, value: Any) -> None:
     [
         (("network", "network", "name"), "os:system", "its network is not built here: model 'os:system' is not one"),
         (("network", "network", "hyper"), {"width": 10**9}, "may be at most 4096 in a spec from another site"),
+        (("network", "network", "hyper"), {"width": 4096}, "its weights are not those of the network"),
         (("schema",), 2, "its model card is not of schema 1"),
         (("task",), {"kind": "sorcery", "spatial_dims": 1, "in_channels": 2, "classes": 2}, "its task or its normalis"),
         (("task", "classes"), "2", "task.classes: expected int, got str"),
@@ -162,3 +164,20 @@ def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
     (tmp_path / "other.onnx").write_bytes(graph.onnx(program, output="y", name="relu"))
     with pytest.raises(ConfigurationError, match="it holds no model card of `mhfl-peer export`"):
         opened(tmp_path / "other.onnx")
+
+
+def test_a_mixture_that_takes_all_memory_is_not_made(
+    make_mixing: Callable[..., Any], facts: dict[str, Any], tmp_path: Path
+) -> None:
+    site = make_mixing()
+    export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)
+    changed(tmp_path / "bundle", "network", "mixture", "features", value=10**12)
+    with pytest.raises(ConfigurationError, match="its weights are not those of the network"):
+        opened(tmp_path / "bundle")
+
+
+def test_a_pipe_in_a_bundle_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    os.mkfifo(tmp_path / bundle.CARD)
+    with pytest.raises(ConfigurationError, match=r"its docs/card.json is no file"):
+        opened(tmp_path)

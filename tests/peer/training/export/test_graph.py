@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,12 @@ def expect_equal(run: graph.Run, module: nn.Module, image: Tensor) -> None:
             assert torch.allclose(run(images), module(images), atol=1e-5)
 
 
+def expect_no_place(content: bytes) -> None:
+    """Nothing tells where on this machine the program is installed."""
+    for module in (graph, torch):
+        assert str(Path(str(module.__file__)).parent).encode() not in content
+
+
 @pytest.mark.parametrize("name", ["resnet5", "transformer"])
 def test_a_network_is_a_pt2_file(name: str) -> None:
     module, image = made(name, **KINDS[name])
@@ -51,6 +59,8 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
     run, card = graph.run_pt2(content)
     expect_equal(run, module, image)
     assert json.loads(card) == CARD
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        expect_no_place(b"".join(map(archive.read, archive.namelist())))
 
 
 @pytest.mark.parametrize("name", ["rnn", "unet"])
@@ -60,6 +70,7 @@ def test_a_network_is_an_onnx_file(name: str) -> None:
     content = graph.with_card(graph.onnx(program, output=graph.PROBABILITIES, name=name), CARD)
     run, card = graph.run_onnx(content)
     expect_equal(run, module, image)
+    expect_no_place(content)
     assert json.loads(card) == CARD
     found = onnx.load_from_string(content)
     onnx.checker.check_model(found, full_check=True)

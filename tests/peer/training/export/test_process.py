@@ -52,6 +52,10 @@ def test_an_export_computes_on_the_cpu_in_float32(make_hospital: Callable[[str],
     asked = in_float32(dataclasses.replace(setting, site={**setting.site, "training": fast}))
     assert asked.site["training"] == {**setting.site["training"], "device": "cpu", "precision": "fp32"}
     assert asked.site["model"] == setting.site["model"]
+    assert asked.site["data"] == setting.site["data"]
+    on_disk = {**setting.site, "data": {**setting.site["data"], "cache": "disk"}}
+    asked = in_float32(dataclasses.replace(setting, site=on_disk))
+    assert asked.site["data"]["cache"] == "none", "all samples would go into the temporary folder"
 
 
 def test_a_state_that_is_not_there_is_one_line(
