@@ -99,15 +99,17 @@ name = "resnet10"
 # Whether the others may put what they receive from this site (dFLMoE: its head) into models that they export.
 #reexport = false
 
-# The local network: tell this site's name and address there (zeroconf), and listen for the other sites'. Who they are,
-# certificates settle. Left out: false.
+# How sites find each other.
 [discovery]
+# Tell this site's name and address on the local network (zeroconf), and listen for the others'; who they are, their
+# certificates settle. Left out: false.
 zeroconf = true
 
-# Where Prometheus may ask: http://127.0.0.1:9464/metrics; left out: nowhere. There is neither password nor TLS, so that
-# an address that others can reach needs `public = true` as well.
+# What a monitoring system may see.
 [metrics]
+# Where Prometheus may ask: http://127.0.0.1:9464/metrics; left out: nowhere.
 listen = "127.0.0.1:9464"
+# Whether that may be an address which others can reach: there is neither password nor TLS.
 #public = false
 """
 

@@ -182,7 +182,13 @@ def test_fresh_begins_a_new_generation_beside_the_old(
     calm: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
 ) -> None:
     again = copied(calm)
-    old = {path.name: path.stat().st_mtime_ns for path in again.folder("asia").generation(1).iterdir()}
+
+    def first() -> dict[str, int]:
+        """When each file of the first generation was written; whoever reads a journal touches its index in memory."""
+        files = again.folder("asia").generation(1).iterdir()
+        return {path.name: path.stat().st_mtime_ns for path in files if not path.name.endswith("-shm")}
+
+    old = first()
     for name in tools.sites:
         again.start(name, "--resume", "fresh")
     tools.wait_until(
@@ -190,7 +196,7 @@ def test_fresh_begins_a_new_generation_beside_the_old(
         what=lambda: "\n".join(again.console(name)[-3000:] for name in tools.sites),
     )
     assert again.show("asia", "status")["generation"] == 2
-    assert {path.name: path.stat().st_mtime_ns for path in again.folder("asia").generation(1).iterdir()} == old
+    assert first() == old
     shown = again.show("asia", "rounds")
     assert {record["generation"] for record in shown} == {1, 2}
     assert Path(again.folder("asia").generation(2) / "journal.db").exists()

@@ -32,6 +32,7 @@ def test_the_codes_that_scripts_rely_on() -> None:
         15: "WorkerFailed",
         16: "CheckFailed",
         17: "FederationMismatch",
+        18: "LedgerBroken",
         130: "Interrupted",
     }
 
