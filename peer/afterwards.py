@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from peer import errors
@@ -19,6 +24,9 @@ from peer.core.commands import Source
 from peer.core.work import Setting, to_json
 from peer.home import SiteFolder
 from peer.journal import Journal
+
+TRIES = 5
+"""A daemon with rounds of seconds may delete a state once while it is taken, hardly five times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,48 @@ def standing(folder: SiteFolder, federation: Federation, site: Site) -> Standing
         base_folder=str(folder.path),
     )
     return Standing(setting, memory.state, replay.used_sources(rows), number, memory.committed)
+
+
+@contextlib.contextmanager
+def held(look: Callable[[], Standing]) -> Iterator[Standing]:
+    """A standing whose files stay while this lasts, in a folder of its own; a daemon that trains on deletes them.
+
+    Args:
+        look: tells the standing; asked again where its files are gone by the time that they were to be taken.
+
+    Raises:
+        StateError: the files are gone each time.
+    """
+    for _ in range(TRIES):
+        found = look()
+        with tempfile.TemporaryDirectory(prefix="mhfl-state-") as folder:
+            try:
+                _take(Path(found.setting.home), Path(folder), found)
+            except FileNotFoundError as error:
+                missing = error.filename
+                continue
+            if look().state != found.state:  # what the round had received may have been deleted before it was taken
+                missing = f"what {found.state!r} had received"
+                continue
+            yield dataclasses.replace(found, setting=dataclasses.replace(found.setting, home=folder))
+            return
+    raise errors.StateError(f"{missing} is not there", "restore the whole folder from one backup of this site")
+
+
+def _take(home: Path, copy: Path, found: Standing) -> None:
+    """Link, or copy to another disk, the checkpoint of a standing and what its round had received."""
+    artifacts = (f"artifacts/{source.artifact.sha256}.safetensors" for source in found.sources)
+    names = [name for name in artifacts if (home / name).exists()]  # most methods need none of them any more
+    names += [str(path.relative_to(home)) for path in (home / "checkpoints" / found.state).iterdir() if path.is_file()]
+    (copy / "artifacts").mkdir()
+    (copy / "checkpoints" / found.state).mkdir(parents=True)
+    for name in names:
+        try:
+            os.link(home / name, copy / name)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another disk, or one that knows no links
+            shutil.copyfile(home / name, copy / name)
 
 
 @contextlib.contextmanager

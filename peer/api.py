@@ -210,8 +210,9 @@ class Site:
             >>> site.model()(torch.zeros(1, 1, 8)).shape
             torch.Size([1, 2])
         """
-        standing = self._standing(round)
-        with self._named("the model"):
+        from peer import afterwards
+
+        with afterwards.held(lambda: self._standing(round)) as standing, self._named("the model"):
             from peer.training.notebook import model_of
 
             return model_of(standing.setting, standing.state, standing.sources)
@@ -241,8 +242,9 @@ class Site:
             >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
             ('0', '', 1.0)
         """
-        standing = self._standing(round)
-        with self._named("the prediction"):
+        from peer import afterwards
+
+        with afterwards.held(lambda: self._standing(round)) as standing, self._named("the prediction"):
             from peer.training.notebook import answers
 
             found = answers(self._trainer(standing, device), inputs)

@@ -155,7 +155,7 @@ class SiteFolder:
                 holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
                 raise LockedError(
                     f"site {self.site!r} in {self.path} is held by process {holder}",
-                    f"stop it first: `mhfl-peer stop --site {self.site}`",
+                    f"stop it first: `mhfl-peer stop --site {self.federation}/{self.site}`",
                 ) from None
             except OSError as error:
                 raise DiskError(

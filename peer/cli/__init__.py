@@ -129,6 +129,17 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), COMMANDS[cmd_name][0]
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; of one that there is not, a guess."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            guess = get_close_matches(args[0], COMMANDS, n=1)
+            raise click.UsageError(f"no command {args[0]!r}{f' (did you mean {guess[0]!r}?)' if guess else ''}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with the table's help."""
         with formatter.section("Commands"):

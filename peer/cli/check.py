@@ -55,8 +55,11 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
 def _picture(document: Any) -> RenderableType:
     from rich.text import Text
 
-    drawn = output.table(("what", "verdict", "finding", "what to do"), ())
+    drawn = output.table(("what", "verdict", "finding, and what to do"), ())
     for finding in document["findings"]:
         verdict = Text(finding["verdict"], style=STYLE[finding["verdict"]])
-        drawn.add_row(Text(finding["subject"]), verdict, Text(finding["message"]), Text(finding["remedy"]))
+        told = Text(finding["message"], overflow="fold")
+        if finding["remedy"]:
+            told.append(f"\n→ {finding['remedy']}", style="bold")
+        drawn.add_row(Text(finding["subject"]), verdict, told)
     return drawn

@@ -311,5 +311,7 @@ def _judged(document: Mapping[str, Any]) -> RenderableType:
     if len(problems) > PROBLEMS_SHOWN:
         pairs.append(("problem", f"and {len(problems) - PROBLEMS_SHOWN} more: see --json"))
     pairs += [("not proven", what) for what in document["unproven"]]
-    verdict = Text("The ledger is not whole.", style="red") if problems else Text("The ledger is whole.", style="green")
+    anonymous = any(what.startswith(f"that {document['site']} signed it") for what in document["unproven"])
+    whole = "The chain is whole; whose it is, is not proven." if anonymous else "The ledger is whole."
+    verdict = Text("The ledger is not whole.", style="red") if problems else Text(whole, style="green")
     return Group(output.fields(pairs), verdict)

@@ -52,8 +52,8 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     if not licence.strip():
         raise UsageError("--licence is empty", "name one, or leave the option out")
     folder = home.find_site(home.home_folder(settings.home), site_name)
-    federation, standing = trained(folder)
-    document = release.release(folder, federation, standing, form=form, out=out, licence=licence)
+    with trained(folder) as (federation, standing):
+        document = release.release(folder, federation, standing, form=form, out=out, licence=licence)
     output.emit(document, as_json=as_json, render=_picture)
 
 

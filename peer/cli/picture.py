@@ -45,7 +45,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
         parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
     if document.get("last_round"):
         parts.append(_contributors(document["last_round"]))
-    parts.append(peers(document["peers"]))
+    parts.append(peers(document["peers"], brief=True))
     for refusal in document["refusals"]:
         text = f"Refused in round {refusal['round']}: {refusal['site']}: {one_line(refusal['reason'])}"
         parts.append(Text(text, style="red"))
@@ -70,11 +70,11 @@ def _contributors(last: Mapping[str, Any]) -> RenderableType:
     """Who took part in the newest finished round, and who did not."""
     from rich.text import Text
 
-    took = ", ".join(last["contributors"]) or "nobody else"
-    text = Text(f"Round {last['round']} was made with {took}")
-    if last["missing"]:
-        missing = ", ".join(f"{site} ({one_line(reason)})" for site, reason in last["missing"].items())
-        text.append(f", without {missing}", style="yellow")
+    took = ", ".join(site for site in last["contributors"] if site not in last["missing"])
+    text = Text(f"Round {last['round']} was made with {took or 'nobody else'}")
+    for site, reason in last["missing"].items():
+        how = f"with what {site} had sent before" if site in last["contributors"] else f"without {site}"
+        text.append(f", {how} ({one_line(reason)})", style="yellow")
     return text.append(".")
 
 
@@ -124,17 +124,18 @@ def _waiting(wait: Mapping[str, Any]) -> RenderableType:
     return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {wait['since_s']:.0f} s{left}", style="yellow")
 
 
-def peers(document: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    """The other sites; artifacts' bytes are those since the daemon began."""
+def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> RenderableType:
+    """The other sites; artifacts' bytes are those since the daemon began. ``brief`` leaves them and the address out."""
     from rich.text import Text
 
-    drawn = output.table(("peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"), ())
+    columns = ("peer", "state", "round", "phase", "done", "last seen")
+    drawn = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
         moved = peer.get("artifact_bytes") or {}
         came, went = (size(moved[way]) if way in moved else None for way in ("in", "out"))
-        told = (peer["round"], peer["phase"], done, seen, came, went, peer.get("address"))
+        told = (peer["round"], peer["phase"], done, seen, *(() if brief else (came, went, peer.get("address"))))
         cells = [Text("-" if value is None else one_line(str(value))) for value in told]
         drawn.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
     return drawn

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +83,14 @@ def predict(
 
 
 def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
-    federation, standing = trained(folder)
-    task = federation.task
-    classes = task.kind in CLASSES
-    if out.suffix == ".csv" and not classes:
-        raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
-    _prepare(out, table=classes)
-    result = _table(out) if classes else out
-    answer = _asked(standing.document(), inputs, out)
+    with trained(folder) as (federation, standing):
+        task = federation.task
+        classes = task.kind in CLASSES
+        if out.suffix == ".csv" and not classes:
+            raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
+        _prepare(out, table=classes)
+        result = _table(out) if classes else out
+        answer = _asked(standing.document(), inputs, out)
     if classes and answer["predictions"]:
         home.write_atomically(result, _csv(answer["predictions"], task.classes))
     where = {"site": folder.site, "generation": standing.generation, "round": standing.committed}
@@ -138,10 +139,11 @@ def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> di
     return answer
 
 
-def trained(folder: SiteFolder) -> tuple[Federation, Standing]:
+@contextlib.contextmanager
+def trained(folder: SiteFolder) -> Iterator[tuple[Federation, Standing]]:
     """The federation and a state of the site that has been trained, by the configuration that it was trained with.
 
-    No certificate is needed: nothing is sent.
+    No certificate is needed: nothing is sent. The state's files stay while this lasts, also if the daemon trains on.
 
     Raises:
         StateError: no round is finished, or the configuration is another now.
@@ -154,10 +156,15 @@ def trained(folder: SiteFolder) -> tuple[Federation, Standing]:
     problem = lifecycle.changed(folder, federation, site)
     if problem is not None:
         raise problem
-    standing = afterwards.standing(folder, federation, site)
-    if not standing.committed:
-        raise StateError(f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`")
-    return federation, standing
+
+    def finished() -> Standing:
+        standing = afterwards.standing(folder, federation, site)
+        if not standing.committed:
+            raise StateError(f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`")
+        return standing
+
+    with afterwards.tidied(), afterwards.held(finished) as standing:
+        yield federation, standing
 
 
 def _csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:

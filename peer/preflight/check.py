@@ -8,9 +8,11 @@ from typing import Any
 
 from peer import afterwards, errors, lifecycle
 from peer.config import Federation, Site
+from peer.consistency import consistent
 from peer.core.roster import SiteName
 from peer.foreman import WORKER
 from peer.home import SiteFolder
+from peer.identity import Identity
 from peer.preflight import premises
 from peer.preflight.finding import Finding
 from peer.preflight.reach import Reach
@@ -34,10 +36,9 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         return
     name = federation.method.name
     yield Finding("configuration", "ok", f"{federation.name}, digest {federation.digest[:12]}, {name}")
-    change = lifecycle.changed(folder, federation, site)
-    if change is not None:
-        yield Finding("journal", "failure", change.message, change.remedy)
     running, status = _daemon(folder)
+    if running is None:
+        yield from _folder(folder, federation, site, own)
     if running is not None:
         yield running
     yield from premises.certificates(own, federation)
@@ -56,6 +57,19 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     yield from premises.distillation(folder)
     yield from premises.global_test(federation, site)
     yield from peers
+
+
+def _folder(folder: SiteFolder, federation: Federation, site: Site, own: Identity) -> Iterator[Finding]:
+    """What a start would say to what is in the folder; only while nobody writes there."""
+    try:
+        for remark in consistent(folder, federation, own):
+            yield Finding("folder", "warning", remark, 'see "Back up and restore" in deploy/README.md')
+    except errors.PeerError as error:
+        yield Finding("folder", "failure", error.message, error.remedy)
+        return
+    change = lifecycle.changed(folder, federation, site)
+    if change is not None:
+        yield Finding("journal", "failure", change.message, change.remedy)
 
 
 def _daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from peer import afterwards
 from peer.afterwards import Standing, ask, standing
 from peer.config import Federation, Site
 from peer.core.work import Setting, from_json
@@ -132,3 +134,42 @@ def test_a_service_manager_that_ends_it_ends_what_it_asked(tmp_path: Path) -> No
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert (tmp_path / "tidied").exists()
     assert not Path("/proc", asked).exists(), "it goes on for nobody"
+
+
+# --- a state that stays while it is used -----------------------------------------------------------------------------
+def standing_at(home: Path, state: str) -> afterwards.Standing:
+    setting = Setting("asia", "ab" * 32, {}, {}, str(home), str(home.parent))
+    return afterwards.Standing(setting, state, (), 1, 1)
+
+
+def checkpoint(home: Path, state: str) -> Path:
+    folder = home / "checkpoints" / state
+    folder.mkdir(parents=True)
+    (folder / "dam.safetensors").write_text(state)
+    return folder
+
+
+def test_a_state_stays_although_the_daemon_deletes_it(tmp_path: Path) -> None:
+    kept = checkpoint(tmp_path / "gen-0001", "round-000001/train")
+    with afterwards.held(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
+        shutil.rmtree(kept)
+        own = Path(standing.setting.home)
+        assert (own / "checkpoints" / standing.state / "dam.safetensors").read_text() == "round-000001/train"
+    assert not own.exists()
+
+
+def test_a_state_that_went_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "gen-0001", "round-000002/train")
+    checkpoint(tmp_path / "gen-0001", "round-000003/train")
+    told = iter(["round-000001/train", "round-000002/train", "round-000003/train", *["round-000003/train"] * 2])
+    with afterwards.held(lambda: standing_at(tmp_path / "gen-0001", next(told))) as standing:
+        assert standing.state == "round-000003/train", "of 1 the files were gone, and 2 was over before it was taken"
+
+
+def test_a_state_that_is_never_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gen-0001").mkdir()
+    with (
+        pytest.raises(StateError, match=r"round-000001/train is not there; restore the whole folder"),
+        afterwards.held(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")),
+    ):
+        pytest.fail("there is nothing to hold")

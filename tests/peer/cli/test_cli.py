@@ -74,7 +74,7 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["statu"], "No such command 'statu'.*; see `mhfl-peer --help`"),
+        (["statu"], "no command 'statu' .did you mean 'status'.*; see `mhfl-peer --help`"),
         (["--hme", "x"], "No such option '--hme'.*; see `mhfl-peer --help`"),
         (["federation", "show"], "Missing argument 'FILE'; see `mhfl-peer federation show --help`"),
         (["federation", "admit", "x"], "Missing option '--ca'; see `mhfl-peer federation admit --help`"),

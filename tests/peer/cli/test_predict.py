@@ -44,6 +44,9 @@ def folder(enrolled: Loopback) -> SiteFolder:
     """Asia's folder after a first round."""
     folder = enrolled.folder("asia")
     write(folder, ("initialised", 0, INITIALISED), ("committed", 1, COMMITTED))
+    checkpoint = folder.generation(1) / "checkpoints" / STATE
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "dam.safetensors").touch()
     return folder
 
 
@@ -100,7 +103,8 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'
     request = json.loads(asked.read_text())
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
-    assert request["setting"]["home"] == str(folder.generation(1))
+    assert request["setting"]["base_folder"] == str(folder.path)
+    assert not Path(request["setting"]["home"]).exists(), "a folder of its own, for as long as the prediction takes"
     again = call(enrolled, "new.json", "--out", table)
     assert again.exit_code == 6
     assert again.stderr == f"mhfl-peer: {table} exists; remove it, or name another file with --out\n"
