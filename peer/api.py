@@ -150,14 +150,17 @@ class Site:
 
         Example:
             >>> [(record["site"], record["name"], record["reason"]) for record in site.evaluation()][-1]
-            ('europe', None, 'no answer yet')
+            ('europe', None, 'federation.toml has no global_test')
         """
         found = []
         kinds = ("evaluated", "report", "lapsed")
         names = self.federation.roster.names
         for journal, rounds in self._rounds():
             generations = {record["round"]: record["generation"] for record, _ in rounds}
-            for record in evaluation_records(journal.rows(kinds), own=self.folder.site, sites=names):
+            known = evaluation_records(
+                journal.rows(kinds), own=self.folder.site, sites=names, global_test=self.federation.global_test
+            )
+            for record in known:
                 place = {"generation": generations.get(record["round"]), "round": record["round"]}
                 found += [{**place, **cell} for site, of in record["cells"].items() for cell in _cells(site, of)]
         return found

@@ -38,7 +38,9 @@ def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any
         if what == "rounds":
             return rounds(read)
         if what == "evaluation":
-            return evaluation(read, own=folder.site, sites=_federation(folder)["sites"])
+            federation = _federation(folder)
+            sites, global_test = federation["sites"], federation["global_test"]
+            return evaluation(read, own=folder.site, sites=sites, global_test=global_test)
         if what == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
             return events(read, last=last, everything=everything)
@@ -62,10 +64,15 @@ def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
     return [record for journal in read for record in replay.round_records(journal.rows(kinds))]
 
 
-def evaluation(read: Sequence[Journal], *, own: str, sites: Sequence[str]) -> list[dict[str, Any]]:
+def evaluation(
+    read: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
+) -> list[dict[str, Any]]:
     """The site's own model on every site's test split, a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
-    return [record for journal in read for record in evaluation_records(journal.rows(kinds), own=own, sites=sites)]
+    records = (
+        evaluation_records(journal.rows(kinds), own=own, sites=sites, global_test=global_test) for journal in read
+    )
+    return [record for found in records for record in found]
 
 
 def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
@@ -178,6 +185,7 @@ def _federation(folder: SiteFolder) -> dict[str, Any]:
             "method": found["method"]["name"],
             "rounds": found["rounds"],
             "sites": sorted(site["name"] for site in found["site"]),
+            "global_test": bool(found.get("global_test", False)),
         }
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -30,6 +30,7 @@ REASONS: Mapping[Unmeasured, str] = {
     "failed": "could not run the model",
 }
 NO_ANSWER = "no answer yet"
+NO_GLOBAL_TEST = "federation.toml has no global_test"
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def guest_row(key: GuestKey, **more: Any) -> dict[str, Any]:
 
 
 def evaluation_records(
-    rows: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str]
+    rows: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[dict[str, Any]]:
     """What the journal knows of the site's models on every site's test split, oldest first.
 
@@ -150,6 +151,7 @@ def evaluation_records(
         rows: of the kinds ``evaluated``, ``report`` and ``lapsed``, oldest first.
         own: the site.
         sites: the roster.
+        global_test: whether the federation has models measured at other sites.
 
     Returns:
         ``round``; ``cells``, by site either ``metrics`` and ``counts`` or a ``reason``; ``mean``, of each metric the
@@ -159,7 +161,7 @@ def evaluation_records(
     cells: dict[int, dict[str, dict[str, Any]]] = {}
     for kind, round, body in rows:
         if kind == "evaluated":
-            reason = {"reason": body.get("kept_home") or NO_ANSWER}
+            reason = {"reason": body.get("kept_home") or (NO_ANSWER if global_test else NO_GLOBAL_TEST)}
             cells[round] = {site: _own_cell(body["metrics"]) if site == own else reason for site in sites}
         elif round in cells and kind == "report" and body["site"] in cells[round]:
             cells[round][body["site"]] = _reported(from_json(Report, body["report"]))

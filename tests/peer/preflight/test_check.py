@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from peer.egress import Ledger
 from peer.home import SiteFolder
 from peer.journal import Journal
 from peer.preflight.finding import Finding
@@ -65,6 +68,17 @@ def test_a_configuration_that_start_would_refuse_is_no_pass(look: Look, folder: 
     assert found.verdict == "failure"
     assert "generation 1 belongs to federation abababababab" in found.message
     assert "--resume fresh" in found.remedy
+
+
+def test_a_folder_that_start_would_refuse_is_no_pass(look: Look, folder: SiteFolder) -> None:
+    ledger = Ledger(folder.egress_db)
+    ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=1)
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(folder.egress_db)) as edited, edited:
+        edited.execute("UPDATE ledger SET body = '[]'")
+    found = look()["folder"]
+    assert found.verdict == "failure"
+    assert "row 1 is neither an intent nor an outcome" in found.message
 
 
 def test_data_that_are_wrong_are_not_given_to_a_worker(look: Look, folder: SiteFolder) -> None:
