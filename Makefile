@@ -16,7 +16,7 @@ demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 	$(BIN)/mhfl-peer demo
 
 test: $(VENV)/.test ## the whole suite, with the examples in the docstrings
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
 	$(BIN)/ruff check .
