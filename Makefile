@@ -15,8 +15,8 @@ help: ## this list
 demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 	$(BIN)/mhfl-peer demo
 
-test: $(VENV)/.test ## the whole suite, with the examples in the docstrings
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.test ## the suite, with the examples in the docstrings; make test SLOW=1 also its slow repetitions
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m '')
 
 lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
 	$(BIN)/ruff check .

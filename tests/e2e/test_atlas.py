@@ -47,6 +47,7 @@ batch_size = 4
 """
 
 
+@pytest.mark.slow
 def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: Path, tools: Any) -> None:
     from peer.datasets import atlas
 

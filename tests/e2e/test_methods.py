@@ -41,6 +41,10 @@ THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "mh_pflid"})
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
 
 
+QUICK = THREE_SITES | {"local"}
+"""Every pattern of exchange and kind of artifact once; the others differ in their workers, which are tested alone."""
+
+
 @pytest.fixture
 def run(found: Callable[..., Loopback], tools: Any) -> Callable[[str], Loopback]:
     """Run a federation of a method to its end."""
@@ -87,7 +91,9 @@ def simulated(tmp_path: Path) -> Callable[[Loopback], Simulation]:
     return run
 
 
-@pytest.mark.parametrize("method", sorted(PLANS))
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
+)
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(
     run: Callable[[str], Loopback], simulated: Callable[[Loopback], Simulation], tools: Any, method: str
 ) -> None:

@@ -30,6 +30,7 @@ def test_runs_are_finished_once(experiment: Write, tmp_path: Path) -> None:
     assert times == [(run.folder / "result.json").stat().st_mtime_ns for run in again]
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_bits_of_one(experiment: Write, tmp_path: Path) -> None:
     def states(out: str, jobs: int) -> list[object]:
         found = prepare(Experiment.load(experiment()), tmp_path / out)

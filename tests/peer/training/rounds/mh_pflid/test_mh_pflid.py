@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 SITES = ("alpha", "beta", "gamma")
@@ -43,6 +44,7 @@ def test_the_switches_of_mh_pflid(sites: Any, equal: Any) -> None:
     assert all(tensor.name.startswith("classifier.") for tensor in sent.tensors)
 
 
+@pytest.mark.slow
 def test_the_messenger_with_what_is_transmitted_has_learnt_the_task(readers: Any, accuracy: Any) -> None:
     together = readers("mh_pflid", {"name": "messenger_classification", "width": 32}, learning_rate=3e-3, rounds=5)
     for site, trainer in together.trainers.items():
