@@ -157,6 +157,7 @@ def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
         assert sum(kind == "began" for kind, _, _ in tools.rows(wild, name)) == 2
 
 
+@pytest.mark.slow
 def test_three_stop_together_and_go_on_together(
     calm: Loopback, enrolled: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
 ) -> None:

@@ -41,8 +41,8 @@ THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "mh_pflid"})
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
 
 
-QUICK = THREE_SITES | {"local"}
-"""Every pattern of exchange and kind of artifact once; the others differ in their workers, which are tested alone."""
+QUICK = frozenset({"dflmoe", "fedskd", "mh_pflid"})
+"""Heads, models and messengers; the others differ in their plans and workers, which are tested by themselves."""
 
 
 @pytest.fixture
