@@ -72,6 +72,7 @@ def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(thre
     assert all(set(reasons) <= {"asia"} for reasons in missing)
 
 
+@pytest.mark.slow
 def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
     for name in tools.sites:
         three.start(name)
