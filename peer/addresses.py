@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from pathlib import Path
 
 from peer.config import Federation, Site
 from peer.core.roster import SiteName
 from peer.errors import ConfigError
+from peer.followed import Followed
 from peer.toml import suggestion
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,7 @@ class AddressBook:
     """
 
     def __init__(self, *, own: SiteName, federation: Federation, site: Site) -> None:
-        self._federation, self._path = federation, Path(site.where)
-        self._stamp = self._look()
+        self._federation, self._file = federation, Followed(site, "addresses")
         self._peers = {
             name: Candidates(written=site.addresses.get(name), founded=federation.addresses.get(name))
             for name in federation.roster.others(own)
@@ -134,25 +133,14 @@ class AddressBook:
 
     def reread(self) -> None:
         """Take over ``[addresses]`` if the file was changed; one that is broken is named once, and nothing changes."""
-        stamp = self._look()
-        if stamp == self._stamp:
+        site = self._file.news()
+        if site is None:
             return
-        self._stamp = stamp
-        try:
-            addresses = Site.load(self._path).addresses
-            for stranger in addresses.keys() - set(self._federation.roster):
-                hint = suggestion(stranger, self._federation.roster)
-                raise ConfigError(f"{self._path}: addresses.{stranger}: not in the roster{hint}")
-        except ConfigError as error:
-            log.warning("changed addresses not usable; the former ones stay", extra={"reason": str(error)})
+        addresses = site.addresses
+        for stranger in addresses.keys() - set(self._federation.roster):
+            hint = suggestion(stranger, self._federation.roster)
+            self._file.refuse(ConfigError(f"{site.where}: addresses.{stranger}: not in the roster{hint}"))
             return
         for name, candidates in self._peers.items():
             candidates.write(addresses.get(name))
         log.info("addresses read again", extra={"addresses": dict(addresses)})
-
-    def _look(self) -> tuple[int, ...]:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_ino, status.st_size

@@ -33,9 +33,11 @@ TRIES = 5
 class Standing:
     """The newest finished state of a site: its checkpoint, what its round had received, and the round's number.
 
-    ``committed`` is 0 before the first round is finished; ``state`` then names the initial model.
+    ``committed`` is 0 before the first round is finished; ``state`` then names the initial model. ``generation`` is the
+    one that peers know; a restored backup counts on in the folder of the former one, where the ``journal`` is.
     """
 
+    journal: Path
     setting: Setting
     state: str
     sources: tuple[Source, ...]
@@ -70,7 +72,8 @@ def standing(folder: SiteFolder, federation: Federation, site: Site) -> Standing
         home=str(home),
         base_folder=str(folder.path),
     )
-    return Standing(setting, memory.state, replay.used_sources(rows), number, memory.committed)
+    generation = max(memory.generation, number)
+    return Standing(home / "journal.db", setting, memory.state, replay.used_sources(rows), generation, memory.committed)
 
 
 @contextlib.contextmanager

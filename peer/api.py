@@ -288,8 +288,8 @@ class Site:
 
     def _earlier(self, newest: Standing, round: int | None) -> Standing:
         """The state after a round that is not the newest one, if its checkpoint is still there."""
-        home = self.folder.generation(newest.generation)
-        with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
+        home = newest.journal.parent
+        with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
             rows = list(journal.rows())
         kept = {}
         for place, (kind, number, body) in enumerate(rows):

@@ -11,11 +11,11 @@ from pathlib import Path
 from cryptography import x509
 
 from peer import identity
+from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import CertificateError
 
 log = logging.getLogger(__name__)
 
-SOON_DAYS = 30  # the founder's holidays, and a bundle that travels by mail
 URGENT_DAYS = 7
 AGAIN = datetime.timedelta(days=1)
 LOOK_S = 30.0  # how late a renewal or an expiry may be noticed; a look reads one small file
@@ -58,7 +58,7 @@ class Expiry:
             self._tell("certificate expired: no peer can be called, and none takes a call", now, logging.ERROR, facts)
         elif days < URGENT_DAYS:
             self._tell("certificate expires within days", now, logging.ERROR, facts)
-        elif days < SOON_DAYS:
+        elif days < CERTIFICATE_DAYS_MIN:
             self._tell("certificate expires soon", now, logging.WARNING, facts)
         else:
             self._said = ""

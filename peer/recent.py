@@ -43,3 +43,13 @@ class Recent:
         pace_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(times_s))
         spent_s = min(max(0.0, now_s - times_s[-1]), pace_s)
         return round(max(0.0, rounds * pace_s - spent_s), 1) if rounds else 0.0
+
+
+def duration(seconds: float) -> str:
+    """As people say it: seconds, minutes, or hours and minutes."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min"

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
-from pathlib import Path
 
 from peer.config import Site
-from peer.errors import ConfigError
+from peer.followed import Followed
 
 log = logging.getLogger(__name__)
 
@@ -23,30 +22,12 @@ class RefusedCertificates(Container[str]):
     """
 
     def __init__(self, site: Site) -> None:
-        self._path = Path(site.where)
+        self._file = Followed(site, "refuse_certificates")
         self._listed = frozenset(site.refuse_certificates)
-        self._stamp = self._look()
 
     def __contains__(self, digest: object) -> bool:
-        stamp = self._look()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            self._read()
+        site = self._file.news()
+        if site is not None and frozenset(site.refuse_certificates) != self._listed:
+            self._listed = frozenset(site.refuse_certificates)
+            log.info("certificates refused from now on", extra={"certificates": len(self._listed)})
         return digest in self._listed
-
-    def _look(self) -> tuple[int, ...]:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_ino, status.st_size
-
-    def _read(self) -> None:
-        try:
-            listed = frozenset(Site.load(self._path).refuse_certificates)
-        except ConfigError as error:
-            log.warning("changed refuse_certificates not usable; the former ones stay", extra={"reason": str(error)})
-            return
-        if listed != self._listed:
-            log.info("certificates refused from now on", extra={"certificates": len(listed)})
-        self._listed = listed

@@ -75,7 +75,7 @@ def release(
     card = out / BUNDLE_CARD if form == "bundle" else out.with_name(out.name + CARD_ENDING)
     home.must_be_new(card)
     home.make_private(out.parent)
-    with contextlib.closing(Journal(folder.generation(standing.generation) / "journal.db", read_only=True)) as journal:
+    with contextlib.closing(Journal(standing.journal, read_only=True)) as journal:
         consent = consented(journal, standing.sources, own=folder.site)
         if not federation.plan.cached:  # what came was trained with, and is no part of what predicts
             consent = Consent()

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from peer.cli import output
+from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
+from peer.recent import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +55,11 @@ def status(document: Mapping[str, Any]) -> RenderableType:
     if days is not None and days < 0:
         parts.append(Text("The certificate has expired: no peer can be called until it is renewed.", style="red"))
     elif days is not None:
-        parts.append(Text(f"The certificate is valid for {days} more days.", style="red" if days < 30 else "dim"))
+        parts.append(
+            Text(
+                f"The certificate is valid for {days} more days.", style="red" if days < CERTIFICATE_DAYS_MIN else "dim"
+            )
+        )
     return Group(*parts)
 
 
@@ -76,16 +82,6 @@ def _contributors(last: Mapping[str, Any]) -> RenderableType:
         how = f"with what {site} had sent before" if site in last["contributors"] else f"without {site}"
         text.append(f", {how} ({one_line(reason)})", style="yellow")
     return text.append(".")
-
-
-def duration(seconds: float) -> str:
-    """As people say it: seconds, minutes, or hours and minutes."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min"
 
 
 def _training(training: Mapping[str, Any]) -> RenderableType:

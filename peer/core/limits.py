@@ -44,6 +44,7 @@ DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
 DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
 DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
 DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker's start and what it has to redo
+CERTIFICATE_DAYS_MIN = 30  # the founder's holidays, and a bundle that travels by mail; below it a site is warned
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag

@@ -21,8 +21,6 @@ from peer.journal import Journal
 from peer.preflight.finding import Finding
 from peer.toml import split_address
 
-CERTIFICATE_DAYS_MIN = 30
-"""Enough for the founder to be on holiday."""
 FREE_BYTES_MIN = 5 << 30
 """A few rounds of a ResNet-101's artifacts and checkpoints: asked for where the model's own size is not known."""
 ADAM_STATES = 3
@@ -40,10 +38,14 @@ def certificates(own: identity.Identity, federation: Federation) -> Iterator[Fin
     """How long the site's certificate and the federation's CA are valid, and which round key the site has."""
     days = identity.certificate_days(own.certificate, now())
     renew = "run `mhfl-peer site init --renew` and have the founder admit it"
-    yield Finding.judged("certificate", f"valid for {days} more days", renew if days < CERTIFICATE_DAYS_MIN else "")
+    yield Finding.judged(
+        "certificate", f"valid for {days} more days", renew if days < limits.CERTIFICATE_DAYS_MIN else ""
+    )
     ca_days = identity.certificate_days(own.ca, now())
     anew = "the founder must found the federation anew"
-    yield Finding.judged("CA", f"valid for {ca_days} more days", anew if ca_days < 2 * CERTIFICATE_DAYS_MIN else "")
+    yield Finding.judged(
+        "CA", f"valid for {ca_days} more days", anew if ca_days < 2 * limits.CERTIFICATE_DAYS_MIN else ""
+    )
     tag = round_key_tag(own.round_key, federation.digest)
     yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
 

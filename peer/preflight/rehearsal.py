@@ -17,6 +17,7 @@ from peer.core.roster import SiteName
 from peer.foreman import Foreman, describe_exit
 from peer.home import SiteFolder
 from peer.preflight.finding import Finding
+from peer.recent import duration
 
 SAMPLE_S = 2.0
 """A large volume on a slow network disk is read in less."""
@@ -129,10 +130,3 @@ def _rehearsed(answer: events.Rehearsed, site: Site) -> Finding:
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
     return Finding.judged("rehearsal", text, REMEDIES["memory"] if tight else "")
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever is shortest."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

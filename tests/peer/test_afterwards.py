@@ -139,7 +139,7 @@ def test_a_service_manager_that_ends_it_ends_what_it_asked(tmp_path: Path) -> No
 # --- a state that stays while it is used -----------------------------------------------------------------------------
 def standing_at(home: Path, state: str) -> afterwards.Standing:
     setting = Setting("asia", "ab" * 32, {}, {}, str(home), str(home.parent))
-    return afterwards.Standing(setting, state, (), 1, 1)
+    return afterwards.Standing(home / "journal.db", setting, state, (), 1, 1)
 
 
 def checkpoint(home: Path, state: str) -> Path:
@@ -173,3 +173,11 @@ def test_a_state_that_is_never_there_is_named(tmp_path: Path) -> None:
         afterwards.held(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")),
     ):
         pytest.fail("there is nothing to hold")
+
+
+def test_after_a_restored_backup_the_generation_is_the_one_that_peers_know(folder: SiteFolder) -> None:
+    told = {"generation": 7, "reported_by": "europe", "their_round": 3}
+    write(folder, ("initialised", 0, INITIALISED), ("regenerated", 0, told))
+    found = stands(folder)
+    assert found.generation == 7
+    assert found.journal == folder.generation(1) / "journal.db"

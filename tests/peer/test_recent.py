@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.recent import ROUNDS, Recent
+from peer.recent import ROUNDS, Recent, duration
 
 
 def row(round: int, time_s: float) -> dict[str, Any]:
@@ -52,3 +52,11 @@ def test_after_the_last_round_nothing_is_left() -> None:
 def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
     recent = Recent([row(1, 90_000.0), row(2, 90_010.0)])
     assert recent.left_s(4, now_s=10.0) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0123, "0.0123 s"), (0.4, "0.4 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (8000, "2 h 13 min")],
+)
+def test_a_duration_reads_well(seconds: float, told: str) -> None:
+    assert duration(seconds) == told

@@ -119,11 +119,6 @@ def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     assert "Round 3 was made with asia, europe, without africa (silent)." in shown
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h 0 min")])
-def test_a_duration_reads_well(seconds: float, told: str) -> None:
-    assert picture.duration(seconds) == told
-
-
 def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
     text = status(
         training={"stage": "train", "step": 5, "steps": 20, "loss": {"total": 1.23456, "ce": float("nan")}},

@@ -161,6 +161,40 @@ def any_artifact(draw: st.DrawFn, site: Any, make: Any) -> Any:
     return make(draw(names(site)), text, steps=draw(st.integers(0, 9)), kind=draw(kinds))
 
 
+def any_report(machine: Any) -> st.SearchStrategy[Report]:
+    """How a model did, which the site has lent or not."""
+    known = sorted(machine.memory.names())
+    return st.builds(
+        Report,
+        generation=st.integers(1, 2),
+        round=st.integers(0, 3),
+        sha256=st.none() | st.sampled_from(known) if known else st.none(),
+        samples=st.integers(0, 30),
+        metrics=st.dictionaries(st.sampled_from(["auc"]), st.floats(0, 1)),
+        unmeasured=st.sampled_from(["", *UNMEASURED]),
+    )
+
+
+PULSES = st.builds(
+    Pulse,
+    generation=st.integers(0, 3),
+    round=st.integers(-1, 9) | st.just(10**9),
+    phase=st.sampled_from([*Phase, "unheard of"]).map(str),
+    published_round=st.integers(0, 9),
+    committed_round=st.integers(0, 4) | st.just(10**9),
+)
+GREETINGS = st.builds(
+    Greeting,
+    protocol=st.just(1),
+    federation=st.just("fe" * 32),
+    roster=st.just("00" * 32),
+    generation=st.integers(0, 3),
+    clock_s=st.just(0.0),
+    seen=st.none() | st.builds(Seen, st.integers(1, 3) | st.just(10**6), st.integers(1, 9), st.just("00" * 32)),
+    evaluates=st.none() | st.booleans(),
+)
+
+
 @st.composite
 def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
     """An event of any type whose fields now and then are the ones that the site waits for."""
@@ -183,15 +217,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "purpose": st.sampled_from(get_args(Purpose)),
         "answer": st.sampled_from([*Unavailable, "taken", "refused", "none"]),
         "refused": st.sampled_from(["", "not a network"]),
-        "report": st.builds(
-            Report,
-            generation=st.integers(1, 2),
-            round=st.integers(0, 3),
-            sha256=st.none() | st.sampled_from(sorted(machine.memory.names())) if machine.memory.names() else st.none(),
-            samples=st.integers(0, 30),
-            metrics=st.dictionaries(st.sampled_from(["auc"]), st.floats(0, 1)),
-            unmeasured=st.sampled_from(["", *UNMEASURED]),
-        ),
+        "report": any_report(machine),
         "artifact": st.none() | any_artifact(site, make),
         "stage": st.sampled_from([*site.rules.plan.stages, "elsewhere"]),
         "state": st.sampled_from(["", "s1", "s2"]),
@@ -212,25 +238,8 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "contributors": st.lists(names(site), max_size=2).map(tuple),
         "fault": st.sampled_from(["crash", "memory", "data", "configuration"]),
         "reason": st.sampled_from(["because", "for another reason"]),
-        "pulse": st.none()
-        | st.builds(
-            Pulse,
-            generation=st.integers(0, 3),
-            round=st.integers(-1, 9) | st.just(10**9),
-            phase=st.sampled_from([*Phase, "unheard of"]).map(str),
-            published_round=st.integers(0, 9),
-            committed_round=st.integers(0, 4) | st.just(10**9),
-        ),
-        "greeting": st.builds(
-            Greeting,
-            protocol=st.just(1),
-            federation=st.just("fe" * 32),
-            roster=st.just("00" * 32),
-            generation=st.integers(0, 3),
-            clock_s=st.just(0.0),
-            seen=st.none() | st.builds(Seen, st.integers(1, 3) | st.just(10**6), st.integers(1, 9), st.just("00" * 32)),
-            evaluates=st.none() | st.booleans(),
-        ),
+        "pulse": st.none() | PULSES,
+        "greeting": GREETINGS,
     }
     kind = draw(st.sampled_from([kind for kind in EVENTS if kind != events.Began]))
     fields = {name: draw(pools[name]) for name in kind.__dataclass_fields__}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from peer.preflight.finding import Finding
-from peer.preflight.rehearsal import duration
 
 Look = Callable[..., dict[str, Finding]]
 
@@ -53,8 +52,3 @@ def test_a_temporary_folder_that_cannot_be_used_is_a_failure(
     assert found.verdict == "failure"
     assert "not there" in found.message
     assert "TMPDIR" in found.remedy
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.1234, "0.123 s"), (99, "99 s"), (600, "10 min"), (7200, "2.0 h")])
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
