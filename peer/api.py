@@ -29,25 +29,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from peer import reports
-from peer.config import Federation
-from peer.config import Site as Configuration
-from peer.core import replay
-from peer.core.evaluation import evaluation_records
+from peer.config.schema import FederationConfig
+from peer.config.schema import SiteConfig as Configuration
+from peer.config.site_folder import SiteFolder, find_site, home_folder
+from peer.core import site_memory
+from peer.core.global_test_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError, StateError
-from peer.home import SiteFolder, find_site, home_folder
-from peer.journal import Journal
+from peer.records import reports
+from peer.records.journal import Journal
 
 if TYPE_CHECKING:
-    from peer.afterwards import Standing
-    from peer.training.export.predictor import Predictor
-    from peer.training.notebook import Input
+    from peer.inference.export.predictor import Predictor
+    from peer.inference.model_state import ModelState
+    from peer.inference.notebook import Input
     from peer.training.trainer import Trainer
 
 Record: TypeAlias = dict[str, Any]
 
 
-def open_site(name: str | None = None, *, home: str | Path | None = None) -> Site:
+def open_site(name: str | None = None, *, home: str | Path | None = None) -> SiteHandle:
     """A site that lives here, for reading.
 
     Args:
@@ -61,10 +61,10 @@ def open_site(name: str | None = None, *, home: str | Path | None = None) -> Sit
         >>> open_site("asia", home=home)
         Site('trial/asia')
     """
-    return Site(find_site(home_folder(None if home is None else Path(home)), name))
+    return SiteHandle(find_site(home_folder(None if home is None else Path(home)), name))
 
 
-class Site:
+class SiteHandle:
     """One site's folder. Each call reads anew, so that a running site can be asked again and again."""
 
     def __init__(self, folder: SiteFolder) -> None:
@@ -81,9 +81,9 @@ class Site:
         return self.folder.site
 
     @cached_property
-    def federation(self) -> Federation:
+    def federation(self) -> FederationConfig:
         """What federation.toml says, defaults filled in; ``ConfigError`` where it is wrong."""
-        return Federation.load(self.folder.federation_toml)
+        return FederationConfig.load(self.folder.federation_toml)
 
     @cached_property
     def config(self) -> Configuration:
@@ -213,10 +213,10 @@ class Site:
             >>> site.model()(torch.zeros(1, 1, 8)).shape
             torch.Size([1, 2])
         """
-        from peer import afterwards
+        from peer.inference import model_state
 
-        with afterwards.held(lambda: self._standing(round)) as standing, self._named("the model"):
-            from peer.training.notebook import model_of
+        with model_state.pinned(lambda: self._standing(round)) as standing, self._named("the model"):
+            from peer.inference.notebook import model_of
 
             return model_of(standing.setting, standing.state, standing.sources)
 
@@ -245,10 +245,10 @@ class Site:
             >>> record["file"], record["problem"], round(record["class_0"] + record["class_1"], 5)
             ('0', '', 1.0)
         """
-        from peer import afterwards
+        from peer.inference import model_state
 
-        with afterwards.held(lambda: self._standing(round)) as standing, self._named("the prediction"):
-            from peer.training.notebook import answers
+        with model_state.pinned(lambda: self._standing(round)) as standing, self._named("the prediction"):
+            from peer.inference.notebook import answers
 
             found = answers(self._trainer(standing, device), inputs)
         if found and all(record["problem"] for record in found):
@@ -268,25 +268,29 @@ class Site:
             for journal in read:
                 rows = journal.records(("committed", "compared", "evaluated"))
                 times_s = {row["round"]: row["time"] for row in rows if row["kind"] == "committed"}
-                records = replay.round_records((row["kind"], row["round"], row["body"]) for row in rows)
+                records = site_memory.round_records((row["kind"], row["round"], row["body"]) for row in rows)
                 yield journal, [(record, times_s[record["round"]]) for record in records]
 
-    def _standing(self, round: int | None) -> Standing:
+    def _standing(self, round: int | None) -> ModelState:
         """The state after a round, by the configuration that the site was trained with."""
-        from peer import afterwards, lifecycle
-        from peer.config import check_site
+        from peer.config.schema import check_site
+        from peer.daemon import startup
+        from peer.inference import model_state
 
-        federation, config = Federation.load(self.folder.federation_toml), Configuration.load(self.folder.site_toml)
+        federation, config = (
+            FederationConfig.load(self.folder.federation_toml),
+            Configuration.load(self.folder.site_toml),
+        )
         check_site(federation, config, self.folder.site)
-        problem = lifecycle.changed(self.folder, federation, config)
+        problem = startup.changed(self.folder, federation, config)
         if problem is not None:
             raise problem
-        newest = afterwards.standing(self.folder, federation, config)
+        newest = model_state.standing(self.folder, federation, config)
         if not newest.committed:
             raise StateError(f"the model of {self.name} is untrained: no round is finished", "see `site.status()`")
         return newest if round in (None, newest.committed) else self._earlier(newest, round)
 
-    def _earlier(self, newest: Standing, round: int | None) -> Standing:
+    def _earlier(self, newest: ModelState, round: int | None) -> ModelState:
         """The state after a round that is not the newest one, if its checkpoint is still there."""
         home = newest.journal.parent
         with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
@@ -295,7 +299,7 @@ class Site:
         for place, (kind, number, body) in enumerate(rows):
             if kind == "committed" and (home / "checkpoints" / body["state"] / "record.json").exists():
                 kept[number] = dataclasses.replace(
-                    newest, state=body["state"], sources=replay.used_sources(rows[: place + 1]), committed=number
+                    newest, state=body["state"], sources=site_memory.used_sources(rows[: place + 1]), committed=number
                 )
         if round not in kept:
             there = ", ".join(map(str, sorted(kept)))
@@ -305,8 +309,8 @@ class Site:
             )
         return kept[round]
 
-    def _trainer(self, standing: Standing, device: str) -> Trainer:
-        from peer.training.notebook import trainer_of
+    def _trainer(self, standing: ModelState, device: str) -> Trainer:
+        from peer.inference.notebook import trainer_of
 
         key = (standing.generation, standing.state, standing.sources, device)
         if self._held is None or self._held[0] != key:
@@ -320,7 +324,7 @@ class Site:
     @contextlib.contextmanager
     def _named(self, what: str) -> Iterator[None]:
         """Make what goes wrong in training's code, which knows no operator, an error of the site's model."""
-        from peer.training.fault import reason_of
+        from peer.training.errors import reason_of
 
         try:
             yield

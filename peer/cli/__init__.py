@@ -59,7 +59,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 @dataclass
 class Settings:
-    """What the shared options said; ``home`` is ``None`` when it is left to the environment."""
+    """What the shared options said; ``site_folder`` is ``None`` when it is left to the environment."""
 
     home: Path | None = None
     debug: bool = False
@@ -89,7 +89,7 @@ def shared_options(command: AnyCallable) -> AnyCallable:
 
 
 def site_option(command: AnyCallable) -> AnyCallable:
-    """``--site``, for commands about one site that lives here; ``peer.home.find_site`` reads it."""
+    """``--site``, for commands about one site that lives here; ``peer.config.site_folder.find_site`` reads it."""
     return click.option(
         "--site",
         "site_name",
@@ -101,10 +101,10 @@ def site_option(command: AnyCallable) -> AnyCallable:
 
 def _sites_here(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """For a shell that completes ``--site``: the sites of the home folder, with the federation where that is needed."""
-    from peer import home
+    from peer.config import site_folder
 
     settings = context.find_object(Settings) or Settings()
-    folders = home.sites(home.home_folder(settings.home))
+    folders = site_folder.sites(site_folder.home_folder(settings.home))
     names = [str(folder.site) for folder in folders]
     every = {name for name in names if names.count(name) == 1}
     every |= {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.config import site_folder
 from peer.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     mhfl-peer check --site europe
     mhfl-peer check --site europe --fast --json
     """
-    from peer.preflight.packages import packages
+    from peer.preflight.local import packages
 
-    folder = home.find_site(home.home_folder(settings.home), site_name)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with contextlib.nullcontext() if as_json else output.console().status("looking: a minute, with the model's data"):
         findings = list(packages())
         if not findings:  # else nothing that follows could be imported, or trusted

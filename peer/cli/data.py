@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, shared_options
-from peer.datalist import CLASS_LABELS
-from peer.datasets import DATASETS, PUBLISHED
+from peer.data.adapters import DATASETS, PUBLISHED
+from peer.data.datalist import CLASS_LABELS
 from peer.errors import DataError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
     mhfl-peer data inspect datalist.json
     mhfl-peer data inspect labels.json --task segmentation --json
     """
-    from peer.datasets.survey import survey
+    from peer.data.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes)
     output.emit(document, as_json=as_json, render=_survey)
@@ -81,7 +81,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
     mhfl-peer data validate datalist.json
     mhfl-peer data validate datalist.json --classes 3
     """
-    from peer.datasets.survey import survey
+    from peer.data.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes, whole=True)
     output.emit(document, as_json=as_json, render=_survey)

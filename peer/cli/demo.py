@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import output, picture, shared_options
+from peer.cli import output, rendering, shared_options
 from peer.core.plan import PLANS
+from peer.demo.presets import STUDIES, PresetSize, problem, usual
 from peer.errors import UsageError
-from peer.studies import STUDIES, Size, problem, usual
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.demo import Progress
+    from peer.demo.run import DemoProgress
 
 WHO = ("site", "training", "test", "model", "sent")
 SAMPLES = ("nodules", "cases", "slices", "patches")
@@ -71,14 +71,14 @@ def demo(
     mhfl-peer demo
     mhfl-peer demo --study eeg-blink --method dflmoe --method mh_pflid
     """
-    from peer import demo as demonstration
+    from peer.demo import run as demonstration
 
     study = study or usual(methods)
     for method in methods:
         if (reason := problem(study, method)) is not None:
             raise UsageError(f"--study {study} --method {method}: {reason}")
     folder = out or Path(f"mhfl-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    size = Size(rounds, steps, seed, gamma, learning_rate)
+    size = PresetSize(rounds, steps, seed, gamma, learning_rate)
     chosen = ("local", *dict.fromkeys(methods))
     if as_json:
         document = demonstration.run(folder, study, chosen, size, lambda progress: None)
@@ -92,7 +92,7 @@ def demo(
     output.emit(document, as_json=as_json, render=_table)
 
 
-def _progress(progress: Progress) -> RenderableType:
+def _progress(progress: DemoProgress) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -103,7 +103,7 @@ def _progress(progress: Progress) -> RenderableType:
         note = f"waiting for {waits}" if waits else status["phase"]
         note += "" if loss is None else f"  loss {loss:.3f}"
         lines.append(
-            picture.line(
+            rendering.line(
                 f"{name}  {status['committed']}/{status['rounds']}", status["committed"], status["rounds"], note
             )
         )
@@ -139,7 +139,7 @@ def _table(document: Mapping[str, Any]) -> RenderableType:
 
 def _who(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tuple[str, ...]:
     counts = [_count(data["sites"][name][split]) for split in ("training", "test")]
-    return (name, *counts, site["model"], picture.size(site["sent_bytes"]))
+    return (name, *counts, site["model"], rendering.size(site["sent_bytes"]))
 
 
 def _count(split: Mapping[str, Any]) -> str:

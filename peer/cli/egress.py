@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
-from peer.cli import Settings, output, pass_settings, picture, shared_options, site_option
+from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
 from peer.cli.watch import show, watch_option
+from peer.config import site_folder
+from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
 from peer.errors import LedgerBroken, UsageError
-from peer.home import SiteFolder, must_be_new, write_atomically
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.evidence import Export, Witness
+    from peer.audit.evidence_files import Export, Witness
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 UNSETTLED = ("open", "unknown")
@@ -94,11 +94,11 @@ def egress(
 
 def _known(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
     """Refuse a name that is nobody's: an empty list would say that nothing left for it."""
-    from peer import reports
-    from peer.toml import suggestion
+    from peer.config.toml import suggestion
+    from peer.records import reports
 
     if peers:
-        sites = reports.sites(home.find_site(home.home_folder(settings.home), site_name))
+        sites = reports.sites(site_folder.find_site(site_folder.home_folder(settings.home), site_name))
         for peer in peers:
             if peer not in sites:
                 raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")
@@ -133,14 +133,14 @@ def verify(
     mhfl-peer egress verify --site europe --witness from-asia.json
     mhfl-peer egress verify --file europe.json --federation federation.toml --witness from-asia.json
     """
-    from peer import audit
+    from peer.audit import verification
 
     if file is not None:
-        document = audit.verify_export(file, federation, witnesses)
+        document = verification.verify_export(file, federation, witnesses)
     elif federation is not None:
         raise UsageError("--federation goes with --file", "leave it out: the site's folder holds its own")
     else:
-        document = audit.verify(_folder(context, settings, site_name), witnesses)
+        document = verification.verify(_folder(context, settings, site_name), witnesses)
     output.emit(document, as_json=as_json, render=_judged)
     if problems := document["problems"]:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -172,11 +172,11 @@ def witness(
     \b
     mhfl-peer egress witness --site asia --of europe --out from-asia.json
     """
-    from peer import audit, evidence
+    from peer.audit import evidence_files, verification
 
     must_be_new(out)
-    found = audit.witness(_folder(context, settings, site_name), of, everything=everything)
-    write_atomically(out, evidence.encode(found), 0o644)
+    found = verification.witness(_folder(context, settings, site_name), of, everything=everything)
+    write_atomically(out, evidence_files.encode(found), 0o644)
     output.emit(_witnessed(found, out), as_json=as_json, render=_written)
 
 
@@ -203,19 +203,19 @@ def export(
     \b
     mhfl-peer egress export --site europe --out europe.json --since 2026-01-01
     """
-    from peer import audit, evidence
+    from peer.audit import evidence_files, verification
 
     must_be_new(out)
     since_s = since.timestamp() if since is not None else 0.0
-    found = audit.export(_folder(context, settings, site_name), since_s=since_s, rounds=rounds)
-    write_atomically(out, evidence.encode(found), 0o600)
+    found = verification.export(_folder(context, settings, site_name), since_s=since_s, rounds=rounds)
+    write_atomically(out, evidence_files.encode(found), 0o600)
     output.emit(_exported(found, out), as_json=as_json, render=_written)
 
 
 def _folder(context: click.Context, settings: Settings, site_name: str | None) -> SiteFolder:
     """The site that is meant, whether ``--site`` stands before or after the subcommand's name."""
     before = context.parent.params.get("site_name") if context.parent is not None else None
-    return home.find_site(home.home_folder(settings.home), site_name or before)
+    return site_folder.find_site(site_folder.home_folder(settings.home), site_name or before)
 
 
 def _witnessed(found: Witness, out: Path) -> dict[str, Any]:
@@ -260,13 +260,13 @@ def _listed(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     columns = ("time", "to", "purpose", "kind", "round", "sha256", "size", "outcome")
     rows = [
         (
-            picture.clock(record["time"]),
+            rendering.clock(record["time"]),
             record["peer"],
             record["purpose"],
             record["kind"],
             record["round"],
-            record["sha256"][: picture.SHORT],
-            picture.size(record["bytes"]),
+            record["sha256"][: rendering.SHORT],
+            rendering.size(record["bytes"]),
             record["outcome"],
         )
         for record in document
@@ -284,7 +284,7 @@ def _totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
         complete = sum(record["outcome"] == "complete" for record in records)
         sent = sum(record["bytes"] for record in records if record["outcome"] not in UNSETTLED)
         perhaps = sum(record["bytes"] for record in records if record["outcome"] in UNSETTLED)
-        rows.append((name, len(records), complete, picture.size(sent), picture.size(perhaps) if perhaps else None))
+        rows.append((name, len(records), complete, rendering.size(sent), rendering.size(perhaps) if perhaps else None))
     return output.table(("receiver", "transfers", "complete", "sent", "at most, of open and unknown ends"), rows)
 
 
@@ -296,7 +296,7 @@ def _judged(document: Mapping[str, Any]) -> RenderableType:
     head = document["head"]
     pairs: list[tuple[str, object]] = [
         ("ledger", f"of {document['site']} in {document['federation']}: {document['source']}"),
-        *([("exported", f"on {picture.clock(document['made'])}")] if document["made"] is not None else []),
+        *([("exported", f"on {rendering.clock(document['made'])}")] if document["made"] is not None else []),
         ("rows", f"{document['rows']}, of {document['transfers']} transfers; {len(document['open'])} have no end yet"),
         ("head", f"row {head['count']}, {head['hash']}"),
     ]
@@ -305,7 +305,7 @@ def _judged(document: Mapping[str, Any]) -> RenderableType:
     for one in document["witnesses"]:
         pairs.append(("witness", f"{one['by']} has seen {one['rows']} rows ({one['file']})"))
     for one in document["restored"]:
-        when = picture.clock(one["time"])
+        when = rendering.clock(one["time"])
         pairs.append(("restored", f"{one['reported_by']} told the site on {when} that it had forgotten: an old backup"))
     pairs += [("problem", problem) for problem in problems[:PROBLEMS_SHOWN]]
     if len(problems) > PROBLEMS_SHOWN:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import identity, toml
-from peer.bundle import read_handed
 from peer.cli import output, shared_options
-from peer.config import Federation
-from peer.enrolment import FEDERATION_FILE, Authority
+from peer.config import toml
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import must_be_new, write_atomically
 from peer.errors import BundleError, UsageError
-from peer.home import must_be_new, write_atomically
+from peer.identity import certificates
+from peer.identity.bundle import read_handed
+from peer.identity.enrolment import FEDERATION_FILE, Authority
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +35,7 @@ def federation() -> None:
 @federation.command()
 @click.argument("draft", type=PATH)
 @click.option("--out", type=PATH, required=True, help="The CA folder to make; keep it offline.")
-@click.option("--days", type=DAYS, default=identity.CA_DAYS, show_default=True, help="How long the CA lasts.")
+@click.option("--days", type=DAYS, default=certificates.CA_DAYS, show_default=True, help="How long the CA lasts.")
 @output.json_option
 @shared_options
 def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
@@ -49,8 +50,8 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
         "digest": authority.federation.digest,
         "folder": str(out),
         "federation_toml": str(out / FEDERATION_FILE),
-        "ca_fingerprint": identity.fingerprint(identity.certificate_key(authority.certificate)),
-        "ca_days": identity.certificate_days(authority.certificate, datetime.now(UTC)),
+        "ca_fingerprint": certificates.fingerprint(certificates.certificate_key(authority.certificate)),
+        "ca_days": certificates.certificate_days(authority.certificate, datetime.now(UTC)),
         "sites": list(authority.federation.roster),
         "notes": list(_notes(authority.federation)),
     }
@@ -67,7 +68,7 @@ def show(file: Path, as_json: bool) -> None:
     \b
     mhfl-peer federation show federation.toml
     """
-    output.emit(_shown(Federation.load(file), datetime.now(UTC)), as_json=as_json, render=_drawn)
+    output.emit(_shown(FederationConfig.load(file), datetime.now(UTC)), as_json=as_json, render=_drawn)
 
 
 @federation.command()
@@ -76,7 +77,7 @@ def show(file: Path, as_json: bool) -> None:
 @click.option("--out", type=PATH, required=True, help="The bundle to write; it holds no open secret.")
 @click.option("--fingerprint", help="The key's fingerprint as the site's people told it; asked for when left out.")
 @click.option(
-    "--days", type=DAYS, default=identity.SITE_DAYS, show_default=True, help="How long the certificate lasts."
+    "--days", type=DAYS, default=certificates.SITE_DAYS, show_default=True, help="How long the certificate lasts."
 )
 @click.option("--replace", is_flag=True, help="Admit another key than the one that the site was admitted with.")
 @output.json_option
@@ -111,10 +112,10 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
 def _confirmed(content: bytes, request: Path) -> str:
     """The key's fingerprint after a person typed the site's name below it."""
     try:
-        name, public_key = identity.read_request(content)
+        name, public_key = certificates.read_request(content)
     except ValueError as error:
         raise BundleError(f"{request} is refused: {error}", "ask the site for a new one") from error
-    fingerprint = identity.fingerprint(public_key)
+    fingerprint = certificates.fingerprint(public_key)
     click.echo(f"{request} asks to admit {name[:80]!r} with the key\n  {fingerprint}", err=True)
     click.echo("Compare it with what the site's people read out to you.", err=True)
     click.echo("To admit the site, type its name: ", nl=False, err=True)
@@ -123,15 +124,15 @@ def _confirmed(content: bytes, request: Path) -> str:
     return fingerprint
 
 
-def _shown(federation: Federation, now: datetime) -> dict[str, Any]:
+def _shown(federation: FederationConfig, now: datetime) -> dict[str, Any]:
     """What ``show --json`` prints; a draft has no ``ca``."""
     settings = federation.model_dump(mode="json", exclude={"site", "method", "ca_certificate", "name"})
     plan, ca = federation.plan, None
     if federation.ca_certificate is not None:
-        certificate = identity.pinned_authority(federation.ca_certificate)
+        certificate = certificates.pinned_authority(federation.ca_certificate)
         ca = {
-            "fingerprint": identity.fingerprint(identity.certificate_key(certificate)),
-            "days": identity.certificate_days(certificate, now),
+            "fingerprint": certificates.fingerprint(certificates.certificate_key(certificate)),
+            "days": certificates.certificate_days(certificate, now),
         }
     return {
         "federation": federation.name,
@@ -186,7 +187,7 @@ def _created(document: dict[str, Any]) -> RenderableType:
     )
 
 
-def _notes(federation: Federation) -> Iterator[str]:
+def _notes(federation: FederationConfig) -> Iterator[str]:
     """What is allowed and yet hardly meant."""
     if federation.global_test and federation.plan.kept_home:
         yield f"global_test = true measures nothing: {federation.plan.kept_home}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.config import site_folder
 from peer.errors import DaemonDown, WorkerFailed
 
 
@@ -48,10 +48,10 @@ def start(
     mhfl-peer start --site europe --resume require
     mhfl-peer start --site europe --without asia
     """
-    from peer import lifecycle
+    from peer.daemon import startup
 
-    folder = home.find_site(home.home_folder(settings.home), site_name)
-    options = lifecycle.Options(
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    options = startup.Options(
         resume=resume,
         accept_change=accept_change,
         without=without,
@@ -59,7 +59,7 @@ def start(
         debug=settings.debug,
         log_format=log_format,
     )
-    lifecycle.run(folder, options)
+    startup.run(folder, options)
 
 
 @click.command(short_help="Whether the daemon serves, for scripts and containers.")
@@ -77,7 +77,7 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
     """
     from peer.transport.control import TRAINING, ControlClient
 
-    folder = home.find_site(home.home_folder(settings.home), site_name)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with ControlClient(folder.control_socket()) as client:
         document = {"site": folder.site, "serves": client.well(), "trains": client.well(TRAINING)}
     output.emit(document, as_json=as_json, render=_well)
@@ -97,7 +97,7 @@ def _well(document: Any) -> str:
 def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) -> None:
     from peer.transport.control import ControlClient
 
-    folder = home.find_site(home.home_folder(settings.home), site_name)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with ControlClient(folder.control_socket()) as client:
         answer = client.act(action)
     output.emit(answer, as_json=as_json, render=lambda document: f"{document['site']}: {document['effect']}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, shared_options
+from peer.config.toml import suggestion
 from peer.core.plan import PLANS, Plan
 from peer.errors import UsageError
-from peer.toml import suggestion
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

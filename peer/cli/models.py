@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
-from peer.cli import output, picture, shared_options
+from peer.cli import output, rendering, shared_options
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _costs(document: Mapping[str, Any]) -> RenderableType:
             rows.append((row["name"], *[None] * (len(columns) - 2), row["problem"]))
             continue
         numbers = (f"{row[key]:,}" for key in ("parameters", "state_values"))
-        sizes = (picture.size(row["bytes"][kind]) for kind in ("model", "head"))
+        sizes = (rendering.size(row["bytes"][kind]) for kind in ("model", "head"))
         rows.append((row["name"], *numbers, *sizes, *(_shapes(row) if sized else ("",))))
     return output.table(columns, rows)
 

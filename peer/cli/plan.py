@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.config import site_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,14 +27,14 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
     \b
     mhfl-peer plan --site europe --rounds 10
     """
-    from peer import lifecycle
-    from peer.core import view
-    from peer.rules import make_rules
+    from peer.config.rules import make_rules
+    from peer.core import status
+    from peer.daemon import startup
 
-    folder = home.find_site(home.home_folder(settings.home), site_name)
-    federation, _, own = lifecycle.load(folder)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    federation, _, own = startup.load(folder)
     rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
-    document = {"federation": federation.name, **view.plan_of(rules, rounds=rounds, first=first)}
+    document = {"federation": federation.name, **status.plan_of(rules, rounds=rounds, first=first)}
     output.emit(document, as_json=as_json, render=_picture)
 
 

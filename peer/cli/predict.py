@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.config import site_folder
 from peer.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.afterwards import Standing
-    from peer.config import Federation
-    from peer.home import SiteFolder
+    from peer.config.schema import FederationConfig
+    from peer.config.site_folder import SiteFolder
+    from peer.inference.model_state import ModelState
 
 PATH = click.Path(path_type=Path)
 CLASSES = ("classification", "time_series")
@@ -72,7 +72,7 @@ def predict(
     if model is not None and site_name is not None:
         raise UsageError("--site and --model are two models", "give one of them")
     if model is None:
-        folder = home.find_site(home.home_folder(settings.home), site_name)
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
         document = _by_site(folder, inputs, out)
     else:
         document = _by_file(model, sha256, inputs, out)
@@ -92,7 +92,7 @@ def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str,
         result = _table(out) if classes else out
         answer = _asked(standing.document(), inputs, out)
     if classes and answer["predictions"]:
-        home.write_atomically(result, _csv(answer["predictions"], task.classes))
+        site_folder.write_atomically(result, _csv(answer["predictions"], task.classes))
     where = {"site": folder.site, "generation": standing.generation, "round": standing.committed}
     return {**where, "task": task.kind, "out": str(result), **answer}
 
@@ -111,18 +111,18 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dic
     classes = answer.pop("classes")
     result = _table(out) if answer["task"] in CLASSES else out
     if answer["task"] in CLASSES and answer["predictions"]:
-        home.write_atomically(result, _csv(answer["predictions"], classes))
+        site_folder.write_atomically(result, _csv(answer["predictions"], classes))
     where = {key: answer.pop(key) for key in ("site", "generation", "round", "task")}
     return {**where, "model": str(model), "out": str(result), **answer}
 
 
 def _prepare(out: Path, *, table: bool) -> None:
     """Make room for a table, or for a file an input; ``StateError`` where there is none."""
-    from peer.datasets.folder import make_empty
+    from peer.data.adapters.prepared_folder import make_empty
 
     if table:
-        home.must_be_new(_table(out))
-        home.make_private(_table(out).parent)
+        site_folder.must_be_new(_table(out))
+        site_folder.make_private(_table(out).parent)
     else:
         make_empty(out)
 
@@ -132,15 +132,15 @@ def _table(out: Path) -> Path:
 
 
 def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> dict[str, Any]:
-    from peer import afterwards
+    from peer.inference import model_state
 
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
-    answer: dict[str, Any] = afterwards.ask("peer.training.predict", request, what="the prediction")
+    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, what="the prediction")
     return answer
 
 
 @contextlib.contextmanager
-def trained(folder: SiteFolder) -> Iterator[tuple[Federation, Standing]]:
+def trained(folder: SiteFolder) -> Iterator[tuple[FederationConfig, ModelState]]:
     """The federation and a state of the site that has been trained, by the configuration that it was trained with.
 
     No certificate is needed: nothing is sent. The state's files stay while this lasts, also if the daemon trains on.
@@ -148,22 +148,23 @@ def trained(folder: SiteFolder) -> Iterator[tuple[Federation, Standing]]:
     Raises:
         StateError: no round is finished, or the configuration is another now.
     """
-    from peer import afterwards, lifecycle
-    from peer.config import Federation, Site, check_site
+    from peer.config.schema import FederationConfig, SiteConfig, check_site
+    from peer.daemon import startup
+    from peer.inference import model_state
 
-    federation, site = Federation.load(folder.federation_toml), Site.load(folder.site_toml)
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     check_site(federation, site, folder.site)
-    problem = lifecycle.changed(folder, federation, site)
+    problem = startup.changed(folder, federation, site)
     if problem is not None:
         raise problem
 
-    def finished() -> Standing:
-        standing = afterwards.standing(folder, federation, site)
+    def finished() -> ModelState:
+        standing = model_state.standing(folder, federation, site)
         if not standing.committed:
             raise StateError(f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`")
         return standing
 
-    with afterwards.tidied(), afterwards.held(finished) as standing:
+    with model_state.tidied(), model_state.pinned(finished) as standing:
         yield federation, standing
 
 

@@ -39,7 +39,7 @@ def report(folder: Path, out: Path | None, resamples: int, as_json: bool) -> Non
     mhfl-peer report digits
     mhfl-peer report digits --out tables
     """
-    from peer.report.folder import report as write
+    from peer.research.report.write import report as write
 
     where = out or folder / "report"
     if as_json:

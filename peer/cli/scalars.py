@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
+from peer.config import site_folder
+from peer.config.site_folder import SiteFolder
 from peer.errors import UsageError
-from peer.home import SiteFolder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.scalars import Run
-    from peer.trackers import Tracker
+    from peer.tracking.scalars import GenerationScalars
+    from peer.tracking.trackers import Tracker
 
 LOOK_S = 2.0
 """How often `--follow` looks whether the journal has grown; a round takes longer."""
@@ -45,7 +45,7 @@ def scalars(
     mhfl-peer scalars --site europe --tensorboard runs --follow
     mhfl-peer scalars --site europe --mlflow sqlite:///mlflow.db
     """
-    folder = home.find_site(home.home_folder(settings.home), site_name)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with contextlib.ExitStack() as stack:
         trackers = {}
         for name, tracker in _trackers(tensorboard, mlflow):
@@ -64,7 +64,7 @@ def scalars(
 
 
 def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[str, Tracker]]:
-    from peer.trackers import MLflow, TensorBoard, database
+    from peer.tracking.trackers import MLflow, TensorBoard, database
 
     if tensorboard is None and mlflow is None:
         raise UsageError("nowhere to write to", "give --tensorboard DIR or --mlflow sqlite:///FILE")
@@ -76,7 +76,7 @@ def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[st
 
 
 def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> dict[str, Any]:
-    from peer.scalars import runs
+    from peer.tracking.scalars import runs
 
     found = runs(folder)
     added = {name: sum(tracker.add(run) for run in found) for name, tracker in trackers.items()}
@@ -85,7 +85,7 @@ def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> dict[str, A
 
 def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[dict[str, Any]]:
     """A document now and whenever something was added, until the newest generation is over."""
-    from peer.scalars import stamp
+    from peer.tracking.scalars import stamp
 
     looked: object = None
     while True:
@@ -99,7 +99,7 @@ def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[d
         time.sleep(LOOK_S)
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: GenerationScalars) -> dict[str, Any]:
     return {
         "generation": run.generation,
         "rounds": run.rounds,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer.cli import output, picture, shared_options
+from peer.cli import output, rendering, shared_options
 from peer.errors import WorkerFailed
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from peer.simulation.sweep import Progress
+    from peer.research.sweep import SweepProgress
 
 
 @click.command(short_help="Many federations on one machine, with the code that the daemons run.")
@@ -39,8 +39,8 @@ def simulate(
     mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
     mhfl-peer simulate experiment.toml --out runs --dry-run
     """
-    from peer.simulation.experiment import Experiment
-    from peer.simulation.sweep import prepare, sweep
+    from peer.research.experiment import Experiment
+    from peer.research.sweep import prepare, sweep
 
     found = prepare(Experiment.load(experiment), out, source=source)
     failed: dict[str, str] = {}
@@ -78,23 +78,23 @@ class _Told:
     def __init__(self) -> None:
         self._finished = -1
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SweepProgress) -> None:
         if progress.finished > self._finished:
             self._finished = progress.finished
             left = "" if progress.seconds_left is None else f", about {_duration(progress.seconds_left)} left"
             click.echo(f"{progress.finished} of {progress.total} runs are finished{left}", err=True)
 
 
-def _progress(progress: Progress) -> RenderableType:
+def _progress(progress: SweepProgress) -> RenderableType:
     from rich.console import Group
 
     left = "" if progress.seconds_left is None else f"about {_duration(progress.seconds_left)} left"
     failed = f", {len(progress.failed)} failed" if progress.failed else ""
     lines = [
-        picture.line(f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left)
+        rendering.line(f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left)
     ]
     lines += [
-        picture.line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
+        rendering.line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
         for name, (committed, rounds) in sorted(progress.underway.items())
     ]
     return Group(*lines)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import enrolment, identity, toml
-from peer.bundle import Bundle, read_handed
 from peer.cli import Settings, output, pass_settings, shared_options
 from peer.cli.template import site_toml
-from peer.config import Federation
+from peer.config import toml
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import SiteFolder, home_folder, must_be_new, write_atomically
 from peer.core.roster import site_name
 from peer.errors import BundleError, ConfigError, UsageError
-from peer.home import SiteFolder, home_folder, must_be_new, write_atomically
+from peer.identity import certificates, enrolment
+from peer.identity.bundle import Bundle, read_handed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,7 +46,7 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
     mhfl-peer site init --federation federation.toml --site europe --renew --out europe-renewed.csr
     """
     founded = toml.read(file)
-    federation = Federation.parse(founded, str(file))
+    federation = FederationConfig.parse(founded, str(file))
     try:
         folder = SiteFolder(home_folder(settings.home), federation.name, site_name(name))
     except ValueError as error:
@@ -84,7 +85,7 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
     now = datetime.now(UTC)
     try:
         bundle = Bundle.decode(read_handed(file))
-        federation = Federation.parse(bundle.federation_toml, "its federation.toml")
+        federation = FederationConfig.parse(bundle.federation_toml, "its federation.toml")
     except (ValueError, ConfigError) as error:
         raise BundleError(f"{file} is refused: {getattr(error, 'message', error)}") from error
     folder = SiteFolder(home_folder(settings.home), federation.name, bundle.site)
@@ -99,9 +100,9 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
         "digest": federation.digest,
         "site": joined.name,
         "folder": str(folder.path),
-        "fingerprint": identity.fingerprint(joined.key.public_key()),
-        "certificate_sha256": identity.certificate_sha256(identity.certificate_der(joined.certificate)),
-        "certificate_days": identity.certificate_days(joined.certificate, now),
+        "fingerprint": certificates.fingerprint(joined.key.public_key()),
+        "certificate_sha256": certificates.certificate_sha256(certificates.certificate_der(joined.certificate)),
+        "certificate_days": certificates.certificate_days(joined.certificate, now),
     }
     output.emit(document, as_json=as_json, render=_joined)
 

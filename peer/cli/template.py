@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peer.presence import loopback
-from peer.toml import split_address
+from peer.config.schema import loopback
+from peer.config.toml import split_address
 
 LISTEN = "127.0.0.1:7443"
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}

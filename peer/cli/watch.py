@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peer import home
-from peer.cli import Settings, output, pass_settings, picture, shared_options, site_option
+from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.config import site_folder
+from peer.config.site_folder import SiteFolder
 from peer.errors import DaemonDown, StateError
-from peer.home import SiteFolder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +41,7 @@ def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> An
 
 
 def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    from peer import reports
+    from peer.records import reports
 
     if what in ("status", "peers"):
         status = reports.status_when_down(folder)
@@ -96,7 +96,7 @@ def show(
         watch: again and again.
         keep: the part of it that is to be shown.
     """
-    folder = home.find_site(home.home_folder(settings.home), site_name)
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     if not watch:
         output.emit(keep(_document(folder, what, arguments)), as_json=as_json, render=render)
         return
@@ -129,7 +129,7 @@ def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
     """
-    show(settings, site_name, "status", picture.status, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "status", rendering.status, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="Every round so far: sources, contributors, metrics.")
@@ -144,7 +144,7 @@ def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool
     \b
     mhfl-peer rounds --site europe --watch
     """
-    show(settings, site_name, "rounds", picture.rounds, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "rounds", rendering.rounds, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="The other sites as this one sees them.")
@@ -159,7 +159,7 @@ def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool)
     \b
     mhfl-peer peers --site europe
     """
-    show(settings, site_name, "peers", picture.peers, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "peers", rendering.peers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="Every artifact that came or went.")
@@ -174,7 +174,7 @@ def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: b
     \b
     mhfl-peer transfers --site europe --json
     """
-    show(settings, site_name, "transfers", picture.transfers, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "transfers", rendering.transfers, {}, as_json=as_json, watch=watch)
 
 
 @click.command(short_help="The journal, line by line.")
@@ -192,4 +192,4 @@ def events(settings: Settings, site_name: str | None, last: int, everything: boo
     mhfl-peer events --site europe --last 20
     """
     shown = {"last": last, "everything": everything}
-    show(settings, site_name, "events", picture.events, shown, as_json=as_json, watch=watch)
+    show(settings, site_name, "events", rendering.events, shown, as_json=as_json, watch=watch)

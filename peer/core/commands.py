@@ -1,6 +1,6 @@
 """Everything that the core can ask for, in the imperative. The daemon carries commands out in the order given.
 
-A ``Persist`` stands before whatever depends on it. Commands to the worker travel as JSON lines (``peer.core.work``).
+A ``Persist`` stands before whatever depends on it. Commands to the worker travel as JSON lines (``peer.core.worker_protocol``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peer.core.facts import Artifact, Purpose, Report
+from peer.core.messages import Artifact, EvaluationResult, Purpose
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 
@@ -184,7 +184,7 @@ class SendReport(Command):
 
     attempt: int
     site: SiteName
-    report: Report
+    report: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Everything that can happen to a site, in the past tense. Nothing here does anything.
 
 Events that answer a command carry the (generation, round, attempt) of that command; one that does not match what the
-site is doing now is ignored. Events of the worker travel as JSON lines (``peer.core.work``).
+site is doing now is ignored. Events of the worker travel as JSON lines (``peer.core.worker_protocol``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.core.facts import Artifact, Greeting, Pulse, Purpose, Report, Unavailable
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
 Answer = Literal["taken", "refused", "none"]
@@ -51,7 +51,7 @@ class PeerGreeted(Event):
     """A peer passed Hello in either direction: same protocol, same federation, same roster."""
 
     site: SiteName
-    greeting: Greeting
+    greeting: Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PeerHeard(Event):
     """An authenticated byte came from a peer; with its state where it was a beat."""
 
     site: SiteName
-    pulse: Pulse | None = None
+    pulse: Heartbeat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class ReportArrived(Event):
     """A site says how a model of this site did there."""
 
     site: SiteName
-    report: Report
+    report: EvaluationResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from peer.core import pace
+from peer.core import liveness
 from peer.core.commands import Source
-from peer.core.facts import Purpose
-from peer.core.pace import Neighbours
+from peer.core.liveness import Peers
+from peer.core.messages import Purpose
 from peer.core.plan import Pattern
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -46,12 +46,12 @@ class Exchange:
         """Nothing is waited for any more."""
         return not any(want.open for want in self.wants.values())
 
-    def due_s(self, neighbours: Neighbours, rules: Rules) -> list[float]:
+    def due_s(self, neighbours: Peers, rules: Rules) -> list[float]:
         """When to look again if nothing happens; monotonic seconds."""
         waiting = [neighbours.silent_at_s(want.origin) for want in self.wants.values() if want.open]
         return [*waiting, self.opened_s + self.slow_s, self.opened_s + rules.pace.wait_max_s] if waiting else []
 
-    def give_up(self, neighbours: Neighbours, rules: Rules, now_s: float) -> list[Want]:
+    def give_up(self, neighbours: Peers, rules: Rules, now_s: float) -> list[Want]:
         """Drop whatever there is no point in waiting for; returns what was dropped now.
 
         A silent or absent peer is dropped at once, a slow one at the deadline. Where all peers' artifacts are wanted,
@@ -67,7 +67,7 @@ class Exchange:
             pulse = neighbours.pulse(want.origin)
             if neighbours.silent(want.origin, now_s):
                 want.dropped = "silent"
-            elif pulse is not None and pulse.phase in pace.AWAY and pulse.published_round < self.round:
+            elif pulse is not None and pulse.phase in liveness.AWAY and pulse.published_round < self.round:
                 want.dropped = pulse.phase
             elif slow or late:
                 want.dropped = "slow"

@@ -12,7 +12,7 @@ from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PaceRules:
     """Waiting times in seconds, and how far sites may drift apart in rounds (see ``peer.core.limits`` for reasons)."""
 
     wait_max_s: float = limits.WAIT_MAX_S
@@ -42,7 +42,7 @@ class Rules:
     rounds: int
     schedule_kind: str = "permutation"
     parameters: Mapping[str, plan.Value] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    pace: PaceRules = field(default_factory=PaceRules)
     fallback: str = "self"
     staleness_rounds_max: int = 1
     quorum: int | None = None

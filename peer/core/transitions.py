@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import answers, commands, events, guests, limits, stages
+from peer.core import commands, events, global_test, limits, rounds, worker_events
 from peer.core.commands import Source
 from peer.core.exchange import Want
-from peer.core.facts import Unavailable
-from peer.core.replay import body_of
-from peer.core.site import BUSY, HALT_S, Phase, Site
+from peer.core.messages import Unavailable
+from peer.core.site_memory import body_of
+from peer.core.state import BUSY, HALT_S, Phase, SiteState
 
-Handler = Callable[[Site, Any], None]
+Handler = Callable[[SiteState, Any], None]
 
 BETWEEN = (Phase.PACING, Phase.ISOLATED)
 WAITING = (Phase.EXCHANGE, Phase.HANDBACK)
 ALL = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 
-def begin(site: Site, event: events.Began) -> None:
+def begin(site: SiteState, event: events.Began) -> None:
     """Start, or go on from the journal; what was published is served again first."""
     site.neighbours.began_s = site.since_s = site.now_s
     site.persist("began", site.memory.committed, {"generation": site.memory.generation})
     for (round, _), artifact in sorted(site.memory.published.items()):
         site.emit(commands.Publish(round, artifact))
-    guests.begin(site)
-    stages.go_on(site)
+    global_test.begin(site)
+    rounds.go_on(site)
 
 
-def pause(site: Site, event: events.PauseRequested) -> None:
+def pause(site: SiteState, event: events.PauseRequested) -> None:
     """Stop training, keep serving; peers are told before it takes effect."""
     busy = site.phase in BUSY
     site.cancel_exchange()
@@ -43,14 +43,14 @@ def pause(site: Site, event: events.PauseRequested) -> None:
         site.emit(commands.Halt(site.memory.generation, site.next_attempt()))
 
 
-def resume(site: Site, event: events.ResumeRequested) -> None:
+def resume(site: SiteState, event: events.ResumeRequested) -> None:
     """Go on after a pause, or try again after a failure."""
     site.failure, site.failures = "", 0
     site.persist("resumed", site.number)
-    stages.go_on(site)
+    rounds.go_on(site)
 
 
-def stop(site: Site, event: events.StopRequested) -> None:
+def stop(site: SiteState, event: events.StopRequested) -> None:
     """Leave: tell the peers, let the worker write its checkpoint, then end."""
     busy = site.phase in BUSY
     site.cancel_exchange()
@@ -61,7 +61,7 @@ def stop(site: Site, event: events.StopRequested) -> None:
     site.emit(commands.Halt(site.memory.generation, site.next_attempt()))
 
 
-def greet(site: Site, event: events.PeerGreeted) -> None:
+def greet(site: SiteState, event: events.PeerGreeted) -> None:
     """A peer belongs to us. If it remembers more of this site than the site itself, a backup was restored here.
 
     Backups are restored before a start, so only a peer's first greeting can tell: a liar restarts our work once a run.
@@ -76,21 +76,21 @@ def greet(site: Site, event: events.PeerGreeted) -> None:
     last = max((round for round, _ in memory.published), default=0)
     if first and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
         if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
-            stages.regenerate(site, reported_by=event.site, seen=seen)
+            rounds.regenerate(site, reported_by=event.site, seen=seen)
             return
         site.refuse(event.site, f"claims to know generation {seen.generation} of this site, now at {memory.generation}")
     look(site)
 
 
-def hear(site: Site, event: events.PeerHeard) -> None:
+def hear(site: SiteState, event: events.PeerHeard) -> None:
     """A peer lives; what it does may end a wait."""
     if event.site in site.rules.peers:
         site.neighbours.hear(event.site, event.pulse, site.now_s)
-        stages.compare(site, (event.site,))
+        rounds.compare(site, (event.site,))
         look(site)
 
 
-def tick(site: Site, event: events.Ticked) -> None:
+def tick(site: SiteState, event: events.Ticked) -> None:
     """Time passed."""
     site.wake_s = None  # a clock that rang early must be set again
     if site.phase == Phase.LEAVING and site.now_s >= site.since_s + HALT_S:
@@ -99,33 +99,33 @@ def tick(site: Site, event: events.Ticked) -> None:
     look(site)
 
 
-def look(site: Site) -> None:
+def look(site: SiteState) -> None:
     """Whether what is known now ends what the site waits for."""
     if site.phase == Phase.GATHERING:
-        stages.check_gathered(site)
+        rounds.check_gathered(site)
     elif site.phase in BETWEEN:
-        stages.set_pace(site)
+        rounds.set_pace(site)
     elif site.phase in WAITING:
-        stages.review(site)
+        rounds.review(site)
     elif site.phase == Phase.DONE:
-        stages.check_done(site)
+        rounds.check_done(site)
 
 
-def shun(site: Site, event: events.PeerRefused) -> None:
+def shun(site: SiteState, event: events.PeerRefused) -> None:
     """A peer broke the protocol or is of another federation: name it once for each reason, go on without it."""
     site.complain(event.site, event.reason)
 
 
-def ignore(site: Site, event: events.Event) -> None:
+def ignore(site: SiteState, event: events.Event) -> None:
     """Too late, or meant for another phase: write down that it came, and no more."""
     site.ignore(event)
 
 
-def let_pass(site: Site, event: events.Event) -> None:
+def let_pass(site: SiteState, event: events.Event) -> None:
     """Nothing to do, and nothing worth a row."""
 
 
-def arrive(site: Site, event: events.ArtifactArrived) -> None:
+def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
     """An artifact is on disk: remember it first, then see whether that was the last one."""
     wanted = _wanted(site, event)
     if wanted is None:
@@ -141,10 +141,10 @@ def arrive(site: Site, event: events.ArtifactArrived) -> None:
         wanted.came = Source(event.origin, event.true_round, event.artifact, late)
         body = {"source": body_of(wanted.came), "origin_generation": event.origin_generation}
         site.persist("arrived", event.round, body)
-    stages.review(site)
+    rounds.review(site)
 
 
-def _problem(site: Site, wanted: Want, event: events.ArtifactArrived) -> str:
+def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> str:
     """Why the artifact is not the one that was due; empty when it is. Only a circulating model may be an older copy."""
     artifact, kind = event.artifact, site.rules.plan.artifact
     older = site.exchange is not None and site.exchange.pattern == "circulate"
@@ -160,33 +160,33 @@ def _problem(site: Site, wanted: Want, event: events.ArtifactArrived) -> str:
     return ""
 
 
-def discard(site: Site, event: events.ArtifactArrived) -> None:
+def discard(site: SiteState, event: events.ArtifactArrived) -> None:
     """What nobody waits for is deleted, unless something else needs the same bytes."""
     ignore(site, event)
     if event.artifact.sha256 not in site.memory.names():
         site.emit(commands.Discard(event.artifact.sha256))
 
 
-def miss(site: Site, event: events.ArtifactUnavailable) -> None:
+def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
     """The origin will not have it: fall back at once. (Not yet is asked again by the one who fetches.)"""
     wanted = _wanted(site, event)
     if wanted is None or event.answer == Unavailable.NOT_YET:
         ignore(site, event)
         return
     wanted.dropped = str(event.answer)
-    stages.review(site)
+    rounds.review(site)
 
 
-def refuse(site: Site, event: events.ArtifactRefused) -> None:
+def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     """What came was not acceptable: that counts as silence, and the origin is named."""
     site.refuse(event.origin, event.reason)
     wanted = _wanted(site, event)
     if wanted is not None:
         wanted.dropped = "refused"
-        stages.review(site)
+        rounds.review(site)
 
 
-def _wanted(site: Site, event: Any) -> Want | None:
+def _wanted(site: SiteState, event: Any) -> Want | None:
     """The open want that the event answers; an answer to an earlier order has none."""
     current = site.exchange
     if current is None or (event.generation, event.round) != (site.memory.generation, current.round):
@@ -198,7 +198,7 @@ def _wanted(site: Site, event: Any) -> Want | None:
 def of_purpose(guest: Handler, artifact: Handler) -> Handler:
     """The handler of a fetch's end: a guest's is the same in every phase, and none of the round's business."""
 
-    def routed(site: Site, event: Any) -> None:
+    def routed(site: SiteState, event: Any) -> None:
         (guest if event.purpose == "evaluate" else artifact)(site, event)
 
     return routed
@@ -212,9 +212,9 @@ FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
     events.PeerGreeted: greet,
     events.PeerHeard: hear,
     events.PeerRefused: shun,
-    events.ArtifactArrived: of_purpose(guests.arrive, discard),
-    events.ArtifactUnavailable: of_purpose(guests.miss, ignore),
-    events.ArtifactRefused: of_purpose(guests.refuse, refuse),
+    events.ArtifactArrived: of_purpose(global_test.arrive, discard),
+    events.ArtifactUnavailable: of_purpose(global_test.miss, ignore),
+    events.ArtifactRefused: of_purpose(global_test.refuse, refuse),
     events.Initialised: ignore,
     events.Progressed: let_pass,
     events.Trained: ignore,
@@ -225,44 +225,44 @@ FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
     events.Halted: let_pass,
     events.ArtifactRejected: ignore,
     events.WorkFailed: ignore,
-    events.Measured: guests.measured,
-    events.MeasurementFailed: guests.fail,
-    events.ReportArrived: guests.note,
-    events.ReportAnswered: guests.answer,
+    events.Measured: global_test.measured,
+    events.MeasurementFailed: global_test.fail,
+    events.ReportArrived: global_test.note,
+    events.ReportAnswered: global_test.answer,
 }
 """What each event does unless a phase says otherwise."""
 
 EXCHANGING: Mapping[type[events.Event], Handler] = {
-    events.ArtifactArrived: of_purpose(guests.arrive, arrive),
-    events.ArtifactUnavailable: of_purpose(guests.miss, miss),
+    events.ArtifactArrived: of_purpose(global_test.arrive, arrive),
+    events.ArtifactUnavailable: of_purpose(global_test.miss, miss),
 }
 SPECIAL: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
-    Phase.INITIALISING: {events.Initialised: answers.initialise, events.WorkFailed: answers.fail},
+    Phase.INITIALISING: {events.Initialised: worker_events.initialise, events.WorkFailed: worker_events.fail},
     Phase.EXCHANGE: EXCHANGING,
     Phase.HANDBACK: EXCHANGING,
     Phase.TRAIN: {
-        events.Progressed: answers.advance,
-        events.Trained: answers.train,
-        events.ArtifactRejected: answers.reject,
-        events.WorkFailed: answers.fail,
+        events.Progressed: worker_events.advance,
+        events.Trained: worker_events.train,
+        events.ArtifactRejected: worker_events.reject,
+        events.WorkFailed: worker_events.fail,
     },
     Phase.AGGREGATE: {
-        events.Aggregated: answers.aggregate,
-        events.ArtifactRejected: answers.reject,
-        events.WorkFailed: answers.fail,
+        events.Aggregated: worker_events.aggregate,
+        events.ArtifactRejected: worker_events.reject,
+        events.WorkFailed: worker_events.fail,
     },
-    Phase.EVALUATE: {events.Evaluated: answers.evaluate, events.WorkFailed: answers.fail},
+    Phase.EVALUATE: {events.Evaluated: worker_events.evaluate, events.WorkFailed: worker_events.fail},
     Phase.ADOPT: {
-        events.Adopted: answers.adopt,
-        events.ArtifactRejected: answers.reject_home,
-        events.WorkFailed: answers.fail,
+        events.Adopted: worker_events.adopt,
+        events.ArtifactRejected: worker_events.reject_home,
+        events.WorkFailed: worker_events.fail,
     },
     Phase.PAUSED: {events.PauseRequested: ignore, events.ResumeRequested: resume},
     Phase.FAILED: {events.PauseRequested: ignore, events.ResumeRequested: resume},
     Phase.DONE: {events.PauseRequested: ignore},
     Phase.LEAVING: {
-        events.Halted: answers.halted,
-        events.WorkFailed: answers.fail_leaving,
+        events.Halted: worker_events.halted,
+        events.WorkFailed: worker_events.fail_leaving,
         events.PauseRequested: ignore,
         events.StopRequested: ignore,
     },

@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from models import Network
-from peer.methods.method import DAM, Batch, Forward, Method, Scene, Stage, Term, head, one_move
+from peer.methods.method import DAM, Batch, Forward, Method, Stage, StageContext, Term, head, one_move
 from peer.methods.supervised import scene_loss, supervised_stage
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 """What counts as a normalisation layer: its type, not its name, which says nothing in most networks."""
 
 
-def train(scene: Scene) -> Stage:
+def train(scene: StageContext) -> Stage:
     """The labels alone."""
     return supervised_stage(scene, DAM, scene.dam)
 
 
-def train_near(scene: Scene) -> Stage:
+def train_near(scene: StageContext) -> Stage:
     """The labels, and a pull towards the mean that the round began with."""
     loss = scene_loss(scene)
     mu = float(scene.parameters["mu"])

@@ -29,12 +29,12 @@ from peer.methods.method import (
     DAM,
     MIXTURE,
     Batch,
+    BuildContext,
     Companion,
     Forward,
     Method,
-    Place,
-    Scene,
     Stage,
+    StageContext,
     Term,
     head,
     one_move,
@@ -45,7 +45,7 @@ Mix = Any
 """Calls a network by its name, as ``Forward`` does."""
 
 
-def local(scene: Scene) -> Stage:
+def local(scene: StageContext) -> Stage:
     """Stage a: body and own head."""
     loss, detach = scene_loss(scene), bool(scene.parameters["detach"])
     invite(scene)
@@ -61,7 +61,7 @@ def local(scene: Scene) -> Stage:
     return one_move(_networks(scene), (DAM,), losses)
 
 
-def decide(scene: Scene) -> Stage:
+def decide(scene: StageContext) -> Stage:
     """Stage c: transforms and attention; without an expert from elsewhere there is nothing to learn."""
     loss = scene_loss(scene)
     average(scene)
@@ -76,7 +76,7 @@ def decide(scene: Scene) -> Stage:
     return one_move(_networks(scene), learns, losses)
 
 
-def predict(scene: Scene, images: Tensor) -> Tensor:
+def predict(scene: StageContext, images: Tensor) -> Tensor:
     """The mixture's prediction, with the heads that are here."""
 
     def forward(network: str, *inputs: Any, part: str = "") -> Any:
@@ -86,7 +86,7 @@ def predict(scene: Scene, images: Tensor) -> Tensor:
     return mix(scene, images, scene.dam(images), forward)
 
 
-def mix(scene: Scene, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
+def mix(scene: StageContext, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
     """What the experts say together: of the feature where they are heads, of the images where they are models."""
     feature, own = output.penultimate, output.prediction
     mixed: Tensor
@@ -102,7 +102,7 @@ def mix(scene: Scene, images: Tensor, output: Output, forward: Mix, *, detach: b
     return mixed
 
 
-def average(scene: Scene) -> None:
+def average(scene: StageContext) -> None:
     """The mean of the own mixture and of those that came with this round's heads, where they do."""
     came = {origin: expert.mixture for origin, expert in scene.received.items() if isinstance(expert, Expert)}
     if came:
@@ -110,7 +110,7 @@ def average(scene: Scene) -> None:
         mixture.average(came)
 
 
-def invite(scene: Scene) -> None:
+def invite(scene: StageContext) -> None:
     """Make what each received head needs here, the first time that it is seen."""
     mixture: Mixture = scene.networks[MIXTURE]
     for origin, expert in scene.received.items():
@@ -119,7 +119,7 @@ def invite(scene: Scene) -> None:
         mixture.invite(origin, width)
 
 
-def mixture(place: Place, made: Mapping[str, nn.Module]) -> Mixture:
+def mixture(place: BuildContext, made: Mapping[str, nn.Module]) -> Mixture:
     """Transform and attention for the feature of this site's body."""
     feature, parameters = place.output.penultimate, place.parameters
     return Mixture(
@@ -133,7 +133,7 @@ def mixture(place: Place, made: Mapping[str, nn.Module]) -> Mixture:
     )
 
 
-def theirs(place: Place, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
+def theirs(place: BuildContext, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
     """Another site's mixture, as it must be to have a mean with this one's; the names tell for whom it has weights."""
     made = mixture(dataclasses.replace(place, site=origin), {})
     if (width := head_width(head)) != made.features:
@@ -183,11 +183,11 @@ def _uncounted(head: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
-def _are_models(scene: Scene) -> bool:
+def _are_models(scene: StageContext) -> bool:
     return any(isinstance(expert, Network) for expert in scene.received.values())
 
 
-def _networks(scene: Scene) -> dict[str, Any]:
+def _networks(scene: StageContext) -> dict[str, Any]:
     kept = {name: scene.networks[name] for name in (DAM, MIXTURE)}
     return kept | {_expert(origin): expert for origin, expert in scene.received.items()}
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from losses import consensus, feeding_loss, forward_kl, transfer_loss
 from models import Output
-from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Move, Place, Scene, Stage, Term
+from peer.methods.method import DAM, PROXY, Batch, BuildContext, Forward, Method, Stage, StageContext, Step, Term
 from peer.methods.supervised import scene_loss
 
 
-def train(scene: Scene) -> Stage:
+def train(scene: StageContext) -> Stage:
     """Proxy and private model in turn, batch by batch; not alternating: all batches for the one, then for the other."""
     parameters = scene.parameters
     loss, top = scene_loss(scene), int(parameters["top"])
@@ -55,7 +55,7 @@ def train(scene: Scene) -> Stage:
             terms["forward_kl_private"] = Term(forward_kl(private, proxy, updates_private=True))
         return terms
 
-    moves = Move((PROXY,), teach), Move((DAM,), learn)
+    moves = Step((PROXY,), teach), Step((DAM,), learn)
     passes = (moves,) if parameters["alternating"] else ((moves[0],), (moves[1],))
     return Stage({DAM: scene.dam, PROXY: scene.networks[PROXY]}, passes)
 
@@ -68,7 +68,7 @@ def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, 
     return f"[method] top = {top} must be less than the {classes} classes"
 
 
-def proxy(place: Place, made: Mapping[str, Any]) -> nn.Module:
+def proxy(place: BuildContext, made: Mapping[str, Any]) -> nn.Module:
     """The network of ``[shared_model]``."""
     return place.make_shared()
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from losses import similarity_terms
 from models import Network, Output
-from peer.methods.method import DAM, KTM, Batch, Forward, Method, Scene, Stage, Term, one_move
+from peer.methods.method import DAM, KTM, Batch, Forward, Method, Stage, StageContext, Term, one_move
 from peer.methods.supervised import scene_loss, supervised_stage
 
 ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
 
-def train(scene: Scene) -> Stage:
+def train(scene: StageContext) -> Stage:
     """One round's training; without a received model it is self-consolidation, as long and with the labels alone."""
     if not scene.received:
         return supervised_stage(scene, DAM, scene.dam)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from peer.methods.method import DAM, Method, Scene, Stage
+from peer.methods.method import DAM, Method, Stage, StageContext
 from peer.methods.supervised import supervised_stage
 
 
-def train(scene: Scene) -> Stage:
+def train(scene: StageContext) -> Stage:
     """The local model on the site's own labels."""
     return supervised_stage(scene, DAM, scene.dam)
 

@@ -1,6 +1,6 @@
 """What a method declares. It runs no loop, opens no file and logs nothing: that is ``peer.training``'s, for all alike.
 
-A stage of a method is a function from a ``Scene`` (the site's networks, what came, the parameters) to a ``Stage``
+A stage of a method is a function from a ``StageContext`` (the site's networks, what came, the parameters) to a ``Stage``
 (which networks run, what steps them, the losses of a batch).
 """
 
@@ -54,7 +54,7 @@ Losses = Callable[[Batch, Forward], Mapping[str, Term]]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Step:
     """One step of the optimisers of ``trains``: those networks are in train mode, all others are frozen.
 
     Frozen is: evaluation mode, no gradient to its parameters, no optimiser. Gradients do pass through to its inputs.
@@ -78,7 +78,7 @@ class Stage:
     """
 
     networks: Mapping[str, nn.Module]
-    passes: tuple[tuple[Move, ...], ...]
+    passes: tuple[tuple[Step, ...], ...]
     summary: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
 
     @property
@@ -89,11 +89,11 @@ class Stage:
 
 def one_move(networks: Mapping[str, nn.Module], trains: tuple[str, ...], losses: Losses, **summary: Any) -> Stage:
     """A stage of one pass with one step a batch."""
-    return Stage(networks, ((Move(trains, losses),),), **summary)
+    return Stage(networks, ((Step(trains, losses),),), **summary)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BuildContext:
     """Where the networks that a method keeps are made.
 
     Attributes:
@@ -116,7 +116,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Scene:
+class StageContext:
     """What a stage or a prediction starts from.
 
     Attributes:
@@ -162,7 +162,7 @@ def head(network: Network, parameters: Mapping[str, Any]) -> list[str]:
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
-def predict_locally(scene: Scene, images: Tensor) -> Tensor:
+def predict_locally(scene: StageContext, images: Tensor) -> Tensor:
     """The local model's prediction."""
     prediction: Tensor = scene.dam(images).prediction
     return prediction
@@ -180,7 +180,7 @@ class Companion:
     """
 
     name: str
-    theirs: Callable[[Place, str, nn.Module, Collection[str]], nn.Module]
+    theirs: Callable[[BuildContext, str, nn.Module, Collection[str]], nn.Module]
     join: Callable[[nn.Module, Any], nn.Module]
 
 
@@ -202,11 +202,11 @@ class Method:
             cannot use it, or nothing.
     """
 
-    stages: Mapping[str, Callable[[Scene], Stage]]
-    keeps: Mapping[str, Callable[[Place, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
+    stages: Mapping[str, Callable[[StageContext], Stage]]
+    keeps: Mapping[str, Callable[[BuildContext, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
     sends: str = DAM
     sent: Callable[[Network, Mapping[str, Any]], Collection[str]] = whole
     companion: Companion | None = None
-    predict: Callable[[Scene, Tensor], Tensor] = predict_locally
+    predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
     unfit: Callable[..., str | None] = any_local
     mismatch: Callable[[Output, Output, Mapping[str, Any]], str | None] = any_received

@@ -30,18 +30,18 @@ from peer.methods.method import (
     RECEIVER,
     TRANSMITTER,
     Batch,
+    BuildContext,
     Forward,
     Method,
-    Place,
-    Scene,
     Stage,
+    StageContext,
     Term,
     one_move,
 )
 from peer.methods.supervised import scene_loss
 
 
-def inject(scene: Scene) -> Stage:
+def inject(scene: StageContext) -> Stage:
     """The local model and the receiver learn; the messenger is frozen, its batch statistics too."""
     loss = scene_loss(scene)
     weight, warmth = float(scene.parameters["injection"]), _warmth(scene)
@@ -60,7 +60,7 @@ def inject(scene: Scene) -> Stage:
     return one_move(_networks(scene, RECEIVER), (DAM, RECEIVER), losses)
 
 
-def distill(scene: Scene) -> Stage:
+def distill(scene: StageContext) -> Stage:
     """The messenger and the transmitter learn; the local model is frozen and a constant."""
     loss = scene_loss(scene)
     weight, warmth = float(scene.parameters["distillation"]), _warmth(scene)
@@ -81,17 +81,17 @@ def distill(scene: Scene) -> Stage:
     return one_move(_networks(scene, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
 
 
-def messenger(place: Place, made: Mapping[str, nn.Module]) -> nn.Module:
+def messenger(place: BuildContext, made: Mapping[str, nn.Module]) -> nn.Module:
     """The network of ``[shared_model]``."""
     return place.make_shared()
 
 
-def receiver(place: Place, made: Mapping[str, nn.Module]) -> nn.Module:
+def receiver(place: BuildContext, made: Mapping[str, nn.Module]) -> nn.Module:
     """The receiver between the local model's bottleneck and the messenger's."""
     return Receiver(*_widths(place), spatial_dims=_dims(place), form=place.parameters["receiver"])
 
 
-def transmitter(place: Place, made: Mapping[str, Any]) -> nn.Module:
+def transmitter(place: BuildContext, made: Mapping[str, Any]) -> nn.Module:
     """The transmitter; with ``tie`` it is the receiver's weights in the other role."""
     tied = made[RECEIVER] if place.parameters["tie"] else None
     form = place.parameters["transmitter"]
@@ -115,7 +115,7 @@ def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, 
     return None
 
 
-def _warmth(scene: Scene) -> float:
+def _warmth(scene: StageContext) -> float:
     """What outputs are divided by in the supervised losses; an image has no temperature."""
     return 1.0 if scene.task == "super_resolution" else float(scene.parameters["temperature"])
 
@@ -131,20 +131,20 @@ def _unmoved(head: nn.Module) -> Iterator[None]:
         head.train(training)
 
 
-def _networks(scene: Scene, adapter: str) -> dict[str, Any]:
+def _networks(scene: StageContext, adapter: str) -> dict[str, Any]:
     return {name: scene.networks[name] for name in (DAM, MESSENGER, adapter)}
 
 
-def _widths(place: Place) -> tuple[int, int]:
+def _widths(place: BuildContext) -> tuple[int, int]:
     return place.output.bottleneck.shape[1], _carried(place).shape[1]
 
 
-def _dims(place: Place) -> int:
+def _dims(place: BuildContext) -> int:
     """0 where the messenger carries vectors."""
     return _carried(place).ndim - 2
 
 
-def _carried(place: Place) -> Tensor:
+def _carried(place: BuildContext) -> Tensor:
     assert place.shared_output is not None
     return place.shared_output.penultimate
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 from losses import forward_kl
 from peer.methods.feddal import proxy
-from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Scene, Stage, Term, one_move
+from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, StageContext, Term, one_move
 from peer.methods.supervised import scene_loss
 
 
-def train(scene: Scene) -> Stage:
+def train(scene: StageContext) -> Stage:
     """Both networks learn from the labels and from each other."""
     loss, alpha = scene_loss(scene), float(scene.parameters["alpha"])
 

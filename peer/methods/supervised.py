@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from losses import dice_ce_loss, dice_loss
-from peer.methods.method import Batch, Forward, Scene, Stage, Term, one_move
+from peer.methods.method import Batch, Forward, Stage, StageContext, Term, one_move
 
 
 class Supervised(NamedTuple):
@@ -42,12 +42,12 @@ def supervised(task: str, segmentation: str = "dice_ce") -> Supervised:
     return SUPERVISED[task]
 
 
-def scene_loss(scene: Scene) -> Supervised:
+def scene_loss(scene: StageContext) -> Supervised:
     """The loss of the scene's task, of segmentation the one that its parameters choose."""
     return supervised(scene.task, scene.parameters["segmentation_loss"])
 
 
-def supervised_stage(scene: Scene, name: str, network: nn.Module) -> Stage:
+def supervised_stage(scene: StageContext, name: str, network: nn.Module) -> Stage:
     """Train one network on the labels alone, all of its parameters."""
     loss = scene_loss(scene)
 

@@ -6,22 +6,24 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from peer import afterwards, errors, lifecycle
-from peer.config import Federation, Site
-from peer.consistency import consistent
+from peer import errors
+from peer.audit.folder_check import consistent
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
-from peer.foreman import WORKER
-from peer.home import SiteFolder
-from peer.identity import Identity
-from peer.preflight import premises
+from peer.daemon import startup
+from peer.daemon.worker_process import WORKER
+from peer.identity.certificates import Identity
+from peer.inference import model_state
+from peer.preflight import local
 from peer.preflight.finding import Finding
-from peer.preflight.reach import Reach
-from peer.preflight.rehearsal import Trial, rehearse
+from peer.preflight.peers import Reach
+from peer.preflight.training import Trial, rehearse
 from peer.transport.control import ControlClient
 
 
 def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WORKER) -> Iterator[Finding]:
-    """Look at everything, and change nothing; ``peer.preflight.packages`` comes before this can be imported.
+    """Look at everything, and change nothing; ``peer.preflight.local`` comes before this can be imported.
 
     Args:
         folder: the site's.
@@ -30,7 +32,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         worker: what to execute as the worker.
     """
     try:
-        federation, site, own = lifecycle.load(folder)
+        federation, site, own = startup.load(folder)
     except errors.PeerError as error:
         yield Finding("configuration", "failure", error.message, error.remedy)
         return
@@ -41,25 +43,25 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         yield from _folder(folder, federation, site, own)
     if running is not None:
         yield running
-    yield from premises.certificates(own, federation)
+    yield from local.certificate_findings(own, federation)
     ports = list(_ports(site, running is not None, status))
     yield from ports
-    data, samples = premises.data(federation, site)
+    data, samples = local.data(federation, site)
     yield data
     # Beside a daemon that trains, a second worker could take the memory that the first one needs.
     steps = samples if train and running is None and data.verdict != "failure" else None
     reach = None if running is not None and status is None else (status, ports[0].verdict == "ok")
-    with afterwards.tidied():
+    with model_state.tidied():
         trial, peers = asyncio.run(_together(folder, federation, site, own.name, worker, steps, reach))
     yield from trial.findings
-    yield premises.policy(federation, site, trial.artifact_bytes)
-    yield from premises.disk(folder, federation, trial.artifact_bytes)
-    yield from premises.distillation(folder)
-    yield from premises.global_test(federation, site)
+    yield local.policy(federation, site, trial.artifact_bytes)
+    yield from local.disk(folder, federation, trial.artifact_bytes)
+    yield from local.distillation(folder)
+    yield from local.global_test(federation, site)
     yield from peers
 
 
-def _folder(folder: SiteFolder, federation: Federation, site: Site, own: Identity) -> Iterator[Finding]:
+def _folder(folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity) -> Iterator[Finding]:
     """What a start would say to what is in the folder; only while nobody writes there."""
     try:
         for remark in consistent(folder, federation, own):
@@ -67,7 +69,7 @@ def _folder(folder: SiteFolder, federation: Federation, site: Site, own: Identit
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return
-    change = lifecycle.changed(folder, federation, site)
+    change = startup.changed(folder, federation, site)
     if change is not None:
         yield Finding("journal", "failure", change.message, change.remedy)
 
@@ -92,20 +94,20 @@ def _daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
     return Finding("daemon", "ok", f"runs, as process {status['pid']}: {where}; no step is tried beside it"), status
 
 
-def _ports(site: Site, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
+def _ports(site: SiteConfig, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
     """The addresses that the daemon listens on: peers' first."""
     if running:
         yield Finding("listen", "ok", f"the daemon has {status['listen'] if status else site.listen}")
         return
-    yield premises.port("listen", site.listen, key="listen")
+    yield local.port("listen", site.listen, key="listen")
     if site.metrics.listen is not None:
-        yield premises.port("metrics", site.metrics.listen, key="[metrics] listen")
+        yield local.port("metrics", site.metrics.listen, key="[metrics] listen")
 
 
 async def _together(
     folder: SiteFolder,
-    federation: Federation,
-    site: Site,
+    federation: FederationConfig,
+    site: SiteConfig,
     name: SiteName,
     worker: Sequence[str],
     samples: int | None,

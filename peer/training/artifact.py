@@ -15,13 +15,13 @@ import models
 from models import Network
 from models.spec import remote_spec_problem
 from peer.core.commands import Source
-from peer.core.facts import Artifact, TensorSpec
 from peer.core.limits import ARTIFACT_BYTES_MAX
+from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
 from peer.training import disk
-from peer.training.fault import ConfigurationError, UnusableArtifact
-from peer.training.recipe import Task
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError
+from peer.training.settings import TaskSettings
 from peer.training.tensors import State, describe, non_finite, pack, unpack
 
 
@@ -43,7 +43,9 @@ def write_artifact(
     """Write the state as an artifact, durably, under its digest; one that is there already is the same bytes."""
     content = pack(state)
     if len(content) > ARTIFACT_BYTES_MAX:
-        raise ConfigurationError(f"the model has {len(content)} bytes, an artifact at most {ARTIFACT_BYTES_MAX}")
+        raise UnusableConfigurationError(
+            f"the model has {len(content)} bytes, an artifact at most {ARTIFACT_BYTES_MAX}"
+        )
     digest = Sha256(hashlib.sha256(content).hexdigest())
     path = artifact_path(folder, digest)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ Theirs = Callable[[nn.Module, Collection[str]], nn.Module]
 """What comes beside a head, made for that head and the names of its state; ``ValueError`` says why it cannot be."""
 
 
-def read_network(folder: Path, source: Source, task: Task, *, allow: Collection[str]) -> Network:
+def read_network(folder: Path, source: Source, task: TaskSettings, *, allow: Collection[str]) -> Network:
     """A received model, built on the CPU and loaded.
 
     In this order: the spec may be named here; it is of this federation's task; the network built on the meta device,
@@ -78,7 +80,12 @@ def read_network(folder: Path, source: Source, task: Task, *, allow: Collection[
 
 
 def read_head(
-    folder: Path, source: Source, task: Task, *, allow: Collection[str], beside: tuple[str, Theirs] | None = None
+    folder: Path,
+    source: Source,
+    task: TaskSettings,
+    *,
+    allow: Collection[str],
+    beside: tuple[str, Theirs] | None = None,
 ) -> tuple[nn.Module, nn.Module | None]:
     """A received head, on the CPU and loaded; of the network around it nothing is built. Judged as a whole model is.
 
@@ -112,7 +119,7 @@ def read_head(
 def read_state(
     folder: Path,
     source: Source,
-    task: Task,
+    task: TaskSettings,
     *,
     like: Network,
     sent: Sent,
@@ -146,11 +153,11 @@ def _blaming(source: Source) -> Iterator[None]:
     """What is wrong with the artifact is an ``UnusableArtifact`` that says why it must not be used."""
     try:
         yield
-    except (ConfigurationError, ValueError) as error:
+    except (UnusableConfigurationError, ValueError) as error:
         raise UnusableArtifact(source, str(error)) from error
 
 
-def _imagined(artifact: Artifact, task: Task, allow: Collection[str]) -> Network:
+def _imagined(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
     """The network of the artifact's spec on the meta device, where it takes no memory."""
     reason = remote_spec_problem(artifact.spec, allow=allow)
     if reason is not None:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.training.recipe import Augmentation
+from peer.training.settings import AugmentationSettings
 
 
-def affine_maps(augmentation: Augmentation, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
+def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
     """One affine map a seed, float32 ``(b, d, d + 1)``: where in the image each place of the result comes from.
 
     Coordinates are normalised as ``torch.nn.functional.affine_grid`` has them (the last axis of the image first, -1 and
@@ -22,7 +22,7 @@ def affine_maps(augmentation: Augmentation, seeds: Sequence[int], size: Sequence
     return torch.from_numpy(np.stack([_affine_map(augmentation, seed, size) for seed in seeds]))
 
 
-def _affine_map(augmentation: Augmentation, seed: int, size: Sequence[int]) -> np.ndarray:
+def _affine_map(augmentation: AugmentationSettings, seed: int, size: Sequence[int]) -> np.ndarray:
     draw = np.random.default_rng(seed)
     dims = len(size)
     matrix, shift = np.eye(dims), np.zeros(dims)

@@ -2,7 +2,7 @@
 
 ``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and ``<network>.adam.safetensors`` of every network
 that the site keeps, and ``record.json``. A checkpoint's name is its path under ``checkpoints/``. There is no state of a
-random generator in it: seeds are functions of round and step (``peer.training.seeding``).
+random generator in it: seeds are functions of round and step (``peer.core.seeds``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.core.limits import CHECKPOINTS_KEPT
 from peer.training import disk
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 from peer.training.tensors import State, pack, unpack
 
 RECORD = "record.json"
@@ -53,9 +53,9 @@ class Checkpoints:
         disk.write_folder(self._path(name), _files(checkpoint))
 
     def read(self, name: str) -> Checkpoint:
-        """The checkpoint of that name; ``ConfigurationError`` when it is not there."""
+        """The checkpoint of that name; ``UnusableConfigurationError`` when it is not there."""
         if self.record(name) is None:
-            raise ConfigurationError(
+            raise UnusableConfigurationError(
                 f"checkpoint {name!r} is not in {self.folder}; restore it or start a new generation"
             )
         return _read(self._path(name))
@@ -91,7 +91,7 @@ class Checkpoints:
 
     def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise ConfigurationError(f"{name!r} is no name of a checkpoint (round-000012/train is one)")
+            raise UnusableConfigurationError(f"{name!r} is no name of a checkpoint (round-000012/train is one)")
         return self.folder / name
 
     def _partial(self) -> list[Path]:

@@ -17,14 +17,14 @@ from safetensors.torch import save as packed
 from torch import Tensor
 
 from peer.core.plan import Work
-from peer.datalist import CLASS_LABELS, Sample, inspect_datalist, named
+from peer.core.seeds import derive
+from peer.data.datalist import CLASS_LABELS, Sample, inspect_datalist, named
 from peer.methods.method import Batch
 from peer.training import disk
 from peer.training.augmentation import affine_maps, warp, warp_targets
-from peer.training.fault import DataError
+from peer.training.errors import UnusableDataError
 from peer.training.images import load_regions
-from peer.training.recipe import Augmentation, Recipe
-from peer.training.seeding import derive
+from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, Reading, reading_of
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ Seed = Callable[..., int]
 
 
 @dataclass(frozen=True)
-class Split:
+class DataSplit:
     """Readable samples of one purpose.
 
     Attributes:
@@ -66,7 +66,9 @@ class Split:
             try:
                 image, target = self.load(index)
             except Exception as error:
-                raise DataError(f"sample {self.samples[index].name} was readable and is not now: {error}") from error
+                raise UnusableDataError(
+                    f"sample {self.samples[index].name} was readable and is not now: {error}"
+                ) from error
             images.append(image)
             targets.append(target)
         stacked = torch.stack(targets)
@@ -82,9 +84,9 @@ class Split:
 class SiteData:
     """Everything that a site trains and is measured on."""
 
-    training: Split
-    validation: Split
-    test: Split
+    training: DataSplit
+    validation: DataSplit
+    test: DataSplit
     unreadable: int
     masks: Tensor | None
     task: str
@@ -96,7 +98,7 @@ class SiteData:
         return found | ({"validation": len(self.validation)} if len(self.validation) else {})
 
 
-def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteData:
+def load_data(recipe: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]) -> SiteData:
     """Check the datalist and read every sample once.
 
     Args:
@@ -111,7 +113,7 @@ def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteD
     data, task = recipe.data, recipe.task
     listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
     if listed.problems:
-        raise DataError(f"{data.datalist}: " + "; ".join(listed.problems))
+        raise UnusableDataError(f"{data.datalist}: " + "; ".join(listed.problems))
     if listed.unlabelled:
         logger.warning("test entries without label are not evaluated: count=%d", listed.unlabelled)
     reading = reading_of(task, data)
@@ -125,13 +127,13 @@ def load_data(recipe: Recipe, seed: Seed, *, pulse: Callable[[], None]) -> SiteD
     splits = {name: _split(samples, reading, recipe, unreadable, pulse) for name, samples in groups.items()}
     total = len(listed.training) + len(listed.test)
     if len(unreadable) > data.unreadable_share_max * total:
-        raise DataError(
+        raise UnusableDataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
             f"unreadable_share_max = {data.unreadable_share_max}; the log has the reasons"
         )
     lack = _lack(splits["training"], task.kind)
     if lack is not None:
-        raise DataError(f"{data.datalist}: what can be read for training {lack}")
+        raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = load_regions(data.regions, input_size=data.input_size) if data.regions is not None else None
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
 
@@ -156,7 +158,7 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
     return names
 
 
-def _lack(training: Split, kind: str) -> str | None:
+def _lack(training: DataSplit, kind: str) -> str | None:
     """Why nothing could be learnt from these samples, or nothing."""
     if kind in CLASS_LABELS:
         return "has one class only; a classifier needs two" if len(training.present) < 2 else None
@@ -168,10 +170,10 @@ def _lack(training: Split, kind: str) -> str | None:
 def _split(
     samples: Sequence[Sample],
     reading: Reading,
-    recipe: Recipe,
+    recipe: TrainingSettings,
     unreadable: list[str],
     pulse: Callable[[], None],
-) -> Split:
+) -> DataSplit:
     """Read the samples once; those that fail are logged, named in ``unreadable`` and left out."""
     cache = recipe.data.cache
     read = _cached(reading, recipe.home / "cache") if cache == "disk" else reading
@@ -194,7 +196,7 @@ def _split(
             examples.append(example)
     in_memory = cache == "memory"
     load = examples.__getitem__ if in_memory else lambda k: read(readable[k])
-    return Split(readable, load, in_memory, frozenset(present))
+    return DataSplit(readable, load, in_memory, frozenset(present))
 
 
 def _cached(reading: Reading, folder: Path) -> Reading:
@@ -236,7 +238,7 @@ class Batches:
         data: SiteData,
         *,
         batch_size: int,
-        augmentation: Augmentation,
+        augmentation: AugmentationSettings,
         seed: Seed,
         device: torch.device,
     ) -> None:
@@ -298,7 +300,7 @@ class Batches:
         return found
 
 
-def site_seed(recipe: Recipe) -> Seed:
+def site_seed(recipe: TrainingSettings) -> Seed:
     """The site's own seeds: ``derive`` of the federation's name and seed and of the site, then whatever is asked for.
 
     Not of the digest: federations that differ in the method alone start alike, and can be compared.

@@ -8,21 +8,21 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 
 PRECISIONS = ("fp32", "bf16")
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic; read at its start
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one; ``ConfigurationError`` when the named one is not there."""
+    """``auto`` is a GPU where there is one; ``UnusableConfigurationError`` when the named one is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if (device.index or 0) >= count:
-            raise ConfigurationError(f'[training] device = "{name}": this machine has {count} usable GPUs')
+            raise UnusableConfigurationError(f'[training] device = "{name}": this machine has {count} usable GPUs')
         device = torch.device("cuda", device.index or 0)
     return device
 
@@ -46,7 +46,7 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass: ``bf16`` is autocast, ``fp32`` is as the network is."""
     if name not in PRECISIONS:
-        raise ConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
+        raise UnusableConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 

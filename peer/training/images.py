@@ -14,7 +14,7 @@ from monai.data.image_reader import ImageReader, NibabelReader, PILReader, Pydic
 from monai.transforms import EnsureChannelFirst, NormalizeIntensity, ScaleIntensity
 from torch import Tensor
 
-from peer.training.fault import DataError
+from peer.training.errors import UnusableDataError
 
 READERS: dict[str, type[ImageReader]] = {
     ".nii": NibabelReader,
@@ -129,7 +129,7 @@ def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
     """An atlas as soft masks, float32 ``(r, *input_size)``, each the share of a cell that belongs to the region.
 
     A label map (0 is background, every other whole number a region), or an ``.npz`` whose array ``masks`` is
-    ``(r, *space)``. ``DataError`` says what is wrong with the file.
+    ``(r, *space)``. ``UnusableDataError`` says what is wrong with the file.
     """
     try:
         if path.suffix == ".npz":
@@ -142,13 +142,13 @@ def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
             present = torch.unique(labels)
             masks = (labels == present[present != 0].reshape(-1, *[1] * len(input_size))).float()
     except Exception as error:
-        raise DataError(f"[data] regions {path} cannot be read: {error}") from error
+        raise UnusableDataError(f"[data] regions {path} cannot be read: {error}") from error
     if masks.ndim != len(input_size) + 1 or not masks.numel():
-        raise DataError(
+        raise UnusableDataError(
             f"[data] regions {path} gives {tuple(masks.shape)}, not (regions, {len(input_size)} dimensions)"
         )
     if not (torch.isfinite(masks).all() and (masks >= 0).all()):
-        raise DataError(f"[data] regions {path} holds a negative or non-finite weight")
+        raise UnusableDataError(f"[data] regions {path} holds a negative or non-finite weight")
     return F.interpolate(masks[None], size=input_size, mode="area")[0]
 
 

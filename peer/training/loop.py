@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from peer.core.plan import Work
-from peer.methods.method import Batch, Move, Stage
+from peer.methods.method import Batch, Stage, Step
+from peer.training.checkpoint import Checkpoint, Checkpoints
 from peer.training.data import Batches, Seed
 from peer.training.device import precision
+from peer.training.errors import WorkInterrupted
 from peer.training.optimiser import adam, adam_state, load_adam_state, trainable
 from peer.training.tensors import State, state_of
 
@@ -98,7 +102,7 @@ class Loop:
         for name in self._learnt:
             self._freeze(name, frozen=False)
 
-    def _train(self, step: int, moves: tuple[Move, ...], batch: Batch) -> dict[str, Tensor]:
+    def _train(self, step: int, moves: tuple[Step, ...], batch: Batch) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         totals = []
         for number, move in enumerate(moves):
@@ -107,7 +111,7 @@ class Loop:
             found |= terms
         return {TOTAL: torch.stack(totals).sum()} | found
 
-    def _move(self, step: int, number: int, move: Move, batch: Batch) -> dict[str, Tensor]:
+    def _move(self, step: int, number: int, move: Step, batch: Batch) -> dict[str, Tensor]:
         def forward(network: str, *inputs: Any, part: str = "") -> Any:
             # Each network has randomness of its own: what others run beside it does not change its dropout.
             torch.manual_seed(self._seed("forward", step, network, *([number] if number else ())))
@@ -136,3 +140,69 @@ class Loop:
         self.stage.networks[name].train(not frozen)
         for parameter in self._learnt[name]:
             parameter.requires_grad_(not frozen)
+
+
+PROGRESS_S = 0.2  # five reports a second look continuous and cost nothing
+
+
+class Diverged(Exception):  # noqa: N818 - the name is the fact
+    """The loss is not finite, so that nothing which follows could be used; the message says where."""
+
+
+@dataclass(frozen=True)
+class StageRunner:
+    """How a stage is run.
+
+    Attributes:
+        checkpoints: where partial checkpoints go.
+        checkpoint_s: seconds between them.
+        report: gets step, steps and the newest losses, at most each ``PROGRESS_S`` seconds and after the last step.
+        halted: asked after each step.
+        clock: monotonic seconds.
+    """
+
+    checkpoints: Checkpoints
+    checkpoint_s: float
+    report: Callable[[int, int, Mapping[str, float]], None]
+    halted: Callable[[], bool]
+    clock: Callable[[], float]
+
+    def run(self, loop: Loop, batches: Batches, *, work: str) -> float:
+        """Train to the last step, from the partial checkpoint of this ``work`` if there is one.
+
+        Returns:
+            The seconds that it took, those before an interruption included.
+
+        Raises:
+            Interrupted: a halt came; the partial checkpoint is on disk.
+            Diverged: the total loss is not finite.
+        """
+        began, steps = self.clock(), loop.steps
+        saved = began
+        reported = -math.inf
+        partial = self.checkpoints.read_partial(work)
+        if partial is not None:
+            loop.load(partial.networks, partial.optimisers)
+            loop.resume(partial.record["step"], partial.record["sums"])
+            began -= partial.record["duration_s"]
+        for step in loop.run(batches):
+            now = self.clock()
+            if step == steps or now - reported >= PROGRESS_S:
+                losses = loop.losses()
+                if not math.isfinite(losses[TOTAL]):
+                    raise Diverged(f"the loss is {losses[TOTAL]} at step {step}")
+                self.report(step, steps, losses)
+                reported = now
+            if step == steps:
+                break
+            halted = self.halted()
+            if halted or now - saved >= self.checkpoint_s:
+                self._save(loop, work, now - began)
+                saved = now
+            if halted:
+                raise WorkInterrupted
+        return self.clock() - began
+
+    def _save(self, loop: Loop, work: str, duration_s: float) -> None:
+        record = {"work": work, "step": loop.step, "sums": loop.sums(), "duration_s": duration_s}
+        self.checkpoints.write_partial(loop.step, Checkpoint(record, loop.networks(), loop.moments()))

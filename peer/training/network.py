@@ -10,21 +10,21 @@ from torch import nn
 
 import models
 from models import Network, Output
-from peer.training.fault import ConfigurationError
-from peer.training.recipe import Recipe, Task
+from peer.training.errors import UnusableConfigurationError
+from peer.training.settings import TaskSettings, TrainingSettings
 
 VECTORS = ("classification", "time_series")
 """Tasks that predict one vector a sample; the others predict maps."""
 
 
-def local_spec(recipe: Recipe) -> dict[str, Any]:
+def local_spec(recipe: TrainingSettings) -> dict[str, Any]:
     """The spec of the site's own model."""
     given = recipe.model
     taps: dict[str, Any] = {key: given[key] for key in ("features", "head") if given.get(key)}
     return _spec(recipe.task, given["name"], given.get("parameters", {}), taps)
 
 
-def shared_spec(recipe: Recipe) -> dict[str, Any] | None:
+def shared_spec(recipe: TrainingSettings) -> dict[str, Any] | None:
     """The spec of the network in ``[shared_model]``, or nothing where there is none."""
     if recipe.shared_model is None:
         return None
@@ -35,7 +35,7 @@ def shared_spec(recipe: Recipe) -> dict[str, Any] | None:
     return _spec(recipe.task, name, given, taps)
 
 
-def _spec(task: Task, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:
+def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {"spatial_dims": task.spatial_dims, "in_channels": task.in_channels, "classes": task.classes}
     return {"name": name, **sizes, "hyper": dict(hyper), **taps}
 
@@ -49,10 +49,10 @@ def build_spec(spec: Mapping[str, Any], where: str) -> Network:
     try:
         return models.build(spec)
     except Exception as error:
-        raise ConfigurationError(f"{where} {spec['name']}: {error}") from error
+        raise UnusableConfigurationError(f"{where} {spec['name']}: {error}") from error
 
 
-def probe(network: nn.Module, task: Task, input_size: tuple[int, ...], *, scale: int = 1) -> Output:
+def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *, scale: int = 1) -> Output:
     """The network's output for one image of zeros; ``ValueError`` unless it is a prediction of this task."""
     network.eval()
     with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from peer.core.plan import Work
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 from peer.training.tensors import State
 
 
@@ -34,14 +34,16 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
 
 
 def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what ``adam_state`` took; ``ConfigurationError`` where it belongs to another network."""
+    """Put back what ``adam_state`` took; ``UnusableConfigurationError`` where it belongs to another network."""
     moved = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in moved}
     for key, value in state.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
         if parameter is None or (value.ndim and value.shape != parameter.shape):
-            raise ConfigurationError(f"the optimiser's state of {name!r} fits no parameter of the model; see [model]")
+            raise UnusableConfigurationError(
+                f"the optimiser's state of {name!r} fits no parameter of the model; see [model]"
+            )
         optimiser.state[parameter][moment] = value.to(parameter.device, copy=True)
 
 

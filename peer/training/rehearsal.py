@@ -20,16 +20,16 @@ from torch import Tensor
 
 from peer.core import commands, events
 from peer.core.commands import Source
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.roster import SiteName
+from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import checkpoint_name
 from peer.training.data import Batches, SiteData
 from peer.training.device import describe_device, release_memory
-from peer.training.fault import ConfigurationError
-from peer.training.kept import Kept
+from peer.training.errors import UnusableConfigurationError
 from peer.training.loop import TOTAL, Loop
-from peer.training.parcels import Parcels
-from peer.training.recipe import Recipe
+from peer.training.settings import TrainingSettings
+from peer.training.site_networks import SiteNetworks
 
 INITIAL = checkpoint_name(0, "initial")
 STEPS = 2
@@ -38,13 +38,13 @@ MEMORY_INFORMATION = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-class Trainer(Protocol):
+class RehearsedTrainer(Protocol):
     """Who does the work: ``peer.training.trainer``."""
 
-    recipe: Recipe
+    recipe: TrainingSettings
     device: torch.device
-    kept: Kept
-    parcels: Parcels
+    kept: SiteNetworks
+    parcels: ArtifactExchange
 
     @property
     def data(self) -> SiteData:
@@ -60,7 +60,7 @@ class Trainer(Protocol):
         """The prediction of the networks in hand."""
 
 
-def rehearsed(trainer: Trainer, command: commands.Rehearse) -> events.Rehearsed:
+def rehearsed(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Rehearsed:
     """Try the stages of a round, its mean and a prediction, from the initial checkpoint, which must be there.
 
     Raises:
@@ -92,7 +92,7 @@ def rehearsed(trainer: Trainer, command: commands.Rehearse) -> events.Rehearsed:
     )
 
 
-def stages(trainer: Trainer, sources: tuple[Source, ...]) -> Iterator[tuple[str, commands.Train]]:
+def stages(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> Iterator[tuple[str, commands.Train]]:
     """The orders of a round by name, each with what will have come by then; also of a round that only moves models."""
     plan, parameters = trainer.recipe.plan, trainer.recipe.parameters
     if sources and (plan.pattern == "circulate" or parameters.get("activation")):
@@ -110,7 +110,7 @@ def stages(trainer: Trainer, sources: tuple[Source, ...]) -> Iterator[tuple[str,
             yield stage, commands.Train(1, 1, 1, stage, INITIAL, sources if came else ())
 
 
-def try_stage(trainer: Trainer, order: commands.Train) -> tuple[float, float]:
+def try_stage(trainer: RehearsedTrainer, order: commands.Train) -> tuple[float, float]:
     """Run the first steps of each pass of a stage: the seconds of a step, and those of the whole stage."""
     loop, batches = trainer.prepare(order)
     whole_s = 0.0
@@ -121,7 +121,7 @@ def try_stage(trainer: Trainer, order: commands.Train) -> tuple[float, float]:
             for step in itertools.islice(loop.run(batches), min(STEPS, loop.pass_steps)):
                 losses = loop.losses()  # waits for the device
                 if not math.isfinite(losses[TOTAL]):
-                    raise ConfigurationError(describe(order.stage, step, losses))
+                    raise UnusableConfigurationError(describe(order.stage, step, losses))
                 step_s, began_s = time.monotonic() - began_s, time.monotonic()
             whole_s += step_s * loop.pass_steps
     finally:
@@ -140,7 +140,7 @@ def describe(stage: str, step: int, losses: Mapping[str, float]) -> str:
     )
 
 
-def own_artifact(trainer: Trainer) -> Artifact | None:
+def own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
     """What the site would send; nothing where the method sends nothing."""
     if trainer.recipe.plan.artifact is None:
         return None
@@ -149,7 +149,7 @@ def own_artifact(trainer: Trainer) -> Artifact | None:
     return trainer.parcels.send(trainer.kept.sent, owner=trainer.recipe.site, steps=0, samples=samples)
 
 
-def stand_ins(trainer: Trainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
+def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
     """The site's own artifact as if others had sent it: one where one is received in a round, else one of each."""
     if artifact is None:
         return ()

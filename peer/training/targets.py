@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.datalist import CLASS_LABELS, Sample
-from peer.training.fault import ConfigurationError
+from peer.data.datalist import CLASS_LABELS, Sample
+from peer.training.errors import UnusableConfigurationError
 from peer.training.images import Preparation, load_image, load_images, resized
-from peer.training.recipe import Data, Task
+from peer.training.settings import DataSettings, TaskSettings
 
 Example: TypeAlias = tuple[Tensor, Tensor]
 """One image ``(c, *space)``, float32, and its target, on the CPU."""
@@ -25,11 +25,11 @@ Reading: TypeAlias = Callable[[Sample], Example]
 SMALL_CLASSES_MAX = 256  # a kept label map takes a byte a place where that is enough
 
 
-def reading_of(task: Task, data: Data) -> Reading:
-    """How this site reads its samples; ``ConfigurationError`` where super-resolution has no scale."""
+def reading_of(task: TaskSettings, data: DataSettings) -> Reading:
+    """How this site reads its samples; ``UnusableConfigurationError`` where super-resolution has no scale."""
     if task.kind == "super_resolution":
         if data.scale is None:
-            raise ConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
+            raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
         return LargeImage(task.in_channels, task.classes, data.input_size, data.scale)
     preparation = Preparation(task.in_channels, data.input_size, data.normalise)
     return ClassIndex(preparation) if task.kind in CLASS_LABELS else LabelMap(preparation, task.classes)

@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from peer.core.facts import TensorSpec
-from peer.training.fault import ConfigurationError
+from peer.core.messages import TensorSpec
+from peer.training.errors import UnusableConfigurationError
 
 State = dict[str, Tensor]
 """Parameters and buffers by name."""
@@ -47,10 +47,12 @@ def unpack(content: bytes) -> State:
 
 
 def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes, sorted by name; ``ConfigurationError`` names a type that cannot travel."""
+    """Names, element types and shapes, sorted by name; ``UnusableConfigurationError`` names a type that cannot travel."""
     for name, tensor in state.items():
         if tensor.dtype not in DTYPE_NAMES:
-            raise ConfigurationError(f"tensor {name!r} of the model is {tensor.dtype}, which no artifact can hold")
+            raise UnusableConfigurationError(
+                f"tensor {name!r} of the model is {tensor.dtype}, which no artifact can hold"
+            )
     return tuple(TensorSpec(name, DTYPE_NAMES[state[name].dtype], tuple(state[name].shape)) for name in sorted(state))
 
 

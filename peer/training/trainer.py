@@ -18,25 +18,24 @@ from torch import Tensor, nn
 from models import Network
 from peer.core import commands, events
 from peer.core.commands import Source
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
-from peer.core.work import Setting, from_json, to_json
+from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.methods import METHODS
-from peer.methods.method import DAM, VISITOR, Scene, Stage
+from peer.methods.method import DAM, VISITOR, Stage, StageContext
 from peer.methods.supervised import supervised_stage
 from peer.training.artifact import artifact_path
+from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
-from peer.training.data import Batches, Seed, SiteData, Split, load_data, site_seed
+from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
-from peer.training.drive import Diverged, Drive
-from peer.training.examiner import measured
-from peer.training.fault import ConfigurationError, Interrupted, UnusableArtifact
-from peer.training.kept import Kept
-from peer.training.loop import Loop
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError, WorkInterrupted
+from peer.training.guest import measured
+from peer.training.loop import Diverged, Loop, StageRunner
 from peer.training.optimiser import fitting
-from peer.training.parcels import Parcels
-from peer.training.recipe import Recipe
 from peer.training.rehearsal import rehearsed
+from peer.training.settings import TrainingSettings
+from peer.training.site_networks import SiteNetworks
 from peer.training.tensors import non_finite, pack
 
 logger = logging.getLogger(__name__)
@@ -50,35 +49,35 @@ class Trainer:
     Args:
         setting: the site, its federation, its folder.
         report: gets every ``Progressed``.
-        halted: asked between steps; once it is true, the work in hand ends in ``Interrupted``.
+        halted: asked between steps; once it is true, the work in hand ends in ``WorkInterrupted``.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        setting: Setting,
+        setting: WorkerSetting,
         *,
         report: Callable[[events.Event], None] = lambda event: None,
         halted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.recipe = recipe = Recipe.of(setting)
+        self.recipe = recipe = TrainingSettings.of(setting)
         self.method = METHODS[recipe.method]
         self._report, self._halted, self._clock = report, halted, clock
         self._seed: Seed = site_seed(recipe)
         self.device = choose_device(recipe.device)
         make_reproducible(self.device, threads=recipe.threads)
         self._checkpoints = Checkpoints(recipe.home / "checkpoints")
-        self.kept = Kept(recipe, self.method, self._seed, self._checkpoints)
-        self.parcels = Parcels(recipe, self.method, self.kept)
-        self._scene: Scene | None = None  # what a prediction starts from
+        self.kept = SiteNetworks(recipe, self.method, self._seed, self._checkpoints)
+        self.parcels = ArtifactExchange(recipe, self.method, self.kept)
+        self._scene: StageContext | None = None  # what a prediction starts from
 
     def perform(self, command: commands.Command) -> events.Event:
         """Carry out one command; the event answers it.
 
         Raises:
             Interrupted: a halt came; what was trained so far is in a partial checkpoint.
-            Exception: whatever made it impossible; ``peer.training.fault`` says whose fault that is.
+            Exception: whatever made it impossible; ``peer.training.errors`` says whose fault that is.
         """
         handlers: dict[type, Callable[[Any], events.Event]] = {
             commands.Initialise: self._initialise,
@@ -103,7 +102,7 @@ class Trainer:
             masks, place = self.recipe.data.regions is not None, self.kept.place
             problem = self.method.unfit(place.output, place.shared_output, self.recipe.parameters, masks=masks)
             if problem is not None:
-                raise ConfigurationError(problem)
+                raise UnusableConfigurationError(problem)
             record = {"work": work, "steps": 0, "artifact": None, "samples": self.data.counts}
             if self.recipe.plan.artifact is not None:
                 artifact = self._send(self.kept.sent, owner=self.recipe.site, steps=0)
@@ -221,11 +220,11 @@ class Trainer:
             Logits ``(b, classes)`` or ``(b, classes, *space)``, or the images of super-resolution.
         """
         if self._scene is None:
-            raise ConfigurationError("nothing to predict with: hold a checkpoint first")
+            raise UnusableConfigurationError("nothing to predict with: hold a checkpoint first")
         with torch.inference_mode(), precision(self.recipe.precision, self.device):
             return self.method.predict(self._scene, images.to(self.device)).float().cpu()
 
-    def measured(self, split: Split) -> dict[str, float]:
+    def measured(self, split: DataSplit) -> dict[str, float]:
         """The metrics of the networks in hand on a split, which may be another site's."""
 
         def predict(images: Tensor) -> Tensor:
@@ -291,13 +290,15 @@ class Trainer:
         if owner is None:
             return self.method.stages[command.stage](self._make_scene(self.parcels.received(command.sources)))
         if not command.sources and owner != self.recipe.site:
-            raise ConfigurationError(f"round {command.round} moves {owner}'s model, of which there is no copy here")
+            raise UnusableConfigurationError(
+                f"round {command.round} moves {owner}'s model, of which there is no copy here"
+            )
         visitor = self.parcels.receive(command.sources[0])[0] if command.sources else copy.deepcopy(self.kept.dam)
         return supervised_stage(self._make_scene({}), VISITOR, visitor)
 
-    def _make_scene(self, received: Mapping[str, nn.Module]) -> Scene:
+    def _make_scene(self, received: Mapping[str, nn.Module]) -> StageContext:
         recipe = self.recipe
-        return Scene(
+        return StageContext(
             recipe.site,
             recipe.task.kind,
             recipe.parameters,
@@ -306,9 +307,9 @@ class Trainer:
             lambda *purpose: _sow(self._seed("init", *purpose)),
         )
 
-    def _drive(self, command: commands.Train) -> Drive:
+    def _drive(self, command: commands.Train) -> StageRunner:
         order = (command.generation, command.round, command.attempt, command.stage)
-        return Drive(
+        return StageRunner(
             checkpoints=self._checkpoints,
             checkpoint_s=self.recipe.checkpoint_s,
             report=lambda step, steps, losses: self._report(events.Progressed(*order, step, steps, losses)),
@@ -335,7 +336,7 @@ class Trainer:
         if command.sources:
             blamed = max(command.sources, key=self.parcels.extreme)
             return UnusableArtifact(blamed, f"training with it diverged: {reason}")
-        return ConfigurationError(
+        return UnusableConfigurationError(
             f"training diverged in round {command.round}: {reason}; lower [stages.{command.stage}] learning_rate, or "
             "look for extreme values in the data"
         )
@@ -367,7 +368,7 @@ class Trainer:
 
     def _heed_halt(self) -> None:
         if self._halted():
-            raise Interrupted
+            raise WorkInterrupted
 
 
 def _sow(seed: int) -> None:

@@ -1,6 +1,6 @@
 """The worker process: ``python -m peer.training.worker --fd N``, JSON lines on a socket that its daemon holds.
 
-The first line is a ``Setting``; after that each command is answered in order, except that a ``Halt`` also ends the work
+The first line is a ``WorkerSetting``; after that each command is answered in order, except that a ``Halt`` also ends the work
 in hand. A worker never outlives its daemon: the end of the socket ends it at once, wherever it stands; everything that
 counts is on disk in one piece. ``WorkFailed`` is its last word: it exits, and the daemon decides about another one.
 """
@@ -23,7 +23,7 @@ from typing import Protocol
 
 from peer.core import commands, events
 from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.work import TO_WORKER, Setting, decode, encode
+from peer.core.worker_protocol import TO_WORKER, WorkerSetting, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ EXIT_FAILED = 1
 EXIT_ORPHAN = 3  # nobody waits for it, but init logs it
 
 
-class Hand(Protocol):
+class WorkerCommands(Protocol):
     """Carries out a worker's orders."""
 
     def perform(self, command: commands.Command) -> events.Event:
@@ -81,7 +81,7 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
     command = commands.Command()
     try:
         command = inbox.take()
-        if not isinstance(command, Setting):
+        if not isinstance(command, WorkerSetting):
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
         # Not before the inbox reads: torch and monai take seconds, in which the daemon may end.
         hand = _hand(command, inbox, send)
@@ -91,7 +91,7 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
             if (event := _answer(hand, command)) is not None:
                 send(event)
     except Exception as error:
-        from peer.training.fault import fault_of, reason_of
+        from peer.training.errors import fault_of, reason_of
 
         logger.exception("work failed: command=%s", type(command).__name__)
         generation, attempt = getattr(command, "generation", 0), getattr(command, "attempt", 0)
@@ -99,29 +99,29 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         raise
 
 
-def _hand(setting: Setting, inbox: Inbox, send: Callable[[events.Event], None]) -> Hand:
+def _hand(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
     """Who does the work: the trainer, or whoever measures guests beside one."""
     from peer.training import monai
 
     monai.load()
     if setting.duty == "measure":
-        from peer.training.examiner import Examiner
+        from peer.training.guest import GuestEvaluator
 
-        return Examiner(setting)
+        return GuestEvaluator(setting)
     from peer.training.trainer import Trainer
 
     return Trainer(setting, report=send, halted=inbox.halted)
 
 
-def _answer(hand: Hand, command: commands.Command) -> events.Event | None:
+def _answer(hand: WorkerCommands, command: commands.Command) -> events.Event | None:
     """The event that answers the command; nothing where a halt ended it, which has its own answer."""
-    from peer.training.fault import Interrupted
+    from peer.training.errors import WorkInterrupted
 
     if isinstance(command, commands.Halt):
         return events.Halted(command.generation, command.attempt)
     try:
         return hand.perform(command)
-    except Interrupted:
+    except WorkInterrupted:
         logger.info("work halted: command=%s", type(command).__name__)
         return None
 

@@ -19,17 +19,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from peer.core import limits
-from peer.core.facts import Greeting, Manifest, Pulse, Report, SignedManifest, Unavailable
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
-from peer.identity import Identity, is_refused, verify_certificate, verify_manifest
+from peer.identity.certificates import Identity, is_refused, verify_certificate, verify_manifest
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
-from peer.transport.report import encode_report
 from peer.transport.transfer import ArtifactWrong, Incoming, artifact_path, holds
+from peer.transport.wire import encode_report
 
 if TYPE_CHECKING:
     from peer.pb.peer_pb2_grpc import ExchangeAsyncStub
@@ -76,13 +76,13 @@ class Misbehaved(ExchangeError):  # noqa: N818 - the name is the fact
 class Offer:
     """A verified manifest, with what was asked for and the signed bytes for the journal."""
 
-    request: wire.Request
+    request: wire.ArtifactRequest
     signed: SignedManifest
     manifest: Manifest
 
 
 @dataclass(slots=True)
-class Line:
+class PeerChannel:
     """A channel to a peer; a retired one is closed when its last call ends."""
 
     address: str
@@ -121,7 +121,7 @@ class ExchangeClient:
         self._address = address
         self._refused = refused
         self._stall_s = stall_s
-        self._lines: dict[SiteName, Line] = {}
+        self._lines: dict[SiteName, PeerChannel] = {}
         self._receiving: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
@@ -130,26 +130,26 @@ class ExchangeClient:
         for line in lines:
             await line.channel.close(None)
 
-    async def hello(self, peer: SiteName, greeting: Greeting) -> Greeting:
+    async def hello(self, peer: SiteName, greeting: Hello) -> Hello:
         """Greet a peer; ``Refused`` says what differs."""
         message = wire.encode_greeting(greeting)
         async with self._line(peer) as line:
             return wire.decode_greeting(await line.stub.Hello(message, timeout=limits.HELLO_TIMEOUT_S))
 
-    async def beat(self, peer: SiteName, pulse: Pulse) -> Pulse:
+    async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
         """Tell a peer where this site is, and hear where it is."""
         message = wire.encode_pulse(pulse)
         async with self._line(peer) as line:
             return wire.decode_pulse(await line.stub.Beat(message, timeout=limits.BEAT_TIMEOUT_S))
 
-    async def put_report(self, peer: SiteName, report: Report) -> None:
+    async def put_report(self, peer: SiteName, report: EvaluationResult) -> None:
         """Tell a peer how its model did here; it has it in its journal when this returns."""
         message = encode_report(report)
         async with self._line(peer) as line:
             await line.stub.PutMetrics(message, timeout=limits.HELLO_TIMEOUT_S)
 
     async def get_manifest(
-        self, peer: SiteName, request: wire.Request, *, wait_s: float = limits.MANIFEST_WAIT_S
+        self, peer: SiteName, request: wire.ArtifactRequest, *, wait_s: float = limits.MANIFEST_WAIT_S
     ) -> Offer | Unavailable:
         """What the peer has for this site, verified; the peer may take ``wait_s`` until it exists.
 
@@ -172,7 +172,7 @@ class ExchangeClient:
                 raise Misbehaved(peer, f"manifest: {error}") from error
             return Offer(request, reply, manifest)
 
-    def _compare(self, manifest: Manifest, request: wire.Request, peer: SiteName) -> None:
+    def _compare(self, manifest: Manifest, request: wire.ArtifactRequest, peer: SiteName) -> None:
         for name, said, asked in (
             ("federation", manifest.federation, self._federation),
             ("origin", manifest.origin, peer),
@@ -259,7 +259,7 @@ class ExchangeClient:
                 call.cancel()
 
     @contextlib.asynccontextmanager
-    async def _line(self, peer: SiteName) -> AsyncIterator[Line]:
+    async def _line(self, peer: SiteName) -> AsyncIterator[PeerChannel]:
         """A channel to the peer for one call, made anew when its address or this site's certificate changed."""
         address = self._address(peer)
         if address is None:
@@ -277,7 +277,7 @@ class ExchangeClient:
             if line.retired:
                 await self._retire(line)
 
-    async def _current(self, peer: SiteName, address: str) -> Line:
+    async def _current(self, peer: SiteName, address: str) -> PeerChannel:
         line, stamp = self._lines.get(peer), self._pki.stamp()
         usable = line is not None and self._pki.clock() <= line.own.certificate.not_valid_after_utc
         if line is not None and usable and (line.address, line.stamp) == (address, stamp):
@@ -290,12 +290,12 @@ class ExchangeClient:
             return line  # a renewal that is half written: the certificate before it goes on
         channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=tls.channel_options(peer))
         fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, wire.decode_chunk)
-        fresh = self._lines[peer] = Line(address, stamp, own, channel, rpc.ExchangeStub(channel), fetch)
+        fresh = self._lines[peer] = PeerChannel(address, stamp, own, channel, rpc.ExchangeStub(channel), fetch)
         if line is not None:
             await self._retire(line)
         return fresh
 
-    async def _retire(self, line: Line) -> None:
+    async def _retire(self, line: PeerChannel) -> None:
         line.retired = True
         if not line.calls:
             await line.channel.close(None)

@@ -39,7 +39,7 @@ _OPTIONS = (
 )
 
 
-class Console(Protocol):
+class OperatorCalls(Protocol):
     """Who answers the operator: the daemon. ``PeerError`` and ``ValueError`` become the command's error line."""
 
     async def show(self, what: str, arguments: Mapping[str, Any]) -> object:
@@ -61,7 +61,7 @@ class Console(Protocol):
 class ControlServer:
     """Serves the operator on one socket."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: OperatorCalls) -> None:
         """Prepare to serve."""
         self._console = console
         self._server: grpc.aio.Server | None = None
@@ -99,7 +99,7 @@ class ControlServer:
 class Control(rpc.ControlServicer):
     """The service: decode, ask the console, encode."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: OperatorCalls) -> None:
         """See ``ControlServer``."""
         self._console = console
 

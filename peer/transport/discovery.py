@@ -43,7 +43,7 @@ LOOK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DiscoveredAddress:
     """Where this site is served: the port, the addresses to tell, and the interfaces to tell them on, by address.
 
     Empty ``interfaces`` are all that there are.
@@ -87,7 +87,7 @@ class Discovery:
         self.problem = ""
         self._watch: asyncio.Task[None] | None = None
 
-    def start(self, where: Callable[[], Place]) -> None:
+    def start(self, where: Callable[[], DiscoveredAddress]) -> None:
         """Begin to announce and to listen, in the background: a network that is not up yet is waited for.
 
         Args:
@@ -103,8 +103,8 @@ class Discovery:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._close()
 
-    async def _run(self, where: Callable[[], Place]) -> None:
-        told: Place | None = None
+    async def _run(self, where: Callable[[], DiscoveredAddress]) -> None:
+        told: DiscoveredAddress | None = None
         warned = ""
         while True:
             try:
@@ -126,7 +126,7 @@ class Discovery:
             warned = self.problem
             await asyncio.sleep(self._look_s)
 
-    async def _open(self, place: Place) -> None:
+    async def _open(self, place: DiscoveredAddress) -> None:
         from zeroconf import InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
@@ -236,7 +236,7 @@ def usable(addresses: Sequence[str]) -> list[str]:
     return [str(one) for one in sorted(wanted, key=lambda one: one.version)]
 
 
-def served_at(host: str, port: int) -> Place:
+def served_at(host: str, port: int) -> DiscoveredAddress:
     """Where a site is served that listens on a host: a loopback address is announced on that interface alone.
 
     Raises:
@@ -248,10 +248,10 @@ def served_at(host: str, port: int) -> Place:
         shown = [ip.ip if ip.is_IPv4 else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
         own = usable([str(address) for address in shown if host == "::" or ":" not in str(address)])
         beyond = [address for address in own if not ipaddress.ip_address(address).is_loopback]
-        return Place(port, told(beyond or own, _outward()), ())
+        return DiscoveredAddress(port, told(beyond or own, _outward()), ())
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     first = tuple(usable([str(name[0]) for *_, name in found])[:1])
-    return Place(port, first, first)
+    return DiscoveredAddress(port, first, first)
 
 
 def told(addresses: Sequence[str], outward: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import cast
 
 from peer.core import limits
 from peer.core.roster import SiteName
-from peer.identity import CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE, read_key
+from peer.identity.certificates import CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE, read_key
 from peer.transport.tls import Pki
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and an empty SETTINGS frame

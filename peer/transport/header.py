@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core import limits
-from peer.core.facts import Artifact, TensorSpec
+from peer.core.messages import Artifact, TensorSpec
 from peer.transport.bounds import WireError, at_most, json_object, tensor_bytes
 
 LENGTH_BYTES = 8  # the format begins with the header's length, little-endian

@@ -18,7 +18,7 @@ Services = Mapping[str, Callable[[], bool]]
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 
 
-class Door(Protocol):
+class HealthGuard(Protocol):
     """What a call passes before it is answered."""
 
     def visit(
@@ -45,7 +45,7 @@ class Health(rpc.HealthServicer):  # type: ignore[misc]  # the package has no ty
 class GuardedHealth(Health):
     """The same for peers alone."""
 
-    def __init__(self, services: Services, door: Door) -> None:
+    def __init__(self, services: Services, door: HealthGuard) -> None:
         """``door`` lets peers pass."""
         super().__init__(services)
         self._door = door

@@ -23,7 +23,7 @@ from cryptography import x509
 from grpc_health.v1 import health_pb2_grpc
 
 from peer.core import limits
-from peer.core.facts import Greeting, Pulse, Report, SignedManifest, Unavailable
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import PortInUse
 from peer.pb import peer_pb2 as pb
@@ -31,8 +31,8 @@ from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.health import GuardedHealth
-from peer.transport.report import decode_report
 from peer.transport.transfer import Outgoing
+from peer.transport.wire import decode_report
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +76,21 @@ class Grant:
     intent: int
 
 
-class Desk(Protocol):
+class PeerCalls(Protocol):
     """Who decides: the daemon. Each method may raise ``Refusal``."""
 
-    async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
+    async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
         """Compare greetings, and answer with this site's own."""
 
-    async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
+    async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
         """Note where the caller is, and say where this site is."""
 
-    async def manifest(self, caller: SiteName, request: wire.Request, *, wait_s: float) -> SignedManifest | Unavailable:
+    async def manifest(
+        self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
+    ) -> SignedManifest | Unavailable:
         """The manifest that the caller may have; wait for it as long as the caller does."""
 
-    def open_artifact(self, caller: SiteName, request: wire.Request, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         """Allow a transfer; its intent is on disk when this returns."""
 
     def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
@@ -98,7 +100,7 @@ class Desk(Protocol):
         """Record a caller that did not get as far as the desk."""
 
 
-ReportDesk = Callable[[SiteName, Report], Awaitable[None]]
+ReportDesk = Callable[[SiteName, EvaluationResult], Awaitable[None]]
 
 
 class ExchangeServer:
@@ -106,7 +108,7 @@ class ExchangeServer:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: PeerCalls,
         *,
         pki: tls.Pki,
         roster: Roster,
@@ -140,9 +142,9 @@ class ExchangeServer:
             PortInUse: the address cannot be bound; the message says why.
         """
         ca = self._pki.load().ca
-        door = Door(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
+        door = CallGuard(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.SERVER_OPTIONS)
-        rpc.add_ExchangeServicer_to_server(Exchange(self._desk, door, self._reports), server)
+        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._desk, door, self._reports), server)
         well = dict.fromkeys(("", SERVICE), lambda: True)  # who hears the answer has reached a server that serves
         health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(well, door), server)
         try:
@@ -174,12 +176,12 @@ def _why(address: str) -> str:
     return "the system gave no reason"
 
 
-class Door:
+class CallGuard:
     """What every call passes first: is the caller a peer, and does it keep to its rate?"""
 
     def __init__(
         self,
-        desk: Desk,
+        desk: PeerCalls,
         pki: tls.Pki,
         ca: x509.Certificate,
         *,
@@ -269,10 +271,10 @@ class TokenBucket:
         return True
 
 
-class Exchange(rpc.ExchangeServicer):
+class ExchangeServicer(rpc.ExchangeServicer):
     """The service: decode, ask the desk, encode."""
 
-    def __init__(self, desk: Desk, door: Door, reports: ReportDesk | None) -> None:
+    def __init__(self, desk: PeerCalls, door: CallGuard, reports: ReportDesk | None) -> None:
         """See ``ExchangeServer``."""
         self._desk = desk
         self._door = door

@@ -18,7 +18,7 @@ from cryptography import x509
 from peer.core import limits
 from peer.core.roster import Roster, SiteName
 from peer.errors import CertificateError
-from peer.identity import (
+from peer.identity.certificates import (
     CERTIFICATE_FILE,
     KEY_FILE,
     PENDING_KEY_FILE,

@@ -1,8 +1,4 @@
-"""Where generated messages become the core's facts, and back: everything that a peer says is validated here, once.
-
-The checks run on the facts, in both directions, so that a site never sends what others would refuse. Every
-``WireError`` names the field and the limit. Generated types go no further than ``peer.transport``.
-"""
+"""A report on a lent model between its domain type and the message ``Metrics``: every field is checked, both ways."""
 
 from __future__ import annotations
 
@@ -12,18 +8,21 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from peer.core import limits
-from peer.core.facts import (
+from peer.core.messages import (
     DTYPES,
     PURPOSES,
+    UNMEASURED,
     Artifact,
-    Greeting,
+    EvaluationResult,
+    Heartbeat,
+    Hello,
     Manifest,
-    Pulse,
     Purpose,
     Seen,
     SignedManifest,
     TensorSpec,
     Unavailable,
+    Unmeasured,
 )
 from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
@@ -42,6 +41,62 @@ from peer.transport.bounds import (
     text,
 )
 
+REASON_OF: dict[pb.Unmeasured.ValueType, Unmeasured] = {
+    pb.Unmeasured.Value(f"UNMEASURED_{reason.upper()}"): reason for reason in UNMEASURED if reason != "withheld"
+}
+CODE = {reason: code for code, reason in REASON_OF.items()}
+
+
+def encode_report(report: EvaluationResult) -> pb.Metrics:
+    """The content of ``PutMetrics``; ``WireError`` when other sites would refuse it."""
+    _check(report)
+    return pb.Metrics(
+        generation=report.generation,
+        round=report.round,
+        sha256=bytes.fromhex(report.sha256 or ""),
+        withheld=report.unmeasured == "withheld",
+        samples=report.samples,
+        values=report.metrics,
+        unmeasured=CODE.get(report.unmeasured, pb.UNMEASURED_UNSPECIFIED),
+    )
+
+
+def decode_report(message: pb.Metrics) -> EvaluationResult:
+    """The content of ``PutMetrics``; ``WireError`` names the field and the limit."""
+    unmeasured: Unmeasured = ""
+    if message.unmeasured:
+        unmeasured = known("metrics.unmeasured", REASON_OF, message.unmeasured)
+    if message.withheld:
+        if unmeasured:
+            raise WireError("metrics.withheld and metrics.unmeasured are both set")
+        unmeasured = "withheld"
+    report = EvaluationResult(
+        generation=message.generation,
+        round=message.round,
+        sha256=Sha256(message.sha256.hex()) if message.sha256 else None,
+        samples=message.samples,
+        metrics=dict(message.values),
+        unmeasured=unmeasured,
+    )
+    _check(report)
+    return report
+
+
+def _check(report: EvaluationResult) -> None:
+    number("metrics.generation", report.generation, minimum=1, maximum=limits.ROUNDS_MAX)
+    number("metrics.round", report.round, minimum=1, maximum=limits.ROUNDS_MAX)
+    if report.sha256 is not None or report.unmeasured != "not_received":
+        digest("metrics.sha256", report.sha256 or "")
+    number("metrics.samples", report.samples)
+    at_most("metrics.values", len(report.metrics), limits.METRICS_MAX, "entries")
+    if report.unmeasured and (report.metrics or report.samples):
+        field = "withheld" if report.unmeasured == "withheld" else "unmeasured"
+        raise WireError(f"metrics.values and metrics.samples must be empty where metrics.{field} is set")
+    for name, value in report.metrics.items():
+        text("metrics.values", name)
+        finite(f"metrics.values[{name}]", value, minimum=-float(limits.COUNT_MAX), maximum=float(limits.COUNT_MAX))
+
+
 CHUNK_TAG = pb.Chunk.DATA_FIELD_NUMBER << 3 | 2  # protobuf: length-delimited
 CHUNK_HEADER_BYTES = 6  # the tag, and a length of at most five bytes
 
@@ -54,7 +109,7 @@ UNAVAILABLE_OF = {code: answer for answer, code in UNAVAILABLE.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ArtifactRequest:
     """Which artifact a receiver wants, and what for; the schedule is looked up with ``for_round``.
 
     ``earlier`` accepts the newest one published before that round; it matters to ``GetManifest`` only.
@@ -200,7 +255,7 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
     return SignedManifest(signed.body, signed.signature, signed.certificate_der)
 
 
-def encode_greeting(greeting: Greeting) -> pb.Greeting:
+def encode_greeting(greeting: Hello) -> pb.Greeting:
     """The content of a ``Hello``."""
     _check_greeting(greeting)
     seen = greeting.seen
@@ -217,10 +272,10 @@ def encode_greeting(greeting: Greeting) -> pb.Greeting:
     )
 
 
-def decode_greeting(message: pb.Greeting) -> Greeting:
+def decode_greeting(message: pb.Greeting) -> Hello:
     """The content of a ``Hello``."""
     seen = message.seen
-    greeting = Greeting(
+    greeting = Hello(
         protocol=message.protocol,
         federation=Sha256(message.federation.hex()),
         roster=Sha256(message.roster.hex()),
@@ -235,7 +290,7 @@ def decode_greeting(message: pb.Greeting) -> Greeting:
     return greeting
 
 
-def _check_greeting(greeting: Greeting) -> None:
+def _check_greeting(greeting: Hello) -> None:
     number("greeting.protocol", greeting.protocol, minimum=1, maximum=(1 << 32) - 1)
     digest("greeting.federation", greeting.federation)
     digest("greeting.roster", greeting.roster)
@@ -249,7 +304,7 @@ def _check_greeting(greeting: Greeting) -> None:
         digest("greeting.seen.sha256", greeting.seen.sha256)
 
 
-def encode_pulse(pulse: Pulse) -> pb.Pulse:
+def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
     """The content of a ``Beat``."""
     _check_pulse(pulse)
     return pb.Pulse(
@@ -263,16 +318,16 @@ def encode_pulse(pulse: Pulse) -> pb.Pulse:
     )
 
 
-def decode_pulse(message: pb.Pulse) -> Pulse:
+def decode_pulse(message: pb.Pulse) -> Heartbeat:
     """The content of a ``Beat``."""
     rounds = message.published_round, message.committed_round
     mean = Sha256(message.aggregate.hex()) if message.aggregate else None
-    pulse = Pulse(message.generation, message.round, message.phase, message.progress, *rounds, mean)
+    pulse = Heartbeat(message.generation, message.round, message.phase, message.progress, *rounds, mean)
     _check_pulse(pulse)
     return pulse
 
 
-def _check_pulse(pulse: Pulse) -> None:
+def _check_pulse(pulse: Heartbeat) -> None:
     for name in ("generation", "round", "published_round", "committed_round"):
         number(f"pulse.{name}", getattr(pulse, name), maximum=limits.ROUNDS_MAX)
     text("pulse.phase", pulse.phase)
@@ -281,7 +336,7 @@ def _check_pulse(pulse: Pulse) -> None:
     finite("pulse.progress", pulse.progress, maximum=1.0)
 
 
-def encode_manifest_request(request: Request, *, wait_s: float) -> pb.ManifestRequest:
+def encode_manifest_request(request: ArtifactRequest, *, wait_s: float) -> pb.ManifestRequest:
     """The question of ``GetManifest``."""
     _check_request(request)
     return pb.ManifestRequest(
@@ -294,13 +349,13 @@ def encode_manifest_request(request: Request, *, wait_s: float) -> pb.ManifestRe
     )
 
 
-def decode_manifest_request(message: pb.ManifestRequest) -> tuple[Request, float]:
+def decode_manifest_request(message: pb.ManifestRequest) -> tuple[ArtifactRequest, float]:
     """The question of ``GetManifest``, and for how many seconds it may hang."""
     wait_s = finite("request.wait_s", message.wait_s, maximum=limits.MANIFEST_WAIT_S)
     return _request(message, earlier=message.earlier), wait_s
 
 
-def encode_fetch_request(request: Request, *, sha256: Sha256, offset: int) -> pb.FetchRequest:
+def encode_fetch_request(request: ArtifactRequest, *, sha256: Sha256, offset: int) -> pb.FetchRequest:
     """The question of ``FetchArtifact``."""
     _check_request(request)
     return pb.FetchRequest(
@@ -313,14 +368,14 @@ def encode_fetch_request(request: Request, *, sha256: Sha256, offset: int) -> pb
     )
 
 
-def decode_fetch_request(message: pb.FetchRequest) -> tuple[Request, Sha256, int]:
+def decode_fetch_request(message: pb.FetchRequest) -> tuple[ArtifactRequest, Sha256, int]:
     """The question of ``FetchArtifact``: which artifact, its digest, and the byte to begin with."""
     offset = number("request.offset", message.offset, maximum=limits.ARTIFACT_BYTES_MAX)
     return _request(message, earlier=False), digest("request.sha256", message.sha256.hex()), offset
 
 
-def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) -> Request:
-    request = Request(
+def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) -> ArtifactRequest:
+    request = ArtifactRequest(
         kind=known("request.kind", KIND_OF, message.kind),
         for_round=message.for_round,
         purpose=known("request.purpose", PURPOSE_OF, message.purpose),
@@ -331,7 +386,7 @@ def _request(message: pb.ManifestRequest | pb.FetchRequest, *, earlier: bool) ->
     return request
 
 
-def _check_request(request: Request) -> None:
+def _check_request(request: ArtifactRequest) -> None:
     number("request.for_round", request.for_round, minimum=1, maximum=limits.ROUNDS_MAX)
     site("request.owner", request.owner)
 

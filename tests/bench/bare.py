@@ -17,20 +17,21 @@ from pathlib import Path
 import grpc
 from transfer import LARGE, Bare, artifact
 
-from peer import identity, lifecycle
+from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
-from peer.home import SiteFolder
+from peer.daemon import startup
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls
 
 
-async def serve(own: identity.Identity, scratch: Path, megabytes: int) -> None:
+async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> None:
     """Serve, and fetch what the input names."""
-    pair = (identity.key_pem(own.key), identity.certificate_pem(own.certificate))
+    pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
     server = grpc.aio.server(options=LARGE)
     rpc.add_ExchangeServicer_to_server(Bare(scratch), server)
-    credentials = grpc.ssl_server_credentials([pair], identity.certificate_pem(own.ca), require_client_auth=True)
+    credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     print(port, artifact(scratch, megabytes).sha256, flush=True)
@@ -53,7 +54,7 @@ async def serve(own: identity.Identity, scratch: Path, megabytes: int) -> None:
 def main() -> None:
     """Take the site's certificate and serve."""
     home, federation, name, megabytes = sys.argv[1:]
-    _, _, own = lifecycle.load(SiteFolder(Path(home), federation, SiteName(name)))
+    _, _, own = startup.load(SiteFolder(Path(home), federation, SiteName(name)))
     with tempfile.TemporaryDirectory() as scratch:
         asyncio.run(serve(own, Path(scratch), int(megabytes)))
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from row import Row, below
 
 from peer.core.roster import SiteName
-from peer.loopback import LEAVE_S, Loopback
+from peer.demo.local_federation import LEAVE_S, LocalFederation
 
 HERE = Path(__file__).resolve().parent
 SITES = tuple(SiteName(name) for name in ("africa", "america", "asia", "europe"))
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 class Crew:
     """Four processes that are told and answer in lines."""
 
-    def __init__(self, script: str, loopback: Loopback, megabytes: int) -> None:
+    def __init__(self, script: str, loopback: LocalFederation, megabytes: int) -> None:
         self.script = script
         self.processes = {
             name: subprocess.Popen(
@@ -127,7 +127,7 @@ def run(megabytes: int, rounds: int) -> Measured:
     """Found a federation and measure so many rounds of it; the first exchange, before them, warms both ways up."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        loopback = Loopback.found(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
+        loopback = LocalFederation.found(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
         bare, sites = (Crew(script, loopback, megabytes) for script in ("bare.py", "still.py"))
         stack.callback(bare.leave)
         stack.callback(sites.leave)

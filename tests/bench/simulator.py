@@ -9,10 +9,10 @@ from typing import Any
 from row import Row, below
 
 from peer.core import commands, events
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
-from peer.simulation.world import Perform, World, place
+from peer.research.simulated_network import Perform, SimulatedNetwork, place
 
 ROUNDS = 10
 SITES, SITES_QUICK = 1000, 200
@@ -43,7 +43,7 @@ def measure(*, quick: bool) -> list[Row]:
         )
         places[name] = place(rules, (), _untrained(rules), Rows(), None)
     began_s = time.perf_counter()
-    World(places).run()
+    SimulatedNetwork(places).run()
     took_s = time.perf_counter() - began_s
     committed = {site.round.memory.committed for site in places.values()}
     if committed != {ROUNDS}:

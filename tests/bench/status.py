@@ -13,8 +13,8 @@ import nibabel
 import numpy as np
 from row import Row, below
 
+from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
-from peer.loopback import Loopback
 
 ANSWER_MS_MAX = 50.0
 SITES = tuple(f"site-{index}" for index in range(max(2, os.cpu_count() or 2)))
@@ -50,7 +50,7 @@ def measure(*, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         datalist = _synthetic(folder / "data")
-        with Loopback.found(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
+        with LocalFederation.found(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
             for site in SITES:
                 loopback.start(site)
             _wait_for_training(loopback)
@@ -82,7 +82,7 @@ def _synthetic(folder: Path) -> Path:
     return path
 
 
-def _wait_for_training(loopback: Loopback) -> None:
+def _wait_for_training(loopback: LocalFederation) -> None:
     end_s = time.monotonic() + START_S
     waiting = set(SITES)
     while waiting:

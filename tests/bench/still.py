@@ -16,13 +16,14 @@ from pathlib import Path
 
 from transfer import artifact
 
-from peer import lifecycle, logs
-from peer.console import Console
+from peer.config import logs
+from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.roster import SiteName
-from peer.daemon import Daemon
-from peer.home import SiteFolder, make_private
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon
+from peer.daemon.operator_service import OperatorService
 from peer.transport.control import ControlServer
 
 STATE = "none"
@@ -88,12 +89,12 @@ class Still:
 
 async def serve(folder: SiteFolder, megabytes: int) -> None:
     """Run the daemon of a new generation until its input ends."""
-    federation, site, own = lifecycle.load(folder)
+    federation, site, own = startup.load(folder)
     daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     daemon.foreman = Still(daemon, megabytes, lines)  # type: ignore[assignment]  # all that a daemon asks of its foreman
-    control = ControlServer(Console(daemon))
+    control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()
     try:
@@ -113,7 +114,7 @@ def main() -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
-        lifecycle.keep_memory_small()
+        startup.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 
 

@@ -26,15 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import grpc
 from row import Row, at_least, below
 
-from peer import identity
-from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Roster, Sha256, SiteName
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport.client import ExchangeClient, Offer
 from peer.transport.server import ExchangeServer, Grant
 from peer.transport.tls import Pki
-from peer.transport.wire import Request
+from peer.transport.wire import ArtifactRequest
 
 RATIO_MIN = 0.6
 MEMORY_MIB_MAX = 120.0
@@ -50,23 +50,23 @@ def now() -> datetime.datetime:
 
 def admit(folder: Path) -> None:
     """A CA and two sites."""
-    authority, ca = identity.new_authority("bench", now=now())
+    authority, ca = certificates.new_authority("bench", now=now())
     for name in (EUROPE, AFRICA):
-        key = identity.new_key()
-        certificate = identity.issue(authority, ca, name=name, public_key=key.public_key(), now=now())
+        key = certificates.new_key()
+        certificate = certificates.issue(authority, ca, name=name, public_key=key.public_key(), now=now())
         (folder / name).mkdir()
         for file, content in (
-            (identity.CA_FILE, identity.certificate_pem(ca)),
-            (identity.CERTIFICATE_FILE, identity.certificate_pem(certificate)),
-            (identity.KEY_FILE, identity.key_pem(key)),
-            (identity.ROUND_KEY_FILE, b"00" * 32),
+            (certificates.CA_FILE, certificates.certificate_pem(ca)),
+            (certificates.CERTIFICATE_FILE, certificates.certificate_pem(certificate)),
+            (certificates.KEY_FILE, certificates.key_pem(key)),
+            (certificates.ROUND_KEY_FILE, b"00" * 32),
         ):
             (folder / name / file).touch(mode=0o600)
             (folder / name / file).write_bytes(content)
 
 
 def pki(folder: Path, name: SiteName) -> Pki:
-    return Pki(folder / name, name, (folder / name / identity.CA_FILE).read_text(), now)
+    return Pki(folder / name, name, (folder / name / certificates.CA_FILE).read_text(), now)
 
 
 def artifact(folder: Path, megabytes: int) -> Artifact:
@@ -95,7 +95,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open_artifact(self, caller: SiteName, request: Request, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         return Grant(self.folder / f"{sha256}.safetensors", 0)
 
     def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
@@ -126,8 +126,8 @@ async def serve(folder: Path, way: str) -> None:
         await ours.stop()
     else:
         own = keys.load()
-        pair = (identity.key_pem(own.key), identity.certificate_pem(own.certificate))
-        credentials = grpc.ssl_server_credentials([pair], identity.certificate_pem(own.ca), True)
+        pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
+        credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), True)
         server = grpc.aio.server(options=LARGE)
         rpc.add_ExchangeServicer_to_server(Bare(folder), server)
         print(server.add_secure_port("127.0.0.1:0", credentials), flush=True)
@@ -145,12 +145,14 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
     inbox.mkdir(exist_ok=True)
     client = ExchangeClient(pki=keys, federation=FEDERATION, address=lambda _: f"127.0.0.1:{ports['ours']}")
     manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, wanted)
-    offer = Offer(Request("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
+    offer = Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
     own = keys.load()
     channel = grpc.aio.secure_channel(
         f"127.0.0.1:{ports['bare']}",
         grpc.ssl_channel_credentials(
-            identity.certificate_pem(own.ca), identity.key_pem(own.key), identity.certificate_pem(own.certificate)
+            certificates.certificate_pem(own.ca),
+            certificates.key_pem(own.key),
+            certificates.certificate_pem(own.certificate),
         ),
         options=(*LARGE, ("grpc.ssl_target_name_override", EUROPE)),
     )

@@ -13,10 +13,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from peer.core import replay
+from peer.core import site_memory
+from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.records.journal import Journal
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
@@ -68,7 +68,7 @@ def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
     """Found and enrol a federation of small sites with three widths."""
 
     def make(
@@ -85,7 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
         stages: str = "",
         shared: str = "",
         models: Mapping[str, str] | None = None,
-    ) -> Loopback:
+    ) -> LocalFederation:
         root = tmp_path_factory.mktemp("federation")
         texts = {}
         for index, name in enumerate(sites):
@@ -95,20 +95,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loopback]:
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
         draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
-        return Loopback.found(root, draft, texts)
+        return LocalFederation.found(root, draft, texts)
 
     return make
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Iterator[Callable[[Loopback], Loopback]]:
+def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederation]]:
     """The same enrolled federation in another folder; its daemons are stopped at the end."""
-    made: list[Loopback] = []
+    made: list[LocalFederation] = []
 
-    def copy(loopback: Loopback) -> Loopback:
+    def copy(loopback: LocalFederation) -> LocalFederation:
         home = tmp_path / f"sites-{len(made)}"
         shutil.copytree(loopback.home, home)
-        made.append(Loopback(home, loopback.federation))
+        made.append(LocalFederation(home, loopback.federation))
         return made[-1]
 
     yield copy
@@ -131,7 +131,7 @@ def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = 
     raise AssertionError(what() if callable(what) else what) from down
 
 
-def finish(loopback: Loopback, *, limit_s: float = END_S) -> dict[str, int | None]:
+def finish(loopback: LocalFederation, *, limit_s: float = END_S) -> dict[str, int | None]:
     """Wait for every daemon's end; the exit codes."""
     wait_until(
         lambda: all(daemon.poll() is not None for daemon in loopback.daemons.values()),
@@ -141,7 +141,7 @@ def finish(loopback: Loopback, *, limit_s: float = END_S) -> dict[str, int | Non
     return {name: daemon.poll() for name, daemon in loopback.daemons.items()}
 
 
-def rows(loopback: Loopback, name: str) -> list[tuple[str, int, Any]]:
+def rows(loopback: LocalFederation, name: str) -> list[tuple[str, int, Any]]:
     """A site's journal."""
     folder = loopback.folder(name)
     numbers = folder.generations()
@@ -155,9 +155,9 @@ def rows(loopback: Loopback, name: str) -> list[tuple[str, int, Any]]:
         journal.close()
 
 
-def records(loopback: Loopback, name: str) -> list[dict[str, Any]]:
+def records(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     """A site's committed rounds."""
-    return replay.round_records(rows(loopback, name))
+    return site_memory.round_records(rows(loopback, name))
 
 
 @pytest.fixture(scope="session")

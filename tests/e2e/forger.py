@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peer import lifecycle
+from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.plan import PLANS
 from peer.core.roster import Sha256, SiteName
-from peer.core.work import FROM_WORKER, TO_WORKER, Setting, decode, encode
-from peer.home import SiteFolder
+from peer.core.worker_protocol import FROM_WORKER, TO_WORKER, WorkerSetting, decode, encode
+from peer.daemon import startup
 
 STATE = "round-000000/forged"
 RESNET = {"name": "resnet10", "hyper": {"width": 8, "stem_stride": 2}}
@@ -82,7 +82,7 @@ FORGERIES: Mapping[str, Forgery] = {
 class Forger:
     """Answers a daemon's orders as a worker does, without any work."""
 
-    def __init__(self, setting: Setting, forgeries: list[str]) -> None:
+    def __init__(self, setting: WorkerSetting, forgeries: list[str]) -> None:
         self._setting, self._forgeries = setting, forgeries
         self._plan = PLANS[setting.federation["method"]["name"]]
 
@@ -147,7 +147,7 @@ def work(connection: socket.socket, forgeries: list[str]) -> None:
     """Be the worker."""
     came = orders(connection)
     setting = next(came)
-    assert isinstance(setting, Setting)
+    assert isinstance(setting, WorkerSetting)
     forger = Forger(setting, forgeries)
     for order in came:
         event = forger.answer(order)
@@ -167,7 +167,7 @@ def main() -> None:
         return
     home, federation, name = arguments.where
     worker = (sys.executable, __file__, "--forge", arguments.forge)
-    lifecycle.run(SiteFolder(Path(home), federation, SiteName(name)), lifecycle.Options(worker=worker))
+    startup.run(SiteFolder(Path(home), federation, SiteName(name)), startup.Options(worker=worker))
 
 
 if __name__ == "__main__":

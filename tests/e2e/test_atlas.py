@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.data, pytest.mark.timeout(600)]
 
@@ -49,12 +49,12 @@ batch_size = 4
 
 @pytest.mark.slow
 def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: Path, tools: Any) -> None:
-    from peer.datasets import atlas
+    from peer.data.adapters import atlas
 
     summary = atlas.prepare(tmp_path / "data")
     assert "synthetic" in json.dumps(summary).lower()
     sites = {name: SITE.format(folder=tmp_path / "data" / name, width=width) for name, width in SITES.items()}
-    with Loopback.found(tmp_path / "federation", DRAFT, sites) as loopback:
+    with LocalFederation.found(tmp_path / "federation", DRAFT, sites) as loopback:
         for name in sites:
             loopback.start(name)
         codes = tools.finish(loopback)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from peer.core.work import Setting, to_json
-from peer.egress import Ledger
-from peer.lifecycle import load
-from peer.loopback import Loopback
+from peer.core.worker_protocol import WorkerSetting, to_json
+from peer.daemon.startup import load
+from peer.demo.local_federation import LocalFederation
+from peer.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -25,10 +25,10 @@ PROXY = '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2'
 
 
 @pytest.fixture
-def run(found: Callable[..., Loopback], tools: Any) -> Callable[..., Loopback]:
+def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., LocalFederation]:
     """Run a federation to its end; ``meddle`` is called while it runs."""
 
-    def run(*, meddle: Callable[[Loopback], None] = lambda loopback: None, **options: Any) -> Loopback:
+    def run(*, meddle: Callable[[LocalFederation], None] = lambda loopback: None, **options: Any) -> LocalFederation:
         with found(rounds=ROUNDS, top=GLOBAL, linger_s=120, **options) as loopback:
             for name in loopback.federation.roster:
                 loopback.start(name)
@@ -40,14 +40,14 @@ def run(found: Callable[..., Loopback], tools: Any) -> Callable[..., Loopback]:
     return run
 
 
-def shown(loopback: Loopback, name: str) -> list[dict[str, Any]]:
+def shown(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     """What `mhfl-peer evaluation --json` says of a site."""
     words = ["--home", str(loopback.home), "evaluation", "--site", name, "--json"]
     found = subprocess.run([sys.executable, "-m", "peer.cli", *words], capture_output=True, text=True, check=True)
     return list(json.loads(found.stdout))
 
 
-def transfers(loopback: Loopback, name: str, kind: str) -> list[tuple[str, int]]:
+def transfers(loopback: LocalFederation, name: str, kind: str) -> list[tuple[str, int]]:
     """To whom and of which round something of a kind left for evaluation."""
     ledger = Ledger(loopback.folder(name).egress_db, read_only=True)
     rows, problems = ledger.transfers(), ledger.verify()
@@ -56,7 +56,7 @@ def transfers(loopback: Loopback, name: str, kind: str) -> list[tuple[str, int]]
     return [(row["peer"], row["round"]) for row in rows if (row["purpose"], row["kind"]) == ("evaluate", kind)]
 
 
-def by_hand(loopback: Loopback, tools: Any) -> dict[str, dict[str, dict[str, float]]]:
+def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[str, float]]]:
     """The same matrix from all the sites' folders on one machine, as the simulator has it."""
     sites = []
     for name in tools.sites:
@@ -64,19 +64,19 @@ def by_hand(loopback: Loopback, tools: Any) -> dict[str, dict[str, dict[str, flo
         federation, site, _ = load(folder)
         documents = (federation.model_dump(mode="json"), site.model_dump(mode="json"))
         home = str(folder.generation(1))
-        setting = Setting(name, federation.digest, *documents, home, str(folder.path))
+        setting = WorkerSetting(name, federation.digest, *documents, home, str(folder.path))
         state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
         sites.append({"setting": to_json(setting), "state": state, "sources": []})
-    command = [sys.executable, "-m", "peer.evaluation.crosssite"]
+    command = [sys.executable, "-m", "peer.research.cross_site"]
     found = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
     matrix: dict[str, dict[str, dict[str, float]]] = json.loads(found.stdout)
     return matrix
 
 
 def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_again_and_again(
-    run: Callable[..., Loopback], tools: Any
+    run: Callable[..., LocalFederation], tools: Any
 ) -> None:
-    def kill_twice(loopback: Loopback) -> None:
+    def kill_twice(loopback: LocalFederation) -> None:
         for kind in ("guest", "measured"):
             tools.wait_until(lambda kind=kind: kind in [row[0] for row in tools.rows(loopback, "europe")])
             loopback.kill("europe")
@@ -107,7 +107,7 @@ def test_every_site_learns_how_its_model_does_everywhere_though_one_is_killed_ag
 
 
 @pytest.mark.slow
-def test_a_method_whose_private_model_may_not_leave_says_so(run: Callable[..., Loopback], tools: Any) -> None:
+def test_a_method_whose_private_model_may_not_leave_says_so(run: Callable[..., LocalFederation], tools: Any) -> None:
     stages = '[stages.train]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n'
     loopback = run(sites=tools.sites[:2], method="feddal", stages=stages, shared=PROXY, site=PERMITS)
     for name in loopback.federation.roster:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from peer import identity
+from peer.config.rules import make_rules
 from peer.core.rules import Rules
-from peer.daemon import now
-from peer.egress import Ledger
-from peer.lifecycle import load
-from peer.loopback import Loopback
-from peer.rules import make_rules
+from peer.daemon.dispatch import now
+from peer.daemon.startup import load
+from peer.demo.local_federation import LocalFederation
+from peer.identity import certificates
+from peer.records.ledger import Ledger
 from peer.transport import wire
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -26,17 +26,17 @@ ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
-def enrolled(found: Callable[..., Loopback]) -> Loopback:
+def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Enrolled, never started."""
     return found(rounds=ROUNDS, steps=20, top='[schedule]\nkind = "derangement"\n', checkpoint_s=0.5)
 
 
 @pytest.fixture(scope="module")
-def calm(enrolled: Loopback, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     """The same federation after an undisturbed run."""
     home = tmp_path_factory.mktemp("calm") / "sites"
     shutil.copytree(enrolled.home, home)
-    with Loopback(home, enrolled.federation) as loopback:
+    with LocalFederation(home, enrolled.federation) as loopback:
         for name in tools.sites:
             loopback.start(name)
         codes = tools.finish(loopback)
@@ -44,12 +44,12 @@ def calm(enrolled: Loopback, tools: Any, tmp_path_factory: pytest.TempPathFactor
     return loopback
 
 
-def rules_of(loopback: Loopback, name: str) -> Rules:
+def rules_of(loopback: LocalFederation, name: str) -> Rules:
     federation, _, own = load(loopback.folder(name))
     return make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
 
 
-def test_every_site_trained_on_the_scheduled_model_in_every_round(calm: Loopback, tools: Any) -> None:
+def test_every_site_trained_on_the_scheduled_model_in_every_round(calm: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         rules = rules_of(calm, name)
         found = tools.records(calm, name)
@@ -62,7 +62,7 @@ def test_every_site_trained_on_the_scheduled_model_in_every_round(calm: Loopback
         assert 0 <= found[-1]["metrics"]["auc"] <= 1
 
 
-def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: Loopback, tools: Any) -> None:
+def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         own = {record["round"]: record["artifact_sha256"] for record in tools.records(calm, name)}
         initial = next(body for kind, _, body in tools.rows(calm, name) if kind == "initialised")["artifact"]["sha256"]
@@ -74,7 +74,9 @@ def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: Loopbac
                         assert source["sha256"] == before
 
 
-def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(calm: Loopback, tools: Any) -> None:
+def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(
+    calm: LocalFederation, tools: Any
+) -> None:
     for name in tools.sites:
         rules = rules_of(calm, name)
         ledger = Ledger(calm.folder(name).egress_db, read_only=True)
@@ -92,23 +94,23 @@ def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(c
         ledger.close()
 
 
-def test_receivers_keep_manifests_that_can_be_verified_for_ever(calm: Loopback, tools: Any) -> None:
-    authority = identity.pinned_authority(calm.federation.ca_certificate)
+def test_receivers_keep_manifests_that_can_be_verified_for_ever(calm: LocalFederation, tools: Any) -> None:
+    authority = certificates.pinned_authority(calm.federation.ca_certificate)
     checked = 0
     for name in tools.sites:
         for kind, round, body in tools.rows(calm, name):
             if kind != "received":
                 continue
             signed = {part: base64.b64decode(body[part]) for part in ("body", "signature", "certificate_der")}
-            certificate = identity.verify_certificate(signed["certificate_der"], authority, body["peer"], now())
-            identity.verify_manifest(certificate, signed["signature"], signed["body"])
+            certificate = certificates.verify_certificate(signed["certificate_der"], authority, body["peer"], now())
+            certificates.verify_manifest(certificate, signed["signature"], signed["body"])
             manifest = wire.decode_manifest(signed["body"])
             assert (manifest.origin, manifest.round, manifest.artifact.sha256) == (body["peer"], round, body["sha256"])
             checked += 1
     assert checked == ROUNDS * len(tools.sites)
 
 
-def test_used_artifacts_are_gone_and_secrets_are_in_no_log(calm: Loopback, tools: Any) -> None:
+def test_used_artifacts_are_gone_and_secrets_are_in_no_log(calm: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         folder = calm.folder(name)
         kept = {path.stem for path in (folder.generation(1) / "artifacts").iterdir()}
@@ -122,7 +124,7 @@ def test_used_artifacts_are_gone_and_secrets_are_in_no_log(calm: Loopback, tools
         assert (folder.pki / "site.key").stat().st_mode & 0o777 == 0o600
 
 
-def strike(loopback: Loopback, name: str, holds: Callable[[], Any], tools: Any) -> None:
+def strike(loopback: LocalFederation, name: str, holds: Callable[[], Any], tools: Any) -> None:
     """``kill -9`` when something holds, and start again at once."""
     tools.wait_until(holds)
     loopback.kill(name)
@@ -130,7 +132,7 @@ def strike(loopback: Loopback, name: str, holds: Callable[[], Any], tools: Any) 
 
 
 def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
-    calm: Loopback, enrolled: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+    calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:
     wild = copied(enrolled)
     for name in tools.sites:
@@ -159,7 +161,7 @@ def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
 
 @pytest.mark.slow
 def test_three_stop_together_and_go_on_together(
-    calm: Loopback, enrolled: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+    calm: LocalFederation, enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:
     wild = copied(enrolled)
     for name in tools.sites:
@@ -180,7 +182,7 @@ def test_three_stop_together_and_go_on_together(
 
 
 def test_fresh_begins_a_new_generation_beside_the_old(
-    calm: Loopback, copied: Callable[[Loopback], Loopback], tools: Any
+    calm: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
 ) -> None:
     again = copied(calm)
 
@@ -204,7 +206,10 @@ def test_fresh_begins_a_new_generation_beside_the_old(
 
 
 def test_a_restored_backup_goes_on_under_a_new_generation_and_ctrl_c_leaves_cleanly(
-    found: Callable[..., Loopback], copied: Callable[[Loopback], Loopback], tools: Any, tmp_path: Path
+    found: Callable[..., LocalFederation],
+    copied: Callable[[LocalFederation], LocalFederation],
+    tools: Any,
+    tmp_path: Path,
 ) -> None:
     rounds = 12
     wild = copied(found(rounds=rounds, steps=10, top='[schedule]\nkind = "derangement"\n'))

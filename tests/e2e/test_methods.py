@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from peer import lifecycle
-from peer.core import replay
+from peer.core import site_memory
 from peer.core.plan import PLANS
-from peer.egress import Ledger
-from peer.loopback import Loopback
-from peer.simulation.federation import Simulation
+from peer.daemon import startup
+from peer.demo.local_federation import LocalFederation
+from peer.records.ledger import Ledger
+from peer.research.simulation import Simulation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -46,10 +46,10 @@ QUICK = frozenset({"dflmoe", "fedskd"})
 
 
 @pytest.fixture
-def run(found: Callable[..., Loopback], tools: Any) -> Callable[[str], Loopback]:
+def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], LocalFederation]:
     """Run a federation of a method to its end."""
 
-    def run(method: str) -> Loopback:
+    def run(method: str) -> LocalFederation:
         alike = PLANS[method].shared == "itself"
         families = PROJECTED if method in ("dflmoe_averaged", "lg_fedavg") else FAMILIES
         models = dict.fromkeys(FAMILIES, FAMILIES["asia"]) if alike else families
@@ -75,16 +75,16 @@ def weights(home: Path, state: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def simulated(tmp_path: Path) -> Callable[[Loopback], Simulation]:
+def simulated(tmp_path: Path) -> Callable[[LocalFederation], Simulation]:
     """The same federation in memory, of the same two files a site and the same round key."""
 
-    def run(loopback: Loopback) -> Simulation:
+    def run(loopback: LocalFederation) -> Simulation:
         for name in loopback.federation.roster:
             folder = loopback.folder(name)
             (tmp_path / "sites" / name).mkdir(parents=True)
             shutil.copy(folder.site_toml, tmp_path / "sites" / name)
             shutil.copy(folder.federation_toml, tmp_path)
-        simulation = Simulation(tmp_path, round_key=lifecycle.load(folder)[2].round_key)
+        simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key)
         simulation.run()
         return simulation
 
@@ -95,7 +95,7 @@ def simulated(tmp_path: Path) -> Callable[[Loopback], Simulation]:
     "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
 )
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(
-    run: Callable[[str], Loopback], simulated: Callable[[Loopback], Simulation], tools: Any, method: str
+    run: Callable[[str], LocalFederation], simulated: Callable[[LocalFederation], Simulation], tools: Any, method: str
 ) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
@@ -116,12 +116,12 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(
     simulation = simulated(loopback)
     for name in sites:
         real, home = loopback.folder(name).generation(1), simulation.home(name)
-        state = replay.recover(tools.rows(loopback, name)).state
+        state = site_memory.recover(tools.rows(loopback, name)).state
         assert weights(real, state)
         assert weights(real, state) == weights(home, state), f"{name} has other weights"
 
 
-def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], Loopback], tools: Any) -> None:
+def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFederation], tools: Any) -> None:
     loopback = run("feddal")
     for name in tools.sites:
         secrets = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -41,7 +41,7 @@ kind = "derangement"
 class Site:
     """A daemon without training, and the lines that it has said so far."""
 
-    def __init__(self, loopback: Loopback, name: str) -> None:
+    def __init__(self, loopback: LocalFederation, name: str) -> None:
         command = [sys.executable, str(STILL), str(loopback.home), loopback.federation.name, name, str(MEGABYTES)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines: queue.Queue[str] = queue.Queue()
@@ -87,7 +87,7 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=pytest.mark.slow) for run in range(1, RUNS))])
 def test_killed_in_mid_transfer(tmp_path: Path, tools: Any, busy: None, run: int) -> None:
-    loopback = Loopback.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
+    loopback = LocalFederation.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
     sites = {name: Site(loopback, name) for name in SITES}
     try:
         for site in sites.values():

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from peer.core import schedule
-from peer.identity import read_round_key
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
+from peer.identity.certificates import read_round_key
+from peer.records.journal import Journal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 class Still:
     """A daemon without training, by the lines that it says."""
 
-    def __init__(self, loopback: Loopback, name: str) -> None:
+    def __init__(self, loopback: LocalFederation, name: str) -> None:
         words = [str(STILL), str(loopback.home), loopback.federation.name, name, str(MEGABYTES)]
         self.process = subprocess.Popen(
             [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -101,9 +101,9 @@ class Still:
 
 
 @pytest.fixture
-def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[Loopback, dict[str, Still]]]:
+def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, Still]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = Loopback.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
+    loopback = LocalFederation.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
     daemons: dict[str, Still] = {}
     try:
         for name in DAEMONS:
@@ -116,7 +116,7 @@ def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[Loopback, dict[str,
             daemon.end()
 
 
-def rows(loopback: Loopback, name: str, kind: str) -> list[dict[str, Any]]:
+def rows(loopback: LocalFederation, name: str, kind: str) -> list[dict[str, Any]]:
     journal = Journal(loopback.folder(name).generation(1) / "journal.db", read_only=True)
     try:
         return journal.records((kind,))
@@ -124,7 +124,7 @@ def rows(loopback: Loopback, name: str, kind: str) -> list[dict[str, Any]]:
         journal.close()
 
 
-def source_of(loopback: Loopback, round: int) -> str:
+def source_of(loopback: LocalFederation, round: int) -> str:
     """Whose artifact the Node client's is in a round, by the daemons' own code."""
     key = read_round_key(loopback.folder(NODE).pki / "round.key")
     digest = loopback.federation.digest
@@ -142,7 +142,7 @@ def test_it_meets_every_known_answer() -> None:
     assert json.loads(done.stdout) == counts | {"manifest": 1 + len(known["manifest"]["refused"])}
 
 
-def test_it_takes_its_turn_and_is_refused_outside_it(federation: tuple[Loopback, dict[str, Still]]) -> None:
+def test_it_takes_its_turn_and_is_refused_outside_it(federation: tuple[LocalFederation, dict[str, Still]]) -> None:
     loopback, daemons = federation
     words = command("client.js", ROOT / "proto", loopback.folder(NODE).path, NODE, ROUNDS)
     with subprocess.Popen(

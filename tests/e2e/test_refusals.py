@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from peer.core.roster import site_name
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -96,7 +96,7 @@ class Aftermath:
     files: dict[str, set[str]] = field(default_factory=dict)
 
 
-def start_forger(loopback: Loopback, forgeries: str) -> None:
+def start_forger(loopback: LocalFederation, forgeries: str) -> None:
     """Start the forger's daemon; the loopback stops it with the others."""
     folder = loopback.folder(MALLORY)
     folder.logs.mkdir(mode=0o700, exist_ok=True)
@@ -108,7 +108,7 @@ def start_forger(loopback: Loopback, forgeries: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def attacked(found: Callable[..., Loopback], tools: Any) -> Callable[[str], Aftermath]:
+def attacked(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Aftermath]:
     """The honest sites of a method after the last round; each federation runs once."""
     seen: dict[str, Aftermath] = {}
 

@@ -22,13 +22,14 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from peer import audit, enrolment, evidence, identity
-from peer.bundle import Bundle
-from peer.core.facts import Pulse
+from peer.audit import evidence_files, verification
+from peer.config.site_folder import write_atomically
+from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
-from peer.daemon import now
-from peer.home import write_atomically
-from peer.loopback import Loopback, free_ports
+from peer.daemon.dispatch import now
+from peer.demo.local_federation import LocalFederation, free_ports
+from peer.identity import certificates, enrolment
+from peer.identity.bundle import Bundle
 from peer.transport.client import ExchangeClient, Refused
 from peer.transport.tls import Pki
 
@@ -105,7 +106,7 @@ class Valve:
 class Daemon:
     """A site's daemon without training, and the lines that it says."""
 
-    def __init__(self, loopback: Loopback, name: str, megabytes: int) -> None:
+    def __init__(self, loopback: LocalFederation, name: str, megabytes: int) -> None:
         command = [sys.executable, str(STILL), str(loopback.home), loopback.federation.name, name, str(megabytes)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines: queue.Queue[str] = queue.Queue()
@@ -138,7 +139,7 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = Loopback.found(folder, DRAFT, dict.fromkeys((AFRICA, EUROPE), SITE))
+        self.loopback = LocalFederation.found(folder, DRAFT, dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
@@ -166,14 +167,16 @@ class Trial:
     def certify(self, name: SiteName, *, seconds: int) -> None:
         """Put a certificate into the site's folder that lasts no longer."""
         folder, founder = self.loopback.folder(name), self.authority
-        own = identity.Identity.load(folder.pki, name=name, ca_certificate=founder.federation.ca_certificate, now=now())
+        own = certificates.Identity.load(
+            folder.pki, name=name, ca_certificate=founder.federation.ca_certificate, now=now()
+        )
         since, key = now() - timedelta(days=1) + timedelta(seconds=seconds), own.key.public_key()
-        made = identity.issue(founder.key, founder.certificate, name=name, public_key=key, now=since, days=1)
-        write_atomically(folder.pki / "cert.pem", identity.certificate_pem(made), 0o644)
+        made = certificates.issue(founder.key, founder.certificate, name=name, public_key=key, now=since, days=1)
+        write_atomically(folder.pki / "cert.pem", certificates.certificate_pem(made), 0o644)
 
     def serial(self, name: SiteName) -> int:
         """Of the certificate on disk."""
-        return identity.read_certificate(self.loopback.folder(name).pki / "cert.pem").serial_number
+        return certificates.read_certificate(self.loopback.folder(name).pki / "cert.pem").serial_number
 
     def served(self) -> int:
         """The serial of the certificate that europe shows a new connection."""
@@ -204,7 +207,7 @@ class Trial:
             pki=pki, federation=self.loopback.federation.digest, address=self.loopback.federation.addresses.get
         )
         try:
-            await client.beat(AFRICA, Pulse(1, 1, "train"))
+            await client.beat(AFRICA, Heartbeat(1, 1, "train"))
         finally:
             await client.close()
 
@@ -262,7 +265,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         daemon.release()
     assert trial.daemons[AFRICA].hear("ordered 2") == "ordered 2 europe"
     received = [body for kind, _, body in tools.rows(trial.loopback, AFRICA) if kind == "received"]
-    signers = [x509.load_der_x509_certificate(evidence.unpack(body).certificate_der) for body in received]
+    signers = [x509.load_der_x509_certificate(evidence_files.unpack(body).certificate_der) for body in received]
     assert [signer.serial_number for signer in signers] == [began, new_key]
     asyncio.run(trial.call_with_the_former_certificate())
     trial.edit(AFRICA, "[data]", f"refuse_certificates = {trial.replaced}\n[data]")
@@ -270,8 +273,8 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         asyncio.run(trial.call_with_the_former_certificate())
 
     from_africa = tmp_path / "from-africa.json"
-    from_africa.write_bytes(evidence.encode(audit.witness(trial.loopback.folder(AFRICA), EUROPE)))
-    proven = audit.verify(trial.loopback.folder(EUROPE), [from_africa])
+    from_africa.write_bytes(evidence_files.encode(verification.witness(trial.loopback.folder(AFRICA), EUROPE)))
+    proven = verification.verify(trial.loopback.folder(EUROPE), [from_africa])
     assert (proven["problems"], proven["vouched_rows"]) == ([], 2), "manifests of every key are proof"
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from peer import enrolment
-from peer.bundle import Bundle
 from peer.core import limits
-from peer.daemon import now
-from peer.egress import Ledger
-from peer.loopback import Loopback
+from peer.daemon.dispatch import now
+from peer.demo.local_federation import LocalFederation
+from peer.identity import enrolment
+from peer.identity.bundle import Bundle
+from peer.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -32,25 +32,25 @@ time.time = lambda: right() - 6.0
 """
 
 
-def cli(loopback: Loopback, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def cli(loopback: LocalFederation, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command as an operator does."""
     command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
 @pytest.fixture(scope="module")
-def enrolled(found: Callable[..., Loopback]) -> Loopback:
+def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Three sites, enrolled, never started."""
     return found(rounds=10, steps=20, top='[schedule]\nkind = "derangement"\n')
 
 
 @pytest.fixture
-def three(enrolled: Loopback, copied: Callable[[Loopback], Loopback]) -> Loopback:
+def three(enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFederation]) -> LocalFederation:
     """A copy of them."""
     return copied(enrolled)
 
 
-def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(three: Loopback, tools: Any) -> None:
+def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(three: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         three.start(name)
     tools.wait_until(lambda: three.show("asia", "status")["round"] >= 2)
@@ -73,7 +73,7 @@ def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(thre
 
 
 @pytest.mark.slow
-def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
+def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         three.start(name)
     tools.wait_until(lambda: three.show("europe", "status")["round"] >= 1)
@@ -89,7 +89,9 @@ def test_pause_is_told_and_resume_goes_on(three: Loopback, tools: Any) -> None:
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
-def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback, tools: Any, tmp_path: Path) -> None:
+def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(
+    three: LocalFederation, tools: Any, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)
     for name in tools.sites:
         late = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
@@ -108,7 +110,7 @@ def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: Loopback
         assert all(record["missing"] == {} for record in tools.records(three, name))
 
 
-def test_a_restart_closes_the_transfers_that_a_kill_left_open(three: Loopback, tools: Any) -> None:
+def test_a_restart_closes_the_transfers_that_a_kill_left_open(three: LocalFederation, tools: Any) -> None:
     ledger = Ledger(three.folder("asia").egress_db)
     ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=7)
     ledger.close()
@@ -118,12 +120,12 @@ def test_a_restart_closes_the_transfers_that_a_kill_left_open(three: Loopback, t
 
 
 @pytest.fixture(scope="module")
-def site_text(enrolled: Loopback) -> str:
+def site_text(enrolled: LocalFederation) -> str:
     """The site.toml of asia."""
     return enrolled.folder("asia").site_toml.read_text()
 
 
-def refused(loopback: Loopback, code: int, *words: str, command: tuple[str, ...] = ("start",)) -> str:
+def refused(loopback: LocalFederation, code: int, *words: str, command: tuple[str, ...] = ("start",)) -> str:
     """`start` at asia ends with this code and one line that holds these words; nothing was begun."""
     done = cli(loopback, *command, "--site", "asia")
     lines = done.stderr.strip().splitlines()
@@ -148,14 +150,16 @@ def refused(loopback: Loopback, code: int, *words: str, command: tuple[str, ...]
     ],
 )
 def test_a_wrong_site_toml_is_named(
-    three: Loopback, site_text: str, old: str, new: str, code: int, words: tuple[str, ...]
+    three: LocalFederation, site_text: str, old: str, new: str, code: int, words: tuple[str, ...]
 ) -> None:
     assert old in site_text
     three.folder("asia").site_toml.write_text(site_text.replace(old, new))
     refused(three, code, *words)
 
 
-def edit_datalist(loopback: Loopback, tmp_path: Path, site_text: str, change: Callable[[dict[str, Any]], None]) -> None:
+def edit_datalist(
+    loopback: LocalFederation, tmp_path: Path, site_text: str, change: Callable[[dict[str, Any]], None]
+) -> None:
     line = next(line for line in site_text.splitlines() if line.startswith("datalist"))
     source = Path(json.loads(line.partition("=")[2]))
     copy = tmp_path / "data"
@@ -166,18 +170,18 @@ def edit_datalist(loopback: Loopback, tmp_path: Path, site_text: str, change: Ca
     loopback.folder("asia").site_toml.write_text(site_text.replace(str(source), str(copy / "datalist.json")))
 
 
-def test_a_datalist_of_one_class_is_refused(three: Loopback, site_text: str, tmp_path: Path) -> None:
+def test_a_datalist_of_one_class_is_refused(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
     edit_datalist(three, tmp_path, site_text, lambda d: d.update(training=[x for x in d["training"] if x["label"]]))
     refused(three, 10, "class")
 
 
-def test_a_missing_image_is_named(three: Loopback, site_text: str, tmp_path: Path) -> None:
+def test_a_missing_image_is_named(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
     edit_datalist(three, tmp_path, site_text, lambda d: d["training"][3].update(image="lost.nii"))
     refused(three, 10, "lost.nii")
 
 
 def test_unreadable_samples_are_skipped_up_to_the_share(
-    three: Loopback, site_text: str, tmp_path: Path, tools: Any
+    three: LocalFederation, site_text: str, tmp_path: Path, tools: Any
 ) -> None:
     edit_datalist(three, tmp_path, site_text, lambda d: None)
     for name in ("5.nii", "6.nii"):
@@ -193,22 +197,22 @@ def test_unreadable_samples_are_skipped_up_to_the_share(
 
 
 @pytest.mark.parametrize("file", ["cert.pem", "ca.pem", "site.key", "round.key"])
-def test_missing_files_for_tls_refuse_the_start(three: Loopback, file: str) -> None:
+def test_missing_files_for_tls_refuse_the_start(three: LocalFederation, file: str) -> None:
     (three.folder("asia").pki / file).unlink()
     refused(three, 4, file)
 
 
-def test_a_key_that_others_can_read_refuses_the_start(three: Loopback) -> None:
+def test_a_key_that_others_can_read_refuses_the_start(three: LocalFederation) -> None:
     (three.folder("asia").pki / "site.key").chmod(0o644)
     refused(three, 4, "site.key")
 
 
-def test_an_expired_certificate_is_named(three: Loopback, tmp_path: Path, site_text: str) -> None:
+def test_an_expired_certificate_is_named(three: LocalFederation, tmp_path: Path, site_text: str) -> None:
     past = now() - timedelta(days=10)
     text = three.folder("asia").federation_toml.read_text()
     draft = text[text.index('name = "trial"') :]
     authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=past)
-    old = Loopback(tmp_path / "old", authority.federation)
+    old = LocalFederation(tmp_path / "old", authority.federation)
     folder = old.folder("asia")
     request = enrolment.request(folder, authority.federation, authority.federation_toml, now=past)
     admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=past, days=1)
@@ -218,14 +222,14 @@ def test_an_expired_certificate_is_named(three: Loopback, tmp_path: Path, site_t
 
 
 def test_another_federation_of_the_same_name_is_refused_by_name(
-    three: Loopback, found: Callable[..., Loopback], copied: Callable[[Loopback], Loopback]
+    three: LocalFederation, found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation]
 ) -> None:
     other = copied(found(rounds=6))
     shutil.copy(other.folder("asia").federation_toml, three.folder("asia").federation_toml)
     refused(three, 4, "ca.pem")
 
 
-def test_a_port_in_use_is_named(three: Loopback, site_text: str) -> None:
+def test_a_port_in_use_is_named(three: LocalFederation, site_text: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -236,13 +240,13 @@ def test_a_port_in_use_is_named(three: Loopback, site_text: str) -> None:
         refused(three, 8, str(port))
 
 
-def test_a_second_daemon_in_the_same_folder_is_refused(three: Loopback, tools: Any) -> None:
+def test_a_second_daemon_in_the_same_folder_is_refused(three: LocalFederation, tools: Any) -> None:
     first = three.start("asia")
     tools.wait_until(lambda: three.show("asia", "status"))
     refused(three, 7, str(first.pid))
 
 
-def test_resume_require_and_changed_models_are_refused(three: Loopback, site_text: str, tools: Any) -> None:
+def test_resume_require_and_changed_models_are_refused(three: LocalFederation, site_text: str, tools: Any) -> None:
     done = cli(three, "start", "--site", "asia", "--resume", "require")
     assert done.returncode == 6
     assert not (three.folder("asia").path / "gen-0001").exists()
@@ -254,7 +258,7 @@ def test_resume_require_and_changed_models_are_refused(three: Loopback, site_tex
     refused(three, 6, "model.parameters.width", "--accept-change")
 
 
-def test_commands_without_a_daemon_say_so_and_read_the_journal(three: Loopback) -> None:
+def test_commands_without_a_daemon_say_so_and_read_the_journal(three: LocalFederation) -> None:
     done = cli(three, "pause", "--site", "asia")
     assert done.returncode == 14
     status = cli(three, "status", "--site", "asia", "--json")
@@ -281,11 +285,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_daemon_by_name_and_leaves_a_whole_journal(
-    enrolled: Loopback, small_disk: Path, tools: Any
+    enrolled: LocalFederation, small_disk: Path, tools: Any
 ) -> None:
     home = small_disk / "sites"
     shutil.copytree(enrolled.home / "trial" / "asia", home / "trial" / "asia")
-    three = Loopback(home, enrolled.federation)
+    three = LocalFederation(home, enrolled.federation)
     filler = small_disk / "filler"
     with three:
         three.start("asia")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from peer.cli import PROGRAM
-from peer.config import Federation, Site, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
 from tests.meta.test_readme import problem, simple_commands
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes with the extra `scalars`")
@@ -67,9 +67,9 @@ def stages(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.fixture(scope="module")
-def federation(root: Path) -> Federation:
+def federation(root: Path) -> FederationConfig:
     """The network's draft."""
-    return Federation.load(root / NETWORK / "federation.toml")
+    return FederationConfig.load(root / NETWORK / "federation.toml")
 
 
 def named_files(document: Any) -> Iterator[str]:
@@ -86,7 +86,7 @@ def hospitals(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {s["command"][1]: s for s in services if s["command"][0] == f"{IMAGE_FOLDER}/site.sh"}
 
 
-def test_there_is_one_service_for_each_site_of_the_draft(compose: dict[str, Any], federation: Federation) -> None:
+def test_there_is_one_service_for_each_site_of_the_draft(compose: dict[str, Any], federation: FederationConfig) -> None:
     found = hospitals(compose)
     assert set(found) == set(federation.roster)
     for site, service in found.items():
@@ -153,7 +153,7 @@ def test_what_the_services_run_exists_and_may_be_run(
 
 
 def test_trouble_is_for_sites_of_the_network(
-    compose: dict[str, Any], trouble: dict[str, Any], federation: Federation
+    compose: dict[str, Any], trouble: dict[str, Any], federation: FederationConfig
 ) -> None:
     killed, cut = trouble["services"]["america"], trouble["services"]["cut"]
     assert killed["command"][0].endswith("/killed.sh")
@@ -211,11 +211,11 @@ def test_every_command_in_the_readme_can_be_typed(root: Path) -> None:
             assert (root / NETWORK / name.removeprefix(f"{IMAGE_FOLDER}/")).is_file(), words
 
 
-def test_the_drafts_load_and_fit_each_other(root: Path, federation: Federation) -> None:
+def test_the_drafts_load_and_fit_each_other(root: Path, federation: FederationConfig) -> None:
     models = {}
     for site in federation.roster:
         path = root / NETWORK / "sites" / f"{site}.toml"
-        own = Site.load(path)
+        own = SiteConfig.load(path)
         check_site(federation, own, site)
         models[site] = (own.model.name, *sorted(own.model.parameters.items()))
         assert own.listen == "0.0.0.0:7443"

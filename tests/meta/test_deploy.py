@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from peer import enrolment
-from peer.config import Federation, Site, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_folder import SiteFolder, write_atomically
 from peer.core.roster import SiteName
+from peer.daemon.metrics import METRICS
 from peer.errors import EXIT_CODES
-from peer.gauges import METRICS
-from peer.home import SiteFolder, write_atomically
+from peer.identity import enrolment
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra `scalars`")
 
@@ -262,8 +262,8 @@ def test_nobody_but_peers_and_monitoring_is_let_in(root: Path) -> None:
 
 
 def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
-    site = Site.load(root / KUBERNETES / "europe" / "site.toml")
-    check_site(Federation.load(root / "deploy" / "examples" / "federation.toml"), site, SiteName("europe"))
+    site = SiteConfig.load(root / KUBERNETES / "europe" / "site.toml")
+    check_site(FederationConfig.load(root / "deploy" / "examples" / "federation.toml"), site, SiteName("europe"))
     assert site.listen.endswith(":7443")
     assert site.metrics.listen is not None
     assert site.metrics.listen.endswith(":9464")

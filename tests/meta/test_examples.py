@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from peer.config import Federation, Site, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.core.plan import PLANS
 from peer.methods import METHODS
 
@@ -42,12 +42,12 @@ def written_keys(value: Any) -> Iterator[str]:
 
 
 def test_the_examples_parse_and_fit_each_other(root: Path) -> None:
-    federation = Federation.load(root / EXAMPLES / "federation.toml")
-    site = Site.load(root / EXAMPLES / "site.toml")
+    federation = FederationConfig.load(root / EXAMPLES / "federation.toml")
+    site = SiteConfig.load(root / EXAMPLES / "site.toml")
     check_site(federation, site, next(iter(federation.roster)))
 
 
-@pytest.mark.parametrize(("name", "table"), [("federation.toml", Federation), ("site.toml", Site)])
+@pytest.mark.parametrize(("name", "table"), [("federation.toml", FederationConfig), ("site.toml", SiteConfig)])
 def test_the_examples_show_every_key(root: Path, name: str, table: type[BaseModel]) -> None:
     text = (root / EXAMPLES / name).read_text()
     shown = set(written_keys(tomllib.loads(SHOWN.sub("", text))))

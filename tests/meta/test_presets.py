@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from models.spec import HYPER, hyper_problem, remote_spec_problem
-from peer.config import Federation, Named
-from peer.datasets import PACKAGED, PUBLISHED
-from peer.report import published
-from peer.report.comparison import matched
-from peer.report.published import Published, beside, plain
-from peer.simulation.experiment import Experiment
-from peer.simulation.sweep import prepare
+from peer.config.schema import FederationConfig, NamedParameters
+from peer.data.adapters import PACKAGED, PUBLISHED
+from peer.research.experiment import Experiment
+from peer.research.report import published
+from peer.research.report.comparison import matched
+from peer.research.report.published import Published, beside, plain
+from peer.research.sweep import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PRESETS = sorted((EXAMPLES / "experiments").glob("*.toml"))
@@ -47,7 +47,7 @@ def referred(experiment: Experiment) -> list[Published]:
     ]
 
 
-def networks(experiment: Experiment) -> Iterator[Named]:
+def networks(experiment: Experiment) -> Iterator[NamedParameters]:
     """Every network that a preset names."""
     yield from (model for models in experiment.models.values() for model in models.values())
     for shared in (experiment.proxy, experiment.messenger, *(row.shared_model for row in experiment.methods.values())):
@@ -70,7 +70,7 @@ def test_every_row_is_a_federation_that_daemons_would_take(experiment: Experimen
     for partition, chosen, _, label in experiment.combinations():
         sites = experiment.partitions[partition].sites
         text = experiment.federation_text(label, chosen, sites, seed=0)
-        assert Federation.parse(text, label).plan is experiment.plan(label)
+        assert FederationConfig.parse(text, label).plan is experiment.plan(label)
         ran.add(label)
     assert ran == experiment.methods.keys()
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from peer import identity
-from peer.core.facts import Artifact, Manifest, SignedManifest, TensorSpec
+from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.courier import encoded
-from peer.daemon import now
-from peer.egress import Head, Ledger
+from peer.daemon.dispatch import now
+from peer.daemon.fetcher import encoded
+from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.identity import certificates
+from peer.records.journal import Journal
+from peer.records.ledger import Head, Ledger
 from peer.transport.control import ControlClient
 from peer.transport.wire import encode_manifest
 
@@ -139,7 +139,7 @@ import sys
 from pathlib import Path
 from peer import lifecycle
 from peer.errors import PeerError
-from peer.home import find_site
+from peer.config.site_folder import find_site
 home, site, *worker = sys.argv[1:]
 try:
     lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
@@ -151,7 +151,7 @@ except PeerError as error:
 class Program:
     """Daemons in processes of their own."""
 
-    def __init__(self, loopback: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> None:
+    def __init__(self, loopback: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> None:
         self.loopback, self.fake_worker = loopback, fake_worker
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -201,15 +201,15 @@ def multicast() -> None:
 
 
 @pytest.fixture(scope="session")
-def _founded(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
-    return Loopback.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
+def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    return LocalFederation.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
 
 
 @pytest.fixture
-def enrolled(_founded: Loopback, tmp_path: Path) -> Iterator[Loopback]:
+def enrolled(_founded: LocalFederation, tmp_path: Path) -> Iterator[LocalFederation]:
     """Two sites of one federation, enrolled and never started; daemons that a test leaves running are stopped."""
     shutil.copytree(_founded.home, tmp_path / "sites")
-    with Loopback(tmp_path / "sites", _founded.federation) as loopback:
+    with LocalFederation(tmp_path / "sites", _founded.federation) as loopback:
         yield loopback
 
 
@@ -226,7 +226,7 @@ def fake_worker(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple
 
 
 @pytest.fixture
-def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
+def program(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
     """Starts the enrolled sites' daemons, without torch; those that still run are killed at the end."""
     program = Program(enrolled, fake_worker)
     yield program
@@ -238,12 +238,14 @@ def program(enrolled: Loopback, fake_worker: Callable[..., tuple[str, ...]]) -> 
 class Books:
     """Journals and ledgers of enrolled sites, as their daemons write them, without a daemon."""
 
-    def __init__(self, loopback: Loopback) -> None:
+    def __init__(self, loopback: LocalFederation) -> None:
         self.loopback = loopback
 
-    def identity(self, name: str) -> identity.Identity:
+    def identity(self, name: str) -> certificates.Identity:
         ca = self.loopback.federation.ca_certificate
-        return identity.Identity.load(self.loopback.folder(name).pki, name=SiteName(name), ca_certificate=ca, now=now())
+        return certificates.Identity.load(
+            self.loopback.folder(name).pki, name=SiteName(name), ca_certificate=ca, now=now()
+        )
 
     def journal(self, name: str, generation: int = 1) -> Journal:
         folder = self.loopback.folder(name)
@@ -265,7 +267,9 @@ class Books:
             egress_head=head.hash,
         )
         body = encode_manifest(manifest)
-        return SignedManifest(body, identity.sign_manifest(own.key, body), identity.certificate_der(own.certificate))
+        return SignedManifest(
+            body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
+        )
 
     def send(self, name: str, to: str, *, round: int, generation: int = 1) -> SignedManifest:
         """What both sites have on disk after an artifact of a round went from one to the other."""
@@ -288,6 +292,6 @@ class Books:
 
 
 @pytest.fixture
-def books(enrolled: Loopback) -> Books:
+def books(enrolled: LocalFederation) -> Books:
     """Writes what daemons would have written: ``books.send("asia", "europe", round=1)``."""
     return Books(enrolled)

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from peer import afterwards, api
-from peer.config import Federation
-from peer.config import Site as Configuration
+from peer import api
+from peer.config.schema import FederationConfig
+from peer.config.schema import SiteConfig as Configuration
+from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
-from peer.core.work import to_json
-from peer.egress import Ledger
+from peer.core.worker_protocol import to_json
+from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
-from peer.home import SiteFolder
-from peer.journal import Journal
-from peer.loopback import Loopback
-from peer.training.notebook import undisturbed
-from peer.training.predict import apart, predict
+from peer.inference import model_state
+from peer.inference.notebook import undisturbed
+from peer.inference.predict import apart, predict
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
 from peer.training.trainer import INITIAL, Trainer
 
 DRAFT = """
@@ -71,11 +72,11 @@ def signals(folder: Path) -> Path:
 def train(folder: SiteFolder, *, rounds: int) -> None:
     """What a daemon and its worker leave behind after these rounds in which nobody else took part."""
     number = folder.create_generation()
-    federation, site = Federation.load(folder.federation_toml), Configuration.load(folder.site_toml)
+    federation, site = FederationConfig.load(folder.federation_toml), Configuration.load(folder.site_toml)
     with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
         journal.append("began", 0, {"generation": number})
         journal.append("initialised", 0, {"state": INITIAL, "artifact": None, "samples": {}, "publish": None})
-        setting = afterwards.standing(folder, federation, site).setting
+        setting = model_state.standing(folder, federation, site).setting
         trainer = Trainer(setting)
         trainer.perform(commands.Initialise(number, 1))
         state = INITIAL
@@ -114,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     """A site with two finished rounds and their weights, whose daemon is down; nobody may change it."""
     root = tmp_path_factory.mktemp("notebook")
     text = SITE.format(datalist=signals(root / "data"))
-    loopback = Loopback.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
+    loopback = LocalFederation.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
     with undisturbed():
         train(folder, rounds=2)
@@ -125,12 +126,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
 
 
 @pytest.fixture
-def site(trained: SiteFolder) -> api.Site:
+def site(trained: SiteFolder) -> api.SiteHandle:
     return api.open_site("asia", home=trained.home)
 
 
 @pytest.fixture
-def empty(enrolled: Loopback) -> api.Site:
+def empty(enrolled: LocalFederation) -> api.SiteHandle:
     """A site that never ran."""
     return api.open_site("asia", home=enrolled.home)
 
@@ -141,7 +142,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 # --- as it is typed --------------------------------------------------------------------------------------------------
-def test_the_documentation_runs_and_leaves_the_folder_as_it_was(site: api.Site) -> None:
+def test_the_documentation_runs_and_leaves_the_folder_as_it_was(site: api.SiteHandle) -> None:
     datalist = Path(site.config.data.datalist)
     names = {"site": site, "home": str(site.folder.home), "datalist": str(datalist), "open_site": api.open_site}
     before = {name: data for name, data in content(site.folder.path).items() if not name.endswith("-wal")}
@@ -158,24 +159,24 @@ def test_the_documentation_runs_and_leaves_the_folder_as_it_was(site: api.Site) 
 
 
 @pytest.mark.parametrize("name", ["rounds", "metrics", "evaluation", "transfers"])
-def test_records_are_flat_and_have_the_keys_that_are_promised(site: api.Site, name: str) -> None:
+def test_records_are_flat_and_have_the_keys_that_are_promised(site: api.SiteHandle, name: str) -> None:
     records = getattr(site, name)()
     assert records
     assert all(records[0].keys() == record.keys() for record in records)
     assert all(value is None or isinstance(value, str | int | float) for record in records for value in record.values())
-    text = (getattr(api.Site, name).__doc__ or "").partition("Returns:")[2]
+    text = (getattr(api.SiteHandle, name).__doc__ or "").partition("Returns:")[2]
     promised = set(DOCUMENTED.findall(text))
     assert records[0].keys() <= promised
 
 
-def test_rounds_tell_who_was_missing_and_whose_mean_differs(site: api.Site) -> None:
+def test_rounds_tell_who_was_missing_and_whose_mean_differs(site: api.SiteHandle) -> None:
     first, second = site.rounds()
     assert (first["missing"], first["agrees"], first["differs"]) == ("europe:silent", "", "")
     assert (second["sources"], second["differs"], second["skipped"]) == ("", "europe", "")
     assert 0 < second["time"] - first["time"] < 600
 
 
-def test_two_generations_follow_each_other(empty: api.Site) -> None:
+def test_two_generations_follow_each_other(empty: api.SiteHandle) -> None:
     body = {"contributors": ["asia"], "missing": {}, "sources": [], "below_quorum": False, "skipped": [4, 5]}
     body |= {"artifact_sha256": None, "aggregate_sha256": None, "threads": 1, "duration_s": 1.0}
     for generation in (1, 2):
@@ -191,19 +192,19 @@ def test_two_generations_follow_each_other(empty: api.Site) -> None:
 
 
 # --- what may be missing ---------------------------------------------------------------------------------------------
-def test_a_site_that_never_ran_has_no_record_and_no_model(empty: api.Site) -> None:
+def test_a_site_that_never_ran_has_no_record_and_no_model(empty: api.SiteHandle) -> None:
     assert (empty.rounds(), empty.metrics(), empty.evaluation(), empty.transfers(), empty.events()) == ([],) * 5
     assert (empty.status()["daemon"], empty.status()["phase"]) == ("down", "new")
     with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
         empty.model()
 
 
-def test_which_site_is_meant_must_be_clear(enrolled: Loopback) -> None:
+def test_which_site_is_meant_must_be_clear(enrolled: LocalFederation) -> None:
     with pytest.raises(UsageError, match="trial/asia, trial/europe"):
         api.open_site(home=enrolled.home)
 
 
-def test_a_broken_file_is_named(empty: api.Site) -> None:
+def test_a_broken_file_is_named(empty: api.SiteHandle) -> None:
     empty.folder.site_toml.write_text("listen = [")
     assert empty.federation.name == "trial"
     with pytest.raises(ConfigError, match=r"site\.toml"):
@@ -212,7 +213,7 @@ def test_a_broken_file_is_named(empty: api.Site) -> None:
         empty.model()
 
 
-def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: Loopback, program: Any) -> None:
+def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFederation, program: Any) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
     site = api.open_site("asia", home=enrolled.home)
@@ -226,9 +227,9 @@ def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: Loopback
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
-def test_predictions_are_those_that_the_command_line_gets(site: api.Site, tmp_path: Path) -> None:
+def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, tmp_path: Path) -> None:
     config = Configuration.load(site.folder.site_toml)
-    standing = afterwards.standing(site.folder, site.federation, config)
+    standing = model_state.standing(site.folder, site.federation, config)
     with undisturbed(), apart(standing.setting, standing.state) as own:
         trainer = Trainer(own)
         trainer.hold(standing.state, standing.sources)
@@ -241,7 +242,7 @@ def test_predictions_are_those_that_the_command_line_gets(site: api.Site, tmp_pa
         assert {**path, "file": ""} == {**array, "file": ""}
 
 
-def test_the_model_predicts_what_predict_says_and_the_process_is_left_as_it_was(site: api.Site) -> None:
+def test_the_model_predicts_what_predict_says_and_the_process_is_left_as_it_was(site: api.SiteHandle) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -259,7 +260,7 @@ def test_the_model_predicts_what_predict_says_and_the_process_is_left_as_it_was(
     assert image.grad is not None
 
 
-def test_an_earlier_round_is_had_while_its_weights_are_kept(site: api.Site) -> None:
+def test_an_earlier_round_is_had_while_its_weights_are_kept(site: api.SiteHandle) -> None:
     first, newest, second = (dict(site.model(round).named_parameters()) for round in (1, None, 2))
     assert all(torch.equal(newest[name], second[name]) for name in newest)
     assert not all(torch.equal(newest[name], first[name]) for name in newest)
@@ -267,7 +268,7 @@ def test_an_earlier_round_is_had_while_its_weights_are_kept(site: api.Site) -> N
         site.model(7)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.Site) -> None:
+def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.SiteHandle) -> None:
     good = np.zeros((1, 8))
     bad, missing, fine = site.predict([np.zeros((2, 8)), "nowhere.npy", good])
     assert bad == {"file": "0", "problem": "has the shape (2, 8), not (1 channels, 1 spatial dimensions)"}
@@ -278,7 +279,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_predicted(site: api.Site) -> 
     assert site.predict([]) == []
 
 
-def test_a_model_that_is_damaged_is_an_error_of_the_model(trained: SiteFolder, enrolled: Loopback) -> None:
+def test_a_model_that_is_damaged_is_an_error_of_the_model(trained: SiteFolder, enrolled: LocalFederation) -> None:
     """Of a copy: its checkpoint is cut short."""
     folder = enrolled.folder("asia")
     shutil.rmtree(folder.path)
@@ -289,7 +290,7 @@ def test_a_model_that_is_damaged_is_an_error_of_the_model(trained: SiteFolder, e
         api.open_site("asia", home=folder.home).model()
 
 
-def test_another_model_in_site_toml_is_refused(trained: SiteFolder, enrolled: Loopback) -> None:
+def test_another_model_in_site_toml_is_refused(trained: SiteFolder, enrolled: LocalFederation) -> None:
     folder = enrolled.folder("asia")
     shutil.rmtree(folder.path)
     shutil.copytree(trained.path, folder.path)

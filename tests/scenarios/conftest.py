@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.facts import Artifact, Greeting, Pulse, Report, Seen, Unavailable
-from peer.core.replay import Row, recover
+from peer.core.machine import SiteMachine
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.round import Round
-from peer.core.rules import Pace, Rules
-from peer.core.work import to_json
+from peer.core.rules import PaceRules, Rules
+from peer.core.site_memory import Row, recover
+from peer.core.worker_protocol import to_json
 
-PACE = {field.name for field in dataclasses.fields(Pace)}
+PACE = {field.name for field in dataclasses.fields(PaceRules)}
 FEDERATION = Sha256("fe" * 32)
 UNTOLD: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
@@ -51,7 +51,7 @@ class Scenario:
         self.told: set[str] = set()
         self.phases: set[str] = set()
         self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", 1)
-        self.site = Round(self.rules)
+        self.site = SiteMachine(self.rules)
         self.memory = recover(())
 
     def play(self) -> str:
@@ -88,7 +88,7 @@ class Scenario:
             roster=Roster.of(fields.pop("sites").split(",")),
             federation=FEDERATION,
             round_key=RoundKey(bytes(range(32))),
-            pace=Pace(**pace),
+            pace=PaceRules(**pace),
             parameters=parameters,
             **fields,
         )
@@ -113,7 +113,7 @@ class Scenario:
         if name in ("Began", "Restarted"):
             lost = self._artifact(fields["lost"], 0).sha256 if "lost" in fields else None
             files = recover(self.rows).names() - {lost}
-            self.site = Round(self.rules, recover(self.rows, present=files))
+            self.site = SiteMachine(self.rules, recover(self.rows, present=files))
             self.memory = recover(self.rows, present=files)
             self.order, self.guest, self.fetches, self.reports = None, None, {}, {}
         else:
@@ -182,7 +182,7 @@ class Scenario:
         if name == "PeerHeard" and len(named) > 1:
             words = dict(word.split(":") for word in named[2:])
             numbers = {"round": 0, "published_round": 0, "committed_round": 0} | {k: int(v) for k, v in words.items()}
-            fields["pulse"] = Pulse(1, phase=named[1], **numbers)
+            fields["pulse"] = Heartbeat(1, phase=named[1], **numbers)
         if name == "PeerGreeted":
             seen, evaluates = None, True if self.rules.global_test else None
             for word in named[1:]:
@@ -192,7 +192,7 @@ class Scenario:
                     generation, round = word.removeprefix("saw:").split("/")
                     seen = Seen(int(generation), int(round), "ab" * 32)
             digest = self.rules.roster.digest
-            fields["greeting"] = Greeting(1, FEDERATION, digest, 1, 0.0, seen, evaluates=evaluates)
+            fields["greeting"] = Hello(1, FEDERATION, digest, 1, 0.0, seen, evaluates=evaluates)
         if name == "ReportAnswered":
             return {"site": named[0], "answer": named[1], "attempt": self.reports[named[0]].attempt}
         if name == "ReportArrived":
@@ -242,13 +242,13 @@ class Scenario:
         """What a guest's measurement gives: ``auc:0.7 samples:30``."""
         return {"metrics": {key: float(value) for key, value in (word.split(":") for word in named)}}
 
-    def _report(self, words: dict[str, str]) -> Report:
+    def _report(self, words: dict[str, str]) -> EvaluationResult:
         """What a peer says: ``of:europe/end-of-2 auc:0.7 samples:30``, or ``unmeasured:failed``."""
         label, unmeasured = words.pop("of"), words.pop("unmeasured", "")
         samples = int(words.pop("samples", 0))
         figures = {key: float(value) for key, value in words.items()}
         sha256, round = self._artifact(label, 0).sha256, int(label.rpartition("-")[2])
-        return Report(self.site.memory.generation, round, sha256, samples, figures, unmeasured)  # type: ignore[arg-type]
+        return EvaluationResult(self.site.memory.generation, round, sha256, samples, figures, unmeasured)  # type: ignore[arg-type]
 
     def _artifact(self, label: str, steps: int) -> Artifact:
         digest = Sha256(hashlib.sha256(label.encode()).hexdigest())

@@ -9,16 +9,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.home import SiteFolder
-from peer.loopback import Loopback
+from peer.config.site_folder import SiteFolder
+from peer.demo.local_federation import LocalFederation
 
 
-def call(loopback: Loopback, *words: str) -> Result:
+def call(loopback: LocalFederation, *words: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), "check", "--site", "asia", "--fast", *words])
 
 
 @pytest.fixture
-def folder(enrolled: Loopback) -> SiteFolder:
+def folder(enrolled: LocalFederation) -> SiteFolder:
     """Asia's folder, with data that are there."""
     folder = enrolled.folder("asia")
     items = [{"image": f"{index}.npz", "label": index % 2} for index in range(4)]
@@ -28,7 +28,7 @@ def folder(enrolled: Loopback) -> SiteFolder:
     return folder
 
 
-def test_a_site_that_would_run_exits_0(enrolled: Loopback, folder: SiteFolder) -> None:
+def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFolder) -> None:
     result = call(enrolled, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     document: Any = json.loads(result.stdout)
@@ -51,7 +51,7 @@ def test_a_site_that_would_run_exits_0(enrolled: Loopback, folder: SiteFolder) -
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
 
-def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: Loopback, folder: SiteFolder) -> None:
+def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: LocalFederation, folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
     result = call(enrolled, "--json")
     assert result.exit_code == 16
@@ -61,7 +61,7 @@ def test_a_failure_exits_16_with_the_document_and_one_line(enrolled: Loopback, f
     assert result.stderr == f"mhfl-peer: data: {failure['message']}; {failure['remedy']}\n"
 
 
-def test_people_see_what_to_do(enrolled: Loopback, folder: SiteFolder) -> None:
+def test_people_see_what_to_do(enrolled: LocalFederation, folder: SiteFolder) -> None:
     text = " ".join(call(enrolled).stdout.split())
     assert "configuration ok trial, digest" in text
     assert "europe warning nothing answers at" in text

@@ -12,7 +12,7 @@ from PIL import Image
 
 from peer.cli import main
 from peer.cli.data import PUBLIC
-from peer.datasets import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
+from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 from peer.errors import DataError, StateError, UsageError
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from peer.cli import main
 from peer.cli.demo import _progress, _table
-from peer.demo import Progress
+from peer.demo.run import DemoProgress
 
 SITES = ("africa", "asia")
 
@@ -30,7 +30,7 @@ def status(**changes: Any) -> dict[str, Any]:
 def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
     text = drawn(
         _progress(
-            Progress(
+            DemoProgress(
                 "fedskd: four daemons on loopback",
                 {
                     "asia": status(training={"loss": {"total": 0.61234}}),

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.egress import Ledger
+from peer.config.site_folder import SiteFolder
+from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.home import SiteFolder
-from peer.loopback import Loopback
-from peer.reports import TRANSFER_KEYS
+from peer.records.ledger import Ledger
+from peer.records.reports import TRANSFER_KEYS
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ def asia(books: Any) -> SiteFolder:
     return folder
 
 
-def call(loopback: Loopback, *words: Any) -> Result:
+def call(loopback: LocalFederation, *words: Any) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), *map(str, words)])
 
 
-def done(loopback: Loopback, *words: Any) -> Any:
+def done(loopback: LocalFederation, *words: Any) -> Any:
     result = call(loopback, *words, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def failed(loopback: Loopback, name: str, *words: Any) -> str:
+def failed(loopback: LocalFederation, name: str, *words: Any) -> str:
     result = call(loopback, *words)
     assert EXIT_CODES[result.exit_code].name == name, result.stderr
     assert result.stderr.count("\n") == 1
@@ -52,7 +52,7 @@ def failed(loopback: Loopback, name: str, *words: Any) -> str:
 
 
 # --- the listing -----------------------------------------------------------------------------------------------------
-def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: Loopback, asia: SiteFolder) -> None:
+def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: LocalFederation, asia: SiteFolder) -> None:
     every = done(enrolled, "egress", "--site", "asia")
     assert [(row["peer"], row["round"]) for row in every] == [
         ("europe", 1),
@@ -73,7 +73,7 @@ def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: Loopback
     assert rounds("--since", tomorrow.strftime("%Y-%m-%dT%H:%M")) == []
 
 
-def test_people_see_to_whom_and_what_it_comes_to(enrolled: Loopback, asia: SiteFolder) -> None:
+def test_people_see_to_whom_and_what_it_comes_to(enrolled: LocalFederation, asia: SiteFolder) -> None:
     text = call(enrolled, "egress", "--site", "asia").stdout
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["europe"] == ["europe", "3", "2", "128", "B", "2.0", "KiB"]
@@ -95,14 +95,14 @@ def test_people_see_to_whom_and_what_it_comes_to(enrolled: Loopback, asia: SiteF
     ],
 )
 def test_a_wrong_word_is_named_and_not_taken_for_an_empty_list(
-    enrolled: Loopback, asia: SiteFolder, words: tuple[str, ...], complaint: str
+    enrolled: LocalFederation, asia: SiteFolder, words: tuple[str, ...], complaint: str
 ) -> None:
     assert complaint in failed(enrolled, "UsageError", "egress", "--site", "asia", *words)
 
 
 # --- the proof -------------------------------------------------------------------------------------------------------
 def test_a_ledger_is_verified_with_a_witness_from_another_site(
-    enrolled: Loopback, asia: SiteFolder, tmp_path: Path
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
 ) -> None:
     out = tmp_path / "from-europe.json"
     made = done(enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
@@ -115,14 +115,14 @@ def test_a_ledger_is_verified_with_a_witness_from_another_site(
     assert "that rows 3 to 7 are all" in " ".join(text.split())
 
 
-def test_the_site_may_be_named_before_the_subcommand(enrolled: Loopback, asia: SiteFolder) -> None:
+def test_the_site_may_be_named_before_the_subcommand(enrolled: LocalFederation, asia: SiteFolder) -> None:
     assert done(enrolled, "egress", "--site", "asia", "verify")["site"] == "asia"
     assert done(enrolled, "egress", "--site", "europe", "verify", "--site", "asia")["site"] == "asia"
     assert "several sites live under" in failed(enrolled, "UsageError", "egress", "verify")
 
 
 def test_a_ledger_that_is_not_whole_ends_with_its_own_code_after_the_document(
-    enrolled: Loopback, asia: SiteFolder
+    enrolled: LocalFederation, asia: SiteFolder
 ) -> None:
     with contextlib.closing(sqlite3.connect(asia.egress_db)) as connection:
         connection.execute("UPDATE ledger SET body = replace(body, 'africa', 'mars')")
@@ -137,7 +137,7 @@ def test_a_ledger_that_is_not_whole_ends_with_its_own_code_after_the_document(
     assert "The ledger is not whole." in call(enrolled, "egress", "verify", "--site", "asia").stdout
 
 
-def test_a_ledger_that_is_no_database_is_named(enrolled: Loopback, asia: SiteFolder) -> None:
+def test_a_ledger_that_is_no_database_is_named(enrolled: LocalFederation, asia: SiteFolder) -> None:
     for leftover in asia.path.glob("egress.db*"):
         leftover.unlink()
     asia.egress_db.write_bytes(b"no database" * 1000)
@@ -145,13 +145,15 @@ def test_a_ledger_that_is_no_database_is_named(enrolled: Loopback, asia: SiteFol
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-def test_an_export_is_proven_without_the_site_s_folder(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+def test_an_export_is_proven_without_the_site_s_folder(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
     out, federation = tmp_path / "asia.json", tmp_path / "federation.toml"
     federation.write_text(asia.federation_toml.read_text())
     made = done(enrolled, "egress", "export", "--site", "asia", "--out", out, "--rounds", "2-3")
     assert (made["site"], made["rows"], made["left_out"], made["head"]["count"]) == ("asia", 5, 2, 7)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
-    elsewhere = Loopback(tmp_path / "nowhere", enrolled.federation)
+    elsewhere = LocalFederation(tmp_path / "nowhere", enrolled.federation)
     found = done(elsewhere, "egress", "verify", "--file", out, "--federation", federation)
     assert (found["site"], found["problems"], found["source"]) == ("asia", [], str(out))
     assert "nobody vouches for the certificate" in done(elsewhere, "egress", "verify", "--file", out)["unproven"][0]
@@ -160,7 +162,7 @@ def test_an_export_is_proven_without_the_site_s_folder(enrolled: Loopback, asia:
     assert "asia.json is refused: the signature does not fit" in failed(elsewhere, "PeerMisbehaved", *words)
 
 
-def test_what_does_not_go_together_is_refused(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:
     words = ("egress", "verify", "--site", "asia", "--federation", asia.federation_toml)
     assert "--federation goes with --file" in failed(enrolled, "UsageError", *words)
     words = ("egress", "verify", "--site", "asia", "--witness", tmp_path / "nowhere")
@@ -168,14 +170,16 @@ def test_what_does_not_go_together_is_refused(enrolled: Loopback, asia: SiteFold
 
 
 @pytest.mark.parametrize("words", [("export",), ("witness", "--of", "europe")])
-def test_no_file_is_written_over(enrolled: Loopback, asia: SiteFolder, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_no_file_is_written_over(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     out = tmp_path / "kept"
     out.write_text("kept")
     assert "kept exists" in failed(enrolled, "StateError", "egress", *words, "--site", "asia", "--out", out)
     assert out.read_text() == "kept"
 
 
-def test_people_are_told_what_to_do_with_the_files(enrolled: Loopback, asia: SiteFolder, tmp_path: Path) -> None:
+def test_people_are_told_what_to_do_with_the_files(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:
     said = call(enrolled, "egress", "export", "--site", "asia", "--out", tmp_path / "a").stdout
     assert "7 rows; 0 are left out" in said
     assert "egress verify --file" in said

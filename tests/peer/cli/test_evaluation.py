@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from peer.cli import main
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
+from peer.records.journal import Journal
 
 REPORT = {"generation": 1, "round": 1, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": ""}
 OWN = ("evaluated", 1, {"metrics": {"auc": 0.5, "loss": 0.25, "samples": 30.0}})
@@ -18,7 +18,7 @@ THEIRS = ("report", 1, {"site": "europe", "report": REPORT})
 
 
 @pytest.fixture
-def shown(enrolled: Loopback) -> Any:
+def shown(enrolled: LocalFederation) -> Any:
     """What the command prints of a journal with these rows."""
 
     def show(*rows: tuple[str, int, Any], options: tuple[str, ...] = ()) -> str:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from peer.cli import main
 from peer.cli.export import _picture
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.demo.local_federation import LocalFederation
+from peer.records.journal import Journal
 
 DOCUMENT = {
     "site": "asia",
@@ -37,12 +37,12 @@ DOCUMENT = {
 }
 
 
-def call(loopback: Loopback, *words: str | Path) -> Result:
+def call(loopback: LocalFederation, *words: str | Path) -> Result:
     arguments = ["--home", str(loopback.home), "export", "--site", "asia", *map(str, words)]
     return CliRunner().invoke(main, arguments)
 
 
-def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> None:
+def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
     folder = enrolled.folder("asia")
     number = folder.create_generation()
     initialised: dict[str, Any] = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
@@ -54,7 +54,7 @@ def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> Non
     assert not (tmp_path / "asia.onnx").exists()
 
 
-def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: Loopback, tmp_path: Path) -> None:
+def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
     result = call(enrolled, "--format", "ts", "--out", tmp_path / "asia.ts")
     assert (result.exit_code, "'ts' is not one of 'bundle', 'pt2', 'onnx'" in result.stderr) == (2, True)
     result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--licence", " ")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.config import Federation
+from peer.config.schema import FederationConfig
 from peer.core.plan import PLANS
 from peer.errors import EXIT_CODES
 
@@ -52,7 +52,7 @@ def init(tmp_path: Path, ca: Path, *options: str, out: str = "europe.csr") -> di
 
 def test_create_says_what_it_made(tmp_path: Path) -> None:
     made = document("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
-    final = Federation.load(tmp_path / "ca" / "federation.toml")
+    final = FederationConfig.load(tmp_path / "ca" / "federation.toml")
     assert made == {
         "federation": "fedasd",
         "digest": final.digest,
@@ -70,7 +70,7 @@ def test_create_says_what_it_made(tmp_path: Path) -> None:
 def test_create_for_people(tmp_path: Path) -> None:
     result = call("federation", "create", EXAMPLE, "--out", tmp_path / "ca")
     assert result.exit_code == 0
-    assert Federation.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
+    assert FederationConfig.load(tmp_path / "ca" / "federation.toml").digest in result.stdout
     assert "keep it offline" in result.stdout
 
 
@@ -93,7 +93,7 @@ def test_create_does_not_overwrite(ca: Path) -> None:
 
 def test_show_tells_everything_that_holds(ca: Path) -> None:
     shown = document("federation", "show", ca / "federation.toml")
-    final = Federation.load(ca / "federation.toml")
+    final = FederationConfig.load(ca / "federation.toml")
     assert (shown["federation"], shown["digest"], shown["roster_digest"]) == (
         "fedasd", final.digest, final.roster.digest,
     )  # fmt: skip

@@ -14,20 +14,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
+from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.loopback import Loopback
-from peer.transport.control import Console, ControlServer
+from peer.transport.control import ControlServer, OperatorCalls
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 30.0
 
 
-def call(loopback: Loopback, *words: str) -> Result:
+def call(loopback: LocalFederation, *words: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), *words, "--site", "asia"])
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "stop"])
-def test_without_a_daemon_there_is_nobody_to_tell(enrolled: Loopback, action: str) -> None:
+def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, action: str) -> None:
     result = call(enrolled, action, "--json")
     assert EXIT_CODES[result.exit_code].name == "DaemonDown"
     assert result.stdout == ""
@@ -35,7 +35,7 @@ def test_without_a_daemon_there_is_nobody_to_tell(enrolled: Loopback, action: st
     assert "mhfl-peer start" in result.stderr
 
 
-def test_a_daemon_pauses_goes_on_and_leaves(enrolled: Loopback, program: Any) -> None:
+def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: Any) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
     assert call(enrolled, "pause").stdout == "asia: training stops after this step; the site keeps serving\n"
@@ -62,8 +62,8 @@ class Closed:
         return True
 
 
-async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: Loopback) -> None:
-    server = ControlServer(cast(Console, Closed()))
+async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederation) -> None:
+    server = ControlServer(cast(OperatorCalls, Closed()))
     await server.start(enrolled.folder("asia").prepare_control_socket())
     result = await asyncio.to_thread(call, enrolled, "health", "--json")
     await server.stop()
@@ -72,7 +72,7 @@ async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: Loopback) ->
     assert "the daemon of asia runs, but does not serve its peers; it starts or leaves" in result.stderr
 
 
-def start(loopback: Loopback, *words: str) -> tuple[int, str]:
+def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
     """`start` in a process of its own: it sets up logging, signals and an event loop."""
     command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), "start", "--site", "asia", *words]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -90,7 +90,7 @@ def start(loopback: Loopback, *words: str) -> tuple[int, str]:
     ],
 )
 def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
-    enrolled: Loopback, words: tuple[str, ...], code: int, message: str
+    enrolled: LocalFederation, words: tuple[str, ...], code: int, message: str
 ) -> None:
     found, told = start(enrolled, *words)
     assert (found, told.count("\n")) == (code, 1)
@@ -98,7 +98,7 @@ def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
     assert enrolled.folder("asia").generations() == ()
 
 
-def test_a_second_start_in_the_same_folder_names_the_first(enrolled: Loopback, program: Any) -> None:
+def test_a_second_start_in_the_same_folder_names_the_first(enrolled: LocalFederation, program: Any) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
     code, told = start(enrolled)

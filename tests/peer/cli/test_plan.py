@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from peer import lifecycle
 from peer.cli import main
+from peer.config.rules import make_rules
+from peer.daemon import startup
+from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.loopback import Loopback
-from peer.rules import make_rules
 
 README = Path(__file__).parents[3] / "README.md"
 SITE = """
@@ -35,30 +35,30 @@ name = "{method}"
 """
 
 
-def call(loopback: Loopback, *words: str) -> Result:
+def call(loopback: LocalFederation, *words: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), "plan", *words])
 
 
-def document(loopback: Loopback, *words: str) -> Any:
+def document(loopback: LocalFederation, *words: str) -> Any:
     result = call(loopback, *words, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+def three(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     sites = dict.fromkeys(("africa", "asia", "europe"), SITE)
-    return Loopback.found(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
+    return LocalFederation.found(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
 
 
-def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: Loopback) -> None:
+def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: LocalFederation) -> None:
     plans = [document(three, "--site", name) for name in three.federation.roster]
     assert plans[0] == plans[1] == plans[2]
     plan = plans[0]
     assert (plan["federation"], plan["digest"]) == ("trial", three.federation.digest)
     assert plan["sites"] == ["africa", "asia", "europe"]
     assert [round["round"] for round in plan["rounds"]] == [1, 2, 3, 4]
-    federation, _, own = lifecycle.load(three.folder("asia"))
+    federation, _, own = startup.load(three.folder("asia"))
     rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
     for round in plan["rounds"]:
         turn = rules.turn(round["round"])
@@ -66,7 +66,7 @@ def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: Loopback) 
         assert sorted(round["order"]) == [0, 1, 2]
 
 
-def test_the_keys_are_the_documented_ones(three: Loopback) -> None:
+def test_the_keys_are_the_documented_ones(three: LocalFederation) -> None:
     row = next(line for line in README.read_text().splitlines() if line.startswith("| `plan`"))
     top, _, inner = row.split("|")[2].partition("[")
     plan = document(three, "--site", "asia")
@@ -83,11 +83,11 @@ def test_the_keys_are_the_documented_ones(three: Loopback) -> None:
         (("--first", "9"), []),
     ],
 )
-def test_a_part_of_the_plan(three: Loopback, words: tuple[str, ...], rounds: list[int]) -> None:
+def test_a_part_of_the_plan(three: LocalFederation, words: tuple[str, ...], rounds: list[int]) -> None:
     assert [round["round"] for round in document(three, "--site", "asia", *words)["rounds"]] == rounds
 
 
-def test_people_see_a_table_of_names(three: Loopback) -> None:
+def test_people_see_a_table_of_names(three: LocalFederation) -> None:
     plan, text = document(three, "--site", "asia"), call(three, "--site", "asia").stdout
     title, head, *rows = [line for line in text.splitlines() if line.strip() and "──" not in line]
     assert title.strip() == "trial: whose model each site receives (permutation)"
@@ -98,14 +98,14 @@ def test_people_see_a_table_of_names(three: Loopback) -> None:
 
 
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
-    alone = Loopback.found(
+    alone = LocalFederation.found(
         tmp_path, DRAFT.format(name="apart", method="local"), dict.fromkeys(("asia", "europe"), SITE)
     )
     assert [round["receives_from"] for round in document(alone, "--site", "asia")["rounds"]] == [{}] * 4
     assert call(alone, "--site", "asia").stdout == "apart: with this method nobody sends anything\n"
 
 
-def test_without_the_round_key_there_is_no_plan(enrolled: Loopback) -> None:
+def test_without_the_round_key_there_is_no_plan(enrolled: LocalFederation) -> None:
     (enrolled.folder("asia").pki / "round.key").unlink()
     result = call(enrolled, "--site", "asia")
     assert EXIT_CODES[result.exit_code].name == "CertificateError"
@@ -114,5 +114,5 @@ def test_without_the_round_key_there_is_no_plan(enrolled: Loopback) -> None:
 
 
 @pytest.mark.parametrize("words", [("--rounds", "0"), ("--first", "0"), ("--rounds", "many")])
-def test_counts_begin_at_one(three: Loopback, words: tuple[str, str]) -> None:
+def test_counts_begin_at_one(three: LocalFederation, words: tuple[str, str]) -> None:
     assert call(three, "--site", "asia", *words).exit_code == 2

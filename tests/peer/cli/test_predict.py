@@ -13,26 +13,26 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from peer import lifecycle
 from peer.cli import main
 from peer.cli.predict import _picture
-from peer.config import Federation, Site
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.site_folder import SiteFolder
+from peer.daemon import startup
+from peer.demo.local_federation import LocalFederation
 from peer.errors import DataError
-from peer.home import SiteFolder
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.records.journal import Journal
 
 STATE = "round-000001/train"
 INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
 COMMITTED = {"state": STATE, "artifact": None, "visiting": False, "publish": None}
 
 
-def call(loopback: Loopback, *words: str | Path) -> Result:
+def call(loopback: LocalFederation, *words: str | Path) -> Result:
     arguments = ["--home", str(loopback.home), "predict", "--site", "asia", *map(str, words)]
     return CliRunner().invoke(main, arguments)
 
 
-def test_an_input_that_is_not_there_is_named_at_once(enrolled: Loopback, tmp_path: Path) -> None:
+def test_an_input_that_is_not_there_is_named_at_once(enrolled: LocalFederation, tmp_path: Path) -> None:
     result = call(enrolled, tmp_path / "nowhere", "--out", tmp_path / "out")
     assert result.exit_code == DataError.exit_code
     assert "nowhere is not there" in result.stderr
@@ -40,7 +40,7 @@ def test_an_input_that_is_not_there_is_named_at_once(enrolled: Loopback, tmp_pat
 
 
 @pytest.fixture
-def folder(enrolled: Loopback) -> SiteFolder:
+def folder(enrolled: LocalFederation) -> SiteFolder:
     """Asia's folder after a first round."""
     folder = enrolled.folder("asia")
     write(folder, ("initialised", 0, INITIALISED), ("committed", 1, COMMITTED))
@@ -81,7 +81,7 @@ LEFT_OUT = {"file": "broken.npy", "reason": "not an image"}
 
 
 def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
-    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     found = [
         {"file": "a,b.npy", "class": 1, "probabilities": [1e-07, 1.0]},
@@ -111,7 +111,7 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
 
 
 def test_nothing_predicted_is_an_error_after_the_document(
-    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     answering({"predictions": [], "skipped": [LEFT_OUT]})
     result = call(enrolled, "broken.npy", "--out", tmp_path / "out", "--json")
@@ -122,7 +122,7 @@ def test_nothing_predicted_is_an_error_after_the_document(
 
 
 def test_label_maps_go_to_the_folder(
-    enrolled: Loopback, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
+    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     segment(folder)
     asked = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
@@ -138,7 +138,7 @@ def segment(folder: SiteFolder) -> None:
     folder.federation_toml.write_text(text.replace('"classification"', '"segmentation"'))
 
 
-def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> None:
+def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
     folder = enrolled.folder("asia")
     words = (tmp_path, "--out", tmp_path / "out")
     assert call(enrolled, *words).exit_code == 6
@@ -152,17 +152,19 @@ def test_an_untrained_site_is_refused(enrolled: Loopback, tmp_path: Path) -> Non
 
 
 def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(
-    enrolled: Loopback, folder: SiteFolder, tmp_path: Path
+    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
 ) -> None:
-    federation, site = Federation.load(folder.federation_toml), Site.load(folder.site_toml)
-    lifecycle.keep_configuration(folder, 1, federation, site)
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    startup.keep_configuration(folder, 1, federation, site)
     folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
     result = call(enrolled, tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 6
     assert "data.input_size was [8] when this generation began and is [9] now" in result.stderr
 
 
-def test_label_maps_need_a_folder_with_nothing_in_it(enrolled: Loopback, folder: SiteFolder, tmp_path: Path) -> None:
+def test_label_maps_need_a_folder_with_nothing_in_it(
+    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
+) -> None:
     segment(folder)
     result = call(enrolled, tmp_path, "--out", tmp_path / "out.csv")
     assert (result.exit_code, result.stderr) == (

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
+from peer.config.site_folder import SiteFolder
+from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.home import SiteFolder
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.records.journal import Journal
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
@@ -25,7 +25,7 @@ ROUND = {"contributors": ["asia"], "missing": {}, "duration_s": 1.0, "metrics": 
 
 
 @pytest.fixture
-def folder(enrolled: Loopback) -> SiteFolder:
+def folder(enrolled: LocalFederation) -> SiteFolder:
     """A site with one finished round, while its daemon is down."""
     folder = enrolled.folder("asia")
     folder.create_generation()

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from peer.cli import main
 from peer.cli.template import site_toml
-from peer.config import Federation, Site, check_site
+from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.core.roster import SiteName
 from peer.errors import EXIT_CODES
 
@@ -54,7 +54,7 @@ def admitted(site: str = "europe", *options: str) -> dict[str, str]:
 def test_init_makes_a_home(tmp_path: Path) -> None:
     made = document("site", "init", "--federation", "ca/federation.toml", "--site", "europe")
     folder = tmp_path / "home" / "fedasd" / "europe"
-    final = Federation.load(folder / "federation.toml")
+    final = FederationConfig.load(folder / "federation.toml")
     assert made == {
         "federation": "fedasd",
         "digest": final.digest,
@@ -68,7 +68,7 @@ def test_init_makes_a_home(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Path("europe.csr").read_bytes().startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
     assert (folder / "site.toml").read_text() == site_toml(3, final.addresses[SiteName("europe")])
-    check_site(final, Site.load(folder / "site.toml"), "europe")
+    check_site(final, SiteConfig.load(folder / "site.toml"), "europe")
 
 
 def test_init_tells_people_the_fingerprint() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from peer.cli.template import site_toml
-from peer.config import Site
+from peer.config.schema import SiteConfig
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "site.toml"
 
@@ -19,7 +19,7 @@ def test_template_is_the_example() -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(site_toml(dims))
-    assert len(Site.load(tmp_path / "site.toml").data.input_size) == dims
+    assert len(SiteConfig.load(tmp_path / "site.toml").data.input_size) == dims
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_template_fits_the_task(dims: int, tmp_path: Path) -> None:
 )
 def test_the_site_listens_where_the_roster_says_that_it_is(address: str | None, listen: str, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(site_toml(2, address))
-    assert Site.load(tmp_path / "site.toml").listen == listen
+    assert SiteConfig.load(tmp_path / "site.toml").listen == listen

@@ -19,22 +19,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.egress import Ledger
+from peer.config.site_folder import SiteFolder
+from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
-from peer.home import SiteFolder
-from peer.journal import Journal
-from peer.loopback import Loopback
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
 LIMIT_S = 30.0
 
 
-def call(loopback: Loopback, *words: str) -> Result:
+def call(loopback: LocalFederation, *words: str) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), *words])
 
 
-def shown(loopback: Loopback, *words: str) -> Any:
+def shown(loopback: LocalFederation, *words: str) -> Any:
     result = call(loopback, *words, "--site", "asia", "--json")
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
@@ -42,7 +42,7 @@ def shown(loopback: Loopback, *words: str) -> Any:
 
 
 @pytest.fixture
-def folder(enrolled: Loopback) -> SiteFolder:
+def folder(enrolled: LocalFederation) -> SiteFolder:
     return enrolled.folder("asia")
 
 
@@ -62,7 +62,7 @@ def history(folder: SiteFolder) -> SiteFolder:
 
 
 @pytest.mark.parametrize("what", DOCUMENTS)
-def test_a_site_that_never_ran_has_every_document(enrolled: Loopback, what: str) -> None:
+def test_a_site_that_never_ran_has_every_document(enrolled: LocalFederation, what: str) -> None:
     document = shown(enrolled, what)
     assert document if what in ("status", "peers") else document == []
     result = call(enrolled, what, "--site", "asia")
@@ -70,18 +70,18 @@ def test_a_site_that_never_ran_has_every_document(enrolled: Loopback, what: str)
     assert "Traceback" not in result.output
 
 
-def test_the_status_of_a_site_that_never_ran_does_not_speak_of_a_journal(enrolled: Loopback) -> None:
+def test_the_status_of_a_site_that_never_ran_does_not_speak_of_a_journal(enrolled: LocalFederation) -> None:
     assert "nothing was begun yet" in call(enrolled, "status", "--site", "asia").stdout
 
 
 @pytest.mark.parametrize("words", [("--site", "mars"), ()])
-def test_which_site_is_meant_must_be_clear(enrolled: Loopback, words: tuple[str, ...]) -> None:
+def test_which_site_is_meant_must_be_clear(enrolled: LocalFederation, words: tuple[str, ...]) -> None:
     result = call(enrolled, "status", *words)
     assert result.exit_code == 2
     assert "trial/asia, trial/europe" in result.stderr
 
 
-def test_a_stopped_site_shows_what_its_disk_knows(enrolled: Loopback, history: SiteFolder) -> None:
+def test_a_stopped_site_shows_what_its_disk_knows(enrolled: LocalFederation, history: SiteFolder) -> None:
     status = shown(enrolled, "status")
     assert (status["daemon"], status["failure"]) == ("down", "data: no\ndata")
     assert shown(enrolled, "peers") == status["peers"]
@@ -91,14 +91,14 @@ def test_a_stopped_site_shows_what_its_disk_knows(enrolled: Loopback, history: S
     assert [row["kind"] for row in shown(enrolled, "events", "--last", "1")] == ["left"]
 
 
-def test_what_others_say_is_shown_without_its_escapes(enrolled: Loopback, history: SiteFolder) -> None:
+def test_what_others_say_is_shown_without_its_escapes(enrolled: LocalFederation, history: SiteFolder) -> None:
     for what, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
         text = call(enrolled, what, "--site", "asia").stdout
         assert words in text
         assert "\x1b" not in text
 
 
-def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: Loopback, folder: SiteFolder) -> None:
+def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: LocalFederation, folder: SiteFolder) -> None:
     folder.federation_toml.write_text("rounds = [")
     result = call(enrolled, "status", "--site", "asia")
     assert EXIT_CODES[result.exit_code].name == "ConfigError"
@@ -106,7 +106,7 @@ def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: Loopback, 
     assert "federation.toml" in result.stderr
 
 
-def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: Loopback, history: SiteFolder) -> None:
+def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalFederation, history: SiteFolder) -> None:
     connection = sqlite3.connect(history.generation(1) / "journal.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -117,12 +117,12 @@ def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: Loopba
 
 
 @pytest.mark.parametrize("words", [("--last", "0"), ("--last", "x")])
-def test_how_many_events_must_be_a_count(enrolled: Loopback, words: tuple[str, str]) -> None:
+def test_how_many_events_must_be_a_count(enrolled: LocalFederation, words: tuple[str, str]) -> None:
     assert call(enrolled, "events", "--site", "asia", *words).exit_code == 2
 
 
 def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
-    enrolled: Loopback, program: Any, folder: SiteFolder
+    enrolled: LocalFederation, program: Any, folder: SiteFolder
 ) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
@@ -139,7 +139,7 @@ def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
 class Watch:
     """`--watch --json` in a process of its own; its lines come through a queue."""
 
-    def __init__(self, loopback: Loopback, *words: str) -> None:
+    def __init__(self, loopback: LocalFederation, *words: str) -> None:
         command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words, "--watch", "--json"]
         self.process = subprocess.Popen(
             [*command, "--site", "asia"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -168,7 +168,7 @@ class Watch:
 
 
 @pytest.fixture
-def watch(enrolled: Loopback) -> Iterator[Any]:
+def watch(enrolled: LocalFederation) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
         def begin(*words: str) -> Watch:
@@ -205,7 +205,7 @@ def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     assert following.lines.empty()
 
 
-def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: Loopback) -> None:
+def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "peer.cli", "--home", str(enrolled.home), "events", "--site", "asia"]

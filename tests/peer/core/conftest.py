@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events, turn
-from peer.core.facts import PURPOSES, Artifact, Greeting, Pulse, Report, Seen, Unavailable
-from peer.core.replay import Memory, Row, recover
+from peer.core import access, commands, events
+from peer.core.machine import SiteMachine
+from peer.core.messages import PURPOSES, Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.round import Round
-from peer.core.rules import Pace, Rules
-from peer.core.site import Phase
-from peer.core.work import to_json
+from peer.core.rules import PaceRules, Rules
+from peer.core.site_memory import Memory, Row, recover
+from peer.core.state import Phase
+from peer.core.worker_protocol import to_json
 
 KEY = RoundKey(bytes(range(32)))
 FEDERATION = Sha256("fe" * 32)
@@ -37,7 +37,7 @@ def make_rules(site: str, sites: Sequence[str], **changes: Any) -> Rules:
         "round_key": KEY,
         "method": "fedskd",
         "rounds": 4,
-        "pace": Pace(linger_s=60.0),
+        "pace": PaceRules(linger_s=60.0),
     }
     return Rules(**{**fields, **changes})
 
@@ -72,7 +72,7 @@ class Audit:
         for row in rows:
             self._persisted(row)
 
-    def check(self, site: Round, out: Sequence[commands.Command], now_s: float) -> None:
+    def check(self, site: SiteMachine, out: Sequence[commands.Command], now_s: float) -> None:
         """The commands stand in a safe order, and the site remembers what a restart would remember."""
         announced = False
         for command in out:
@@ -98,7 +98,7 @@ class Audit:
         self.rows.append(row)
         self.memory.apply(*row)
 
-    def _check(self, site: Round, command: commands.Command, now_s: float) -> None:
+    def _check(self, site: SiteMachine, command: commands.Command, now_s: float) -> None:
         memory = self.memory
         match command:
             case commands.Publish(round, artifact, True):
@@ -138,10 +138,10 @@ class Audit:
                 assert {origin, owner} <= set(site.rules.roster)
 
 
-def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Greeting:
+def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:
     """What a site with these rules says of itself."""
     evaluates = not rules.kept_home if rules.global_test else None
-    return Greeting(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
+    return Hello(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
 
 
 WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, commands.Adopt, commands.Evaluate)
@@ -160,7 +160,7 @@ class Solo:
         """Kill it and start it again on its journal, or on another one."""
         rows = self.audit.rows if rows is None else [as_stored(row) for row in rows]
         self.audit = Audit(rows)
-        self.site = Round(self.rules, recover(rows))
+        self.site = SiteMachine(self.rules, recover(rows))
         self.order: Any = None
         self.fetches: dict[SiteName, commands.Fetch] = {}
         self.visits: dict[SiteName, commands.Fetch] = {}
@@ -234,12 +234,12 @@ class Solo:
         """A peer says how this site's model did there."""
         told: dict[str, Any] = {"samples": 20, "metrics": {"auc": 0.75}} if not changes.get("unmeasured") else {}
         sha256 = artifact.sha256 if artifact is not None else None
-        report = Report(**{"generation": 1, "round": round, "sha256": sha256, **told, **changes})
+        report = EvaluationResult(**{"generation": 1, "round": round, "sha256": sha256, **told, **changes})
         return self.feed(events.ReportArrived(SiteName(name), report))
 
     def beat(self, name: str, round: int = 0, phase: str = "train", published: int = 0) -> list[commands.Command]:
         """A peer says where it is."""
-        return self.feed(events.PeerHeard(SiteName(name), Pulse(1, round, phase, 0.0, published, round)))
+        return self.feed(events.PeerHeard(SiteName(name), Heartbeat(1, round, phase, 0.0, published, round)))
 
     def lend(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
         """The guest that was asked for comes from this origin."""
@@ -320,7 +320,7 @@ class Machine:
     """One site: its process (a Round, or nothing while it is dead) and its disk."""
 
     rules: Rules
-    round: Round | None = None
+    round: SiteMachine | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     files: set[Sha256] = dataclasses.field(default_factory=set)
     life: int = 0
@@ -367,7 +367,7 @@ class World:
         memory = recover(machine.rows, present=set(machine.files))
         assert memory == machine.audit.memory, "a file is gone that a row names"
         machine.files &= memory.names()
-        machine.round = Round(machine.rules, memory)
+        machine.round = SiteMachine(machine.rules, memory)
         machine.life += 1
         machine.fetches = {}
         machine.measuring = None
@@ -530,9 +530,9 @@ class World:
             if linked and origin.round is not None and origin.exit is None:
                 generation = origin.round.memory.generation
                 request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
-                reason = turn.denial(origin.rules, caller=me, kind=command.kind, **request)
+                reason = access.denial(origin.rules, caller=me, kind=command.kind, **request)
                 assert reason is None, reason
-                found = turn.answer(origin.rules, origin.round.memory, **request)
+                found = access.answer(origin.rules, origin.round.memory, **request)
             answer = (command.generation, command.round, command.attempt, command.origin)
             if found == Unavailable.NOT_YET:
                 self._later(machine, self.delay_s(0.5), ask)
@@ -646,7 +646,7 @@ class World:
             taken = "none"
             linked = self._linked(me, command.site) and self._linked(command.site, me)
             if linked and origin.round is not None and origin.exit is None:
-                denied = turn.unasked(origin.rules, origin.round.memory, caller=me, report=command.report)
+                denied = access.unasked(origin.rules, origin.round.memory, caller=me, report=command.report)
                 if denied is None:
                     self.feed(origin, events.ReportArrived(me, command.report))
                 taken = "taken" if denied is None and origin.round is not None else "refused" if denied else "none"

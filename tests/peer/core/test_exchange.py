@@ -8,9 +8,9 @@ import pytest
 
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want, best_copy, fallback, kept_heads
-from peer.core.facts import Pulse
-from peer.core.pace import Neighbours
-from peer.core.rules import Pace
+from peer.core.liveness import Peers
+from peer.core.messages import Heartbeat
+from peer.core.rules import PaceRules
 
 THREE = ("africa", "asia", "europe")
 FIVE = ("africa", "america", "asia", "europe", "oceania")
@@ -26,11 +26,11 @@ def waiting(pattern: str, *origins: str, round: int = 3, slow_s: float = 100.0) 
     return Exchange(round, pattern, "train", 0.0, slow_s, wants)
 
 
-def near(*heard: str, at_s: float, phase: str = "train", published: int = 0) -> Neighbours:
+def near(*heard: str, at_s: float, phase: str = "train", published: int = 0) -> Peers:
     """Neighbours of whom these were heard."""
-    found = Neighbours(silence_s=15.0)
+    found = Peers(silence_s=15.0)
     for name in heard:
-        found.hear(name, Pulse(1, 2, phase, 0.0, published, 2), at_s)
+        found.hear(name, Heartbeat(1, 2, phase, 0.0, published, 2), at_s)
     return found
 
 
@@ -80,7 +80,7 @@ def test_deadlines_are_met_at_the_second_that_was_announced(rules: Any) -> None:
 
 
 def test_without_a_quorum_the_slow_are_waited_for(rules: Any, artifact: Any) -> None:
-    own = rules("europe", FIVE, method="feddal", quorum=2, pace=Pace(wait_max_s=500.0))
+    own = rules("europe", FIVE, method="feddal", quorum=2, pace=PaceRules(wait_max_s=500.0))
     current = waiting("all_to_all", "africa", "america", "asia", slow_s=100.0)
     current.wants["africa"].came = source(artifact, "africa", 3)
     known = near("africa", "america", "asia", at_s=199.0)
@@ -92,7 +92,7 @@ def test_without_a_quorum_the_slow_are_waited_for(rules: Any, artifact: Any) -> 
 
 
 def test_wait_max_ends_every_wait(rules: Any) -> None:
-    own = rules("europe", FIVE, method="feddal", quorum=4, pace=Pace(wait_max_s=500.0))
+    own = rules("europe", FIVE, method="feddal", quorum=4, pace=PaceRules(wait_max_s=500.0))
     current = waiting("all_to_all", "africa", "america", slow_s=100.0)
     current.give_up(near("africa", "america", at_s=499.0), own, 499.9)
     assert dropped(current) == {}

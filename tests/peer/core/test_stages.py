@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.facts import Pulse, Unavailable
-from peer.core.rules import Pace
-from peer.core.site import Phase
+from peer.core.messages import Heartbeat, Unavailable
+from peer.core.rules import PaceRules
+from peer.core.state import Phase
 
 FIVE = ("africa", "america", "asia", "europe", "oceania")
 LIE = 1_000_000
@@ -32,7 +32,7 @@ def surrounded(solo: Any, others: dict[str, int], **rules: Any) -> Any:
     """A site that has committed round 2 and hears at once in which rounds these are."""
     site = solo(sites=tuple(sorted({"europe", *others})), rows=committed(2), **{"rounds": 50, **rules})
     for name, round in others.items():
-        site.site.neighbours.hear(name, Pulse(1, round, "train"), site.now_s)
+        site.site.neighbours.hear(name, Heartbeat(1, round, "train"), site.now_s)
     site.feed(events.Ticked())
     return site
 
@@ -51,7 +51,7 @@ def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
 
 
 def test_round_one_begins_after_gather_s(solo: Any) -> None:
-    site = solo(pace=Pace(gather_s=60))
+    site = solo(pace=PaceRules(gather_s=60))
     site.finish()
     site.greet("asia")
     site.wait(59.9)
@@ -183,7 +183,7 @@ def test_an_isolated_site_waits_a_day_and_then_goes_on_alone_to_the_end(solo: An
 
 
 def test_a_byte_ends_the_isolation_and_starts_its_clock_anew(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), rows=committed(3), rounds=9, pace=Pace(isolated_s=100))
+    site = solo(sites=("asia", "europe"), rows=committed(3), rounds=9, pace=PaceRules(isolated_s=100))
     site.wait(15 + 99)
     site.beat("asia", 1)
     assert site.site.phase == Phase.PACING, "heard, but too far behind to go on"
@@ -242,7 +242,11 @@ def test_a_federation_of_one_site_and_one_round(solo: Any, method: str) -> None:
 
 def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(world: Any) -> None:
     run = world(
-        ("africa", "america", "asia", "europe"), method="feddal", rounds=3, quorum=1, pace=Pace(deadline_floor_s=5.0)
+        ("africa", "america", "asia", "europe"),
+        method="feddal",
+        rounds=3,
+        quorum=1,
+        pace=PaceRules(deadline_floor_s=5.0),
     )
     run.cut.add(("asia", "europe"))
     run.run_to_end()
@@ -273,7 +277,7 @@ def test_a_thousand_rounds_without_a_copy_of_the_slot_are_no_recursion(solo: Any
 
 
 def test_published_artifacts_stay_for_the_rounds_that_the_rules_name(solo: Any) -> None:
-    site = solo(sites=("asia", "europe"), rounds=9, schedule_kind="derangement", pace=Pace(artifact_rounds_max=2))
+    site = solo(sites=("asia", "europe"), rounds=9, schedule_kind="derangement", pace=PaceRules(artifact_rounds_max=2))
     site.finish()
     site.greet()
     gone = []
@@ -296,7 +300,7 @@ def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(worl
 
 
 def test_an_owner_keeps_its_newest_published_copy_while_its_model_travels(solo: Any) -> None:
-    pace = Pace(artifact_rounds_max=1, lead_rounds_max=99)
+    pace = PaceRules(artifact_rounds_max=1, lead_rounds_max=99)
     site = solo(sites=("asia", "europe"), method="fedcross", rounds=9, schedule_kind="derangement", pace=pace)
     site.finish()
     site.greet()

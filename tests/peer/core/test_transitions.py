@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer.core import commands, events
-from peer.core.facts import UNMEASURED, Greeting, Pulse, Purpose, Report, Seen, Unavailable
+from peer.core.messages import UNMEASURED, EvaluationResult, Heartbeat, Hello, Purpose, Seen, Unavailable
 from peer.core.plan import Kind
-from peer.core.rules import Pace
-from peer.core.site import IllegalTransitionError, Phase
+from peer.core.rules import PaceRules
+from peer.core.state import IllegalTransitionError, Phase
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -123,7 +123,7 @@ def test_late_answers_change_nothing_in_any_phase(phase: Phase, solo: Any, artif
         events.ArtifactRefused(1, 1, 0, "asia", "evaluate", "late"),
         events.Measured(1, 1, 0, {"samples": 20.0}),
         events.MeasurementFailed(1, 0, "crash", "late"),
-        events.ReportArrived("asia", Report(1, 1, model.sha256, 20, {"auc": 1.0})),
+        events.ReportArrived("asia", EvaluationResult(1, 1, model.sha256, 20, {"auc": 1.0})),
         events.ReportAnswered(0, "asia", "taken"),
     ]
     before = site.site.memory.names()
@@ -161,11 +161,11 @@ def any_artifact(draw: st.DrawFn, site: Any, make: Any) -> Any:
     return make(draw(names(site)), text, steps=draw(st.integers(0, 9)), kind=draw(kinds))
 
 
-def any_report(machine: Any) -> st.SearchStrategy[Report]:
+def any_report(machine: Any) -> st.SearchStrategy[EvaluationResult]:
     """How a model did, which the site has lent or not."""
     known = sorted(machine.memory.names())
     return st.builds(
-        Report,
+        EvaluationResult,
         generation=st.integers(1, 2),
         round=st.integers(0, 3),
         sha256=st.none() | st.sampled_from(known) if known else st.none(),
@@ -176,7 +176,7 @@ def any_report(machine: Any) -> st.SearchStrategy[Report]:
 
 
 PULSES = st.builds(
-    Pulse,
+    Heartbeat,
     generation=st.integers(0, 3),
     round=st.integers(-1, 9) | st.just(10**9),
     phase=st.sampled_from([*Phase, "unheard of"]).map(str),
@@ -184,7 +184,7 @@ PULSES = st.builds(
     committed_round=st.integers(0, 4) | st.just(10**9),
 )
 GREETINGS = st.builds(
-    Greeting,
+    Hello,
     protocol=st.just(1),
     federation=st.just("fe" * 32),
     roster=st.just("00" * 32),
@@ -263,7 +263,7 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
         evaluation_every=draw(st.integers(0, 1)),
         global_test=draw(st.booleans()),
         evaluation_permitted=draw(st.booleans()),
-        pace=Pace(linger_s=60, artifact_rounds_max=draw(st.integers(1, 5)), wait_max_s=100, isolated_s=100),
+        pace=PaceRules(linger_s=60, artifact_rounds_max=draw(st.integers(1, 5)), wait_max_s=100, isolated_s=100),
         without=draw(st.sampled_from([frozenset(), frozenset(FOUR[1:2])])),
     )
     for _ in range(draw(st.integers(1, 40))):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import models
 from peer.core.plan import PLANS, Work
+from peer.core.seeds import derive
 from peer.methods import METHODS
-from peer.methods.method import DAM, Batch, Place, Scene, Stage, Term
+from peer.methods.method import DAM, Batch, BuildContext, Stage, StageContext, Term
 from peer.training.loop import Loop
-from peer.training.seeding import derive
 
 WORK = Work("step", 1, 0.01, weight_decay=0.1)
 """A weight decay that would show in whatever is in an optimiser."""
@@ -49,12 +49,12 @@ class Site:
         with torch.no_grad():
             own = dam.eval()(images[:1])
             other = None if shared is None else shared().eval()(images[:1])
-        place = Place("beta", task, own.prediction.shape[1], chosen, own, other, shared)
+        place = BuildContext("beta", task, own.prediction.shape[1], chosen, own, other, shared)
         networks: dict[str, nn.Module] = {}
         for number, (name, make) in enumerate(self.method.keeps.items()):
             torch.manual_seed(100 + number)
             networks[name] = make(place, networks)
-        self.scene = Scene("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
+        self.scene = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
         self.seeds: list[tuple[object, ...]] = []
 
     @property

@@ -17,7 +17,7 @@ from models.network import head_width
 from peer.core.plan import PLANS
 from peer.methods import METHODS
 from peer.methods.dflmoe import mismatch, mismatch_of_models, theirs, unfit
-from peer.methods.method import DAM, MIXTURE, Batch, Place
+from peer.methods.method import DAM, MIXTURE, Batch, BuildContext
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
@@ -398,7 +398,7 @@ def test_a_head_without_its_mixture_is_an_expert_and_in_no_mean(site: Any) -> No
 
 def test_another_site_s_mixture_must_be_one_of_a_body_as_wide() -> None:
     feature = output((1, 3), (1, 8))
-    place = Place("beta", "classification", 3, PLANS["dflmoe_averaged"].defaults(), feature, None, lambda: None)
+    place = BuildContext("beta", "classification", 3, PLANS["dflmoe_averaged"].defaults(), feature, None, lambda: None)
     names = ["mixing.query.weight", "transform.own.site:beta.weight", "transform.own.site:gamma.weight"]
     made = theirs(place, "alpha", nn.Linear(8, 3), names)
     assert (made.own, set(made.transform.own)) == ("alpha", {"site:beta", "site:gamma"})

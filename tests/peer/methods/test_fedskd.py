@@ -14,7 +14,7 @@ import models
 from models import Output
 from peer.core.plan import PLANS
 from peer.methods.fedskd import chosen_stages, mismatch, train, unfit
-from peer.methods.method import DAM, KTM, Batch, Scene, Stage, Term
+from peer.methods.method import DAM, KTM, Batch, Stage, StageContext, Term
 
 IMAGES = torch.randn(5, 2, 40, generator=torch.Generator().manual_seed(0))
 BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 0, 1]))
@@ -30,8 +30,8 @@ def stage(**parameters: Any) -> Stage:
     return train(scene_of(chosen, {"beta": network(1, width=6)}))
 
 
-def scene_of(parameters: Mapping[str, Any], received: Mapping[str, models.Network]) -> Scene:
-    return Scene("alpha", "classification", parameters, {DAM: network(0)}, received)
+def scene_of(parameters: Mapping[str, Any], received: Mapping[str, models.Network]) -> StageContext:
+    return StageContext("alpha", "classification", parameters, {DAM: network(0)}, received)
 
 
 def terms_of(stage: Stage, batch: Batch = BATCH) -> Mapping[str, Term]:

@@ -12,7 +12,7 @@ from torch import nn
 import models
 from peer.core.plan import PLANS
 from peer.methods import METHODS
-from peer.methods.method import DAM, Batch, Place, Scene
+from peer.methods.method import DAM, Batch, BuildContext, StageContext
 from peer.methods.supervised import supervised
 
 BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
@@ -27,19 +27,19 @@ def kept(name: str, dam: models.Network) -> dict[str, nn.Module]:
     """What a site keeps under the method, beside its local model."""
     with torch.no_grad():
         own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
-    place = Place("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
+    place = BuildContext("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
     made: dict[str, nn.Module] = {}
     for key, make in METHODS[name].keeps.items():
         made[key] = make(place, made)
     return made
 
 
-def scene(name: str, received: int) -> Scene:
+def scene(name: str, received: int) -> StageContext:
     dam = network(0)
     others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
     if PLANS[name].artifact == "head":
         others = {site: other.head for site, other in others.items()}
-    return Scene("alpha", "classification", PLANS[name].defaults(), {DAM: dam, **kept(name, dam)}, others)
+    return StageContext("alpha", "classification", PLANS[name].defaults(), {DAM: dam, **kept(name, dam)}, others)
 
 
 SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2), ("dflmoe_averaged", 2)]

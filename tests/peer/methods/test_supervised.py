@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.methods.method import Scene
+from peer.methods.method import StageContext
 from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, scene_loss, supervised
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -78,7 +78,7 @@ def test_a_method_chooses_the_loss_of_segmentation(name: str, expected: float) -
 @pytest.mark.parametrize("task", SUPERVISED)
 def test_a_scene_has_the_loss_of_its_task_and_its_parameters(task: str) -> None:
     for chosen in SEGMENTATION_LOSSES:
-        scene = Scene("alpha", task, {"segmentation_loss": chosen}, {}, {})
+        scene = StageContext("alpha", task, {"segmentation_loss": chosen}, {}, {})
         assert scene_loss(scene) == supervised(task, chosen)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from peer.home import SiteFolder
-from peer.loopback import Loopback
+from peer.config.site_folder import SiteFolder
+from peer.demo.local_federation import LocalFederation
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
 
@@ -35,7 +35,7 @@ def write_data() -> Callable[..., None]:
 
 
 @pytest.fixture
-def folder(enrolled: Loopback, write_data: Callable[..., None]) -> SiteFolder:
+def folder(enrolled: LocalFederation, write_data: Callable[..., None]) -> SiteFolder:
     """Asia's folder, with data; its worker reads none of it."""
     folder = enrolled.folder("asia")
     write_data(folder)

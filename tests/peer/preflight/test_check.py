@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from peer.egress import Ledger
-from peer.home import SiteFolder
-from peer.journal import Journal
+from peer.config.site_folder import SiteFolder
 from peer.preflight.finding import Finding
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
 
 Look = Callable[..., dict[str, Finding]]
 BEFORE = ["configuration", "certificate", "CA", "round key", "listen", "data"]

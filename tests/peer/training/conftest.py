@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from peer.core.plan import PLANS
-from peer.core.work import Setting
+from peer.core.worker_protocol import WorkerSetting
 
 LENGTH = 24
 SIZES = {"training": 10, "test": 6}
@@ -42,7 +42,7 @@ def frozen() -> None:
     gc.freeze()
 
 
-MakeSetting = Callable[..., Setting]
+MakeSetting = Callable[..., WorkerSetting]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         task: Mapping[str, Any] | None = None,
         shared_model: Mapping[str, Any] | None = None,
         **parts: Mapping[str, Any],
-    ) -> Setting:
+    ) -> WorkerSetting:
         home = home or tmp_path / site
         (home / "artifacts").mkdir(parents=True, exist_ok=True)
         document: dict[str, Any] = {
@@ -83,7 +83,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
             "shared_model": shared_model,
         }
-        return Setting(site, "ab" * 32, federation, document, str(home), str(signals))
+        return WorkerSetting(site, "ab" * 32, federation, document, str(home), str(signals))
 
     return make
 

@@ -12,14 +12,14 @@ import torch
 
 import models
 from peer.core.commands import Source
-from peer.core.facts import Artifact, TensorSpec
+from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.training.artifact import artifact_path, read_network, write_artifact
-from peer.training.fault import UnusableArtifact
-from peer.training.recipe import Task
+from peer.training.errors import UnusableArtifact
+from peer.training.settings import TaskSettings
 from peer.training.tensors import State, state_of
 
-TASK = Task("classification", spatial_dims=1, in_channels=2, classes=3)
+TASK = TaskSettings("classification", spatial_dims=1, in_channels=2, classes=3)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from peer.core.limits import CHECKPOINTS_KEPT
 from peer.training.checkpoint import Checkpoint, Checkpoints, checkpoint_name
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 
 
 def made(value: float, **record: object) -> Checkpoint:
@@ -43,13 +43,13 @@ def test_what_is_written_is_read_by_another_process_too(store: Checkpoints) -> N
 
 def test_a_checkpoint_that_is_not_there(store: Checkpoints) -> None:
     assert store.record("round-000001/train") is None
-    with pytest.raises(ConfigurationError, match=r"'round-000001/train' is not in .*; restore it"):
+    with pytest.raises(UnusableConfigurationError, match=r"'round-000001/train' is not in .*; restore it"):
         store.read("round-000001/train")
 
 
 @pytest.mark.parametrize("name", ["../../etc", "round-000001/../../x", "round-000001", "/round-000001/train", ""])
 def test_a_name_never_leads_out_of_the_folder(store: Checkpoints, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no name of a checkpoint"):
+    with pytest.raises(UnusableConfigurationError, match="is no name of a checkpoint"):
         store.read(name)
 
 

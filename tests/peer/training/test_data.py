@@ -15,21 +15,21 @@ import pytest
 import torch
 
 from peer.core.plan import Work
-from peer.datalist import Sample
+from peer.core.seeds import derive
+from peer.data.datalist import Sample
 from peer.training.data import Batches, SiteData, load_data, site_seed, validation_names
-from peer.training.fault import DataError, Interrupted
+from peer.training.errors import UnusableDataError, WorkInterrupted
 from peer.training.images import Preparation
-from peer.training.recipe import Augmentation, Recipe
-from peer.training.seeding import derive
+from peer.training.settings import AugmentationSettings, TrainingSettings
 
-NONE = Augmentation(0, 0, 0, 0, 0)
+NONE = AugmentationSettings(0, 0, 0, 0, 0)
 
 
 def go_on() -> None:
     """Nobody wants the reading to end."""
 
 
-def loaded(recipe: Recipe) -> SiteData:
+def loaded(recipe: TrainingSettings) -> SiteData:
     return load_data(recipe, site_seed(recipe), pulse=go_on)
 
 
@@ -38,7 +38,9 @@ def edit(signals: Path, **splits: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **splits}))
 
 
-def batches(data: SiteData, *, batch_size: int = 4, augmentation: Augmentation = NONE, seed: int = 0) -> Batches:
+def batches(
+    data: SiteData, *, batch_size: int = 4, augmentation: AugmentationSettings = NONE, seed: int = 0
+) -> Batches:
     return Batches(
         data,
         batch_size=batch_size,
@@ -50,7 +52,7 @@ def batches(data: SiteData, *, batch_size: int = 4, augmentation: Augmentation =
 
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
 def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: str) -> None:
-    recipe = Recipe.of(make_setting(data={"cache": cache, "normalise": "zscore"}))
+    recipe = TrainingSettings.of(make_setting(data={"cache": cache, "normalise": "zscore"}))
     for data in (loaded(recipe), loaded(recipe)):  # the second time from the cache
         assert data.counts == {"training": 10, "test": 6, "unreadable": 0}
         images, labels = data.training.read([3, 0])
@@ -62,7 +64,7 @@ def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: s
 
 
 def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, signals: Path) -> None:
-    recipe = Recipe.of(make_setting(data={"cache": "disk"}))
+    recipe = TrainingSettings.of(make_setting(data={"cache": "disk"}))
     before, _ = loaded(recipe).training.load(0)
     np.savez(signals / "training0.npz", image=np.ones((2, 24), dtype=np.float32), note=np.zeros(1))
     after, _ = loaded(recipe).training.load(0)
@@ -76,7 +78,7 @@ def test_unreadable_samples_are_named_and_skipped(
     (signals / "training0.npz").write_bytes(b"no archive")
     np.savez(signals / "test1.npz", image=np.full((2, 24), np.nan))
     with caplog.at_level(logging.WARNING):
-        data = loaded(Recipe.of(make_setting(data={"unreadable_share_max": 0.2})))
+        data = loaded(TrainingSettings.of(make_setting(data={"unreadable_share_max": 0.2})))
     assert data.counts == {"training": 9, "test": 5, "unreadable": 2}
     assert data.training.samples[0].name == "training1.npz"
     assert torch.equal(data.training.load(0)[0], Preparation(2, (24,))([signals / "training1.npz"]))
@@ -88,24 +90,24 @@ def test_unreadable_samples_are_named_and_skipped(
 def test_too_many_unreadable_samples_are_a_fault(make_setting, signals: Path) -> None:
     for index in range(4):
         (signals / f"training{index}.npz").write_bytes(b"")
-    recipe = Recipe.of(make_setting(data={"unreadable_share_max": 0.2}))
+    recipe = TrainingSettings.of(make_setting(data={"unreadable_share_max": 0.2}))
     with pytest.raises(
-        DataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
+        UnusableDataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
     ):
         loaded(recipe)
 
 
 def test_a_problem_of_the_datalist_is_a_fault(make_setting, signals: Path) -> None:
     edit(signals, test=[{"image": "test0.npz", "label": 0, "subject": "training-3"}])
-    with pytest.raises(DataError, match=r"datalist.json: subjects are in training and in test: training-3"):
-        loaded(Recipe.of(make_setting()))
+    with pytest.raises(UnusableDataError, match=r"datalist.json: subjects are in training and in test: training-3"):
+        loaded(TrainingSettings.of(make_setting()))
 
 
 def test_one_class_that_can_be_read_is_not_enough(make_setting, signals: Path) -> None:
     edit(signals, training=[{"image": f"training{k}.npz", "label": int(k == 0)} for k in range(10)])
     (signals / "training0.npz").write_bytes(b"")
-    with pytest.raises(DataError, match="one class only"):
-        loaded(Recipe.of(make_setting()))
+    with pytest.raises(UnusableDataError, match="one class only"):
+        loaded(TrainingSettings.of(make_setting()))
 
 
 def test_reading_can_be_ended_between_samples(make_setting) -> None:
@@ -114,17 +116,17 @@ def test_reading_can_be_ended_between_samples(make_setting) -> None:
     def pulse() -> None:
         seen.append(1)
         if len(seen) == 3:
-            raise Interrupted
+            raise WorkInterrupted
 
-    recipe = Recipe.of(make_setting())
-    with pytest.raises(Interrupted):
+    recipe = TrainingSettings.of(make_setting())
+    with pytest.raises(WorkInterrupted):
         load_data(recipe, site_seed(recipe), pulse=pulse)
 
 
 def test_a_sample_that_vanishes_later_is_a_fault(make_setting, signals: Path) -> None:
-    data = loaded(Recipe.of(make_setting(data={"cache": "none"})))
+    data = loaded(TrainingSettings.of(make_setting(data={"cache": "none"})))
     (signals / "training5.npz").unlink()
-    with pytest.raises(DataError, match=r"sample training5.npz was readable and is not now"):
+    with pytest.raises(UnusableDataError, match=r"sample training5.npz was readable and is not now"):
         data.training.read([5])
 
 
@@ -139,7 +141,7 @@ DENSE = {
 
 
 @pytest.fixture(params=DENSE)
-def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callable[..., Recipe]:
+def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callable[..., TrainingSettings]:
     """Makes recipes of a dense task over SYNTHETIC planes of 4x6 whose places all differ, and their labels."""
     kind = request.param
     listed: dict[str, list[dict[str, Any]]] = {}
@@ -154,7 +156,7 @@ def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callab
             listed[split].append(entry)
     edit(signals, **listed)
     given = DENSE[kind]
-    return lambda **data: Recipe.of(
+    return lambda **data: TrainingSettings.of(
         make_setting(task=given["task"], data={"input_size": [4, 6], **given.get("data", {}), **data})
     )
 
@@ -167,7 +169,7 @@ def expected_target(kind: str, image: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
-def test_every_cache_gives_the_same_targets(dense: Callable[..., Recipe], cache: str) -> None:
+def test_every_cache_gives_the_same_targets(dense: Callable[..., TrainingSettings], cache: str) -> None:
     recipe = dense(cache=cache)
     for data in (loaded(recipe), loaded(recipe)):
         assert data.counts == {"training": 5, "test": 2, "unreadable": 0}
@@ -180,7 +182,7 @@ def test_every_cache_gives_the_same_targets(dense: Callable[..., Recipe], cache:
 
 
 def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
-    dense: Callable[..., Recipe], signals: Path
+    dense: Callable[..., TrainingSettings], signals: Path
 ) -> None:
     recipe = dense(cache="disk")
     _, before = loaded(recipe).training.load(0)
@@ -191,7 +193,7 @@ def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
 
 
 def test_an_unreadable_label_is_an_unreadable_sample(
-    dense: Callable[..., Recipe], signals: Path, caplog: pytest.LogCaptureFixture
+    dense: Callable[..., TrainingSettings], signals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     np.save(signals / "training3-label.npy", np.full((4, 6), 7.0))
     with caplog.at_level(logging.WARNING):
@@ -204,22 +206,22 @@ def test_an_unreadable_label_is_an_unreadable_sample(
     assert re.search("label map holds the value 7;|holds values from 7 to 7;", caplog.text)
 
 
-def test_the_augmentation_moves_a_target_with_its_image(dense: Callable[..., Recipe]) -> None:
+def test_the_augmentation_moves_a_target_with_its_image(dense: Callable[..., TrainingSettings]) -> None:
     data = loaded(dense())
     straight = batches(data, batch_size=5)[2].images
-    flipped = batches(data, batch_size=5, augmentation=Augmentation(0.5, 0, 0, 0, 0))[2]
+    flipped = batches(data, batch_size=5, augmentation=AugmentationSettings(0.5, 0, 0, 0, 0))[2]
     assert not torch.allclose(flipped.images, straight)
     assert torch.allclose(flipped.targets, expected_target(data.task, flipped.images))
 
 
 @pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
-def test_a_label_map_is_turned_and_shifted_too(dense: Callable[..., Recipe], signals: Path) -> None:
+def test_a_label_map_is_turned_and_shifted_too(dense: Callable[..., TrainingSettings], signals: Path) -> None:
     for index in range(5):  # a ramp whose label is its rounded height: interpolated or not, both stay together
         ramp = np.linspace(0, 2, 40)[:, None] + np.zeros((1, 60))
         np.save(signals / f"training{index}.npy", ramp)
         np.save(signals / f"training{index}-label.npy", ramp.round())
     data = loaded(dense(input_size=[40, 60]))
-    batch = batches(data, augmentation=Augmentation(0.5, 40, 0.2, 0.1, 1))[0]
+    batch = batches(data, augmentation=AugmentationSettings(0.5, 40, 0.2, 0.1, 1))[0]
     assert batch.targets.dtype == torch.int64
     assert not torch.equal(batch.targets, data.training.read(batches(data).indices(0))[1])
     agreeing = batch.targets == batch.images[:, 0].round()
@@ -228,9 +230,9 @@ def test_a_label_map_is_turned_and_shifted_too(dense: Callable[..., Recipe], sig
 
 
 @pytest.mark.parametrize("dense", ["super_resolution"], indirect=True)
-def test_super_resolution_is_only_flipped(dense: Callable[..., Recipe]) -> None:
+def test_super_resolution_is_only_flipped(dense: Callable[..., TrainingSettings]) -> None:
     data = loaded(dense())
-    batch = batches(data, batch_size=5, augmentation=Augmentation(0.5, 90, 0.5, 0.5, 1))[1]
+    batch = batches(data, batch_size=5, augmentation=AugmentationSettings(0.5, 90, 0.5, 0.5, 1))[1]
     originals, _ = data.training.read(batches(data, batch_size=5).indices(1))
     for image, original in zip(batch.images, originals, strict=True):
         flips = [original, original.flip(1), original.flip(2), original.flip(1, 2)]
@@ -238,28 +240,28 @@ def test_super_resolution_is_only_flipped(dense: Callable[..., Recipe]) -> None:
     assert torch.allclose(batch.targets, expected_target(data.task, batch.images))
 
 
-def test_held_out_subjects_of_label_files_are_drawn_together(dense: Callable[..., Recipe]) -> None:
+def test_held_out_subjects_of_label_files_are_drawn_together(dense: Callable[..., TrainingSettings]) -> None:
     data = loaded(dense(validation_share=0.4))
     assert data.counts == {"training": 3, "validation": 2, "test": 2, "unreadable": 0}
 
 
 @pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
-def test_label_maps_without_foreground_teach_nothing(dense: Callable[..., Recipe], signals: Path) -> None:
+def test_label_maps_without_foreground_teach_nothing(dense: Callable[..., TrainingSettings], signals: Path) -> None:
     for index in range(5):
         np.save(signals / f"training{index}-label.npy", np.zeros((4, 6)))
-    with pytest.raises(DataError, match=r"datalist.json: what can be read for training has no foreground"):
+    with pytest.raises(UnusableDataError, match=r"datalist.json: what can be read for training has no foreground"):
         loaded(dense())
 
 
 @pytest.mark.parametrize("dense", ["segmentation"], indirect=True)
-def test_an_image_without_its_label_map_is_a_fault(dense: Callable[..., Recipe], signals: Path) -> None:
+def test_an_image_without_its_label_map_is_a_fault(dense: Callable[..., TrainingSettings], signals: Path) -> None:
     edit(signals, training=[{"image": "training0.npy"}])
-    with pytest.raises(DataError, match=r"'label' of training0\.npy must be a path, not None"):
+    with pytest.raises(UnusableDataError, match=r"'label' of training0\.npy must be a path, not None"):
         loaded(dense())
 
 
 @pytest.mark.parametrize("dense", ["super_resolution"], indirect=True)
-def test_an_image_without_a_label_is_its_own_target(dense: Callable[..., Recipe], signals: Path) -> None:
+def test_an_image_without_a_label_is_its_own_target(dense: Callable[..., TrainingSettings], signals: Path) -> None:
     edit(signals, training=[{"image": "training0.npy"}, {"image": "training1.npy"}], test=["test0.npy"])
     data = loaded(dense(input_size=[2, 3]))
     assert data.counts == {"training": 2, "test": 1, "unreadable": 0}
@@ -268,10 +270,10 @@ def test_an_image_without_a_label_is_its_own_target(dense: Callable[..., Recipe]
     assert torch.allclose(images, torch.nn.functional.avg_pool2d(targets, 2))
 
 
-def test_nothing_to_train_on_is_a_fault(dense: Callable[..., Recipe], signals: Path) -> None:
+def test_nothing_to_train_on_is_a_fault(dense: Callable[..., TrainingSettings], signals: Path) -> None:
     for index in range(5):
         (signals / f"training{index}-label.npy").write_bytes(b"")
-    with pytest.raises(DataError, match=r"for training (is nothing|has no foreground)"):
+    with pytest.raises(UnusableDataError, match=r"for training (is nothing|has no foreground)"):
         loaded(dense(unreadable_share_max=1.0))
 
 
@@ -295,7 +297,7 @@ def test_validation_knows_no_classes_of_label_files() -> None:
 
 
 def test_validation_samples_are_not_trained_on(make_setting) -> None:
-    data = loaded(Recipe.of(make_setting(data={"validation_share": 0.4})))
+    data = loaded(TrainingSettings.of(make_setting(data={"validation_share": 0.4})))
     assert data.counts == {"training": 6, "validation": 4, "test": 6, "unreadable": 0}
     assert not {s.name for s in data.training.samples} & {s.name for s in data.validation.samples}
 
@@ -303,7 +305,7 @@ def test_validation_samples_are_not_trained_on(make_setting) -> None:
 # --- batches --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def data(make_setting) -> SiteData:
-    return loaded(Recipe.of(make_setting()))
+    return loaded(TrainingSettings.of(make_setting()))
 
 
 def test_an_epoch_sees_no_sample_twice_and_drops_the_rest(data: SiteData) -> None:
@@ -328,8 +330,11 @@ def test_steps_of_work_in_steps_and_in_epochs(data: SiteData) -> None:
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_a_batch_does_not_depend_on_what_was_asked_before(make_setting, cache: str) -> None:
-    data = loaded(Recipe.of(make_setting(data={"cache": cache})))
-    straight, late = batches(data, augmentation=Augmentation()), batches(data, augmentation=Augmentation())
+    data = loaded(TrainingSettings.of(make_setting(data={"cache": cache})))
+    straight, late = (
+        batches(data, augmentation=AugmentationSettings()),
+        batches(data, augmentation=AugmentationSettings()),
+    )
     for step in range(4):
         batch = straight[step]
     alone = late[3]
@@ -352,7 +357,7 @@ def test_masks_are_shared_until_images_move(data: SiteData) -> None:
     masks[0, :12], masks[1, 12:] = 1, 1
     masked = SiteData(data.training, data.validation, data.test, 0, masks, data.task)
     assert torch.equal(batches(masked)[0].masks, masks)
-    flipped = batches(masked, augmentation=Augmentation(1, 0, 0, 0, 0))[0].masks
+    flipped = batches(masked, augmentation=AugmentationSettings(1, 0, 0, 0, 0))[0].masks
     assert flipped.shape == (4, 2, 12)
     assert torch.allclose(flipped[0, 0, 6:], torch.ones(6), atol=1e-5)
     assert torch.allclose(flipped[0, 0, :6], torch.zeros(6), atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.training.device import choose_device, describe_device, make_reproducible, precision
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def test_auto_takes_what_there_is() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r'device = "cuda:64": this machine has \d+ usable GPUs'):
+    with pytest.raises(UnusableConfigurationError, match=r'device = "cuda:64": this machine has \d+ usable GPUs'):
         choose_device("cuda:64")
 
 
@@ -34,5 +34,5 @@ def test_precision_is_that_of_the_forward_pass() -> None:
         assert layer(x).dtype == torch.bfloat16
     with precision("fp32", CPU):
         assert layer(x).dtype == torch.float32
-    with pytest.raises(ConfigurationError, match=r'precision = "fp8" is none of fp32, bf16'):
+    with pytest.raises(UnusableConfigurationError, match=r'precision = "fp8" is none of fp32, bf16'):
         precision("fp8", CPU)

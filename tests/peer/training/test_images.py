@@ -12,7 +12,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from peer.training.fault import DataError
+from peer.training.errors import UnusableDataError
 from peer.training.images import Preparation, load_image, load_regions
 
 VOLUME = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
@@ -165,10 +165,10 @@ def test_regions_of_an_array(tmp_path: Path) -> None:
 )
 def test_regions_that_are_none(tmp_path: Path, arrays: dict[str, np.ndarray], reason: str) -> None:
     np.savez(tmp_path / "r.npz", **arrays)
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises(UnusableDataError, match=reason):
         load_regions(tmp_path / "r.npz", input_size=(4,))
 
 
 def test_regions_that_are_missing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"regions .*gone.nii.gz cannot be read"):
+    with pytest.raises(UnusableDataError, match=r"regions .*gone.nii.gz cannot be read"):
         load_regions(tmp_path / "gone.nii.gz", input_size=(4,))

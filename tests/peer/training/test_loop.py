@@ -10,9 +10,9 @@ from torch import nn
 
 from models import Output
 from peer.core.plan import Work
-from peer.methods.method import Batch, Forward, Move, Stage, Term, one_move
+from peer.core.seeds import derive
+from peer.methods.method import Batch, Forward, Stage, Step, Term, one_move
 from peer.training.loop import TOTAL, Loop
-from peer.training.seeding import derive
 
 WORK = Work("step", 6, 0.05)
 CPU = torch.device("cpu")
@@ -150,13 +150,13 @@ def turns(order: list[str], *, apart: bool) -> Stage:
     """Two networks that learn in turn, on each batch or one after the other."""
     networks = {name: Normed(index) for index, name in enumerate(("dam", "proxy"))}
 
-    def move(name: str) -> Move:
+    def move(name: str) -> Step:
         def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
             order.append(f"{name}{batch.targets.tolist()}")
             mine, other = (forward(each, batch.images).prediction for each in networks)
             return {f"gap_{name}": Term((mine - other).square().mean())}
 
-        return Move((name,), losses)
+        return Step((name,), losses)
 
     moves = move("proxy"), move("dam")
     return Stage(networks, ((moves[0],), (moves[1],)) if apart else (moves,))

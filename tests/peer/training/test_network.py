@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import models
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 from peer.training.network import build_spec, local_spec, probe, probe_head, shared_spec
-from peer.training.recipe import Recipe, Task
+from peer.training.settings import TaskSettings, TrainingSettings
 from peer.training.tensors import pack, state_of
 
-TASK = Task("classification", spatial_dims=1, in_channels=2, classes=3)
+TASK = TaskSettings("classification", spatial_dims=1, in_channels=2, classes=3)
 
 
-def built(recipe: Recipe, *, seed: int) -> models.Network:
+def built(recipe: TrainingSettings, *, seed: int) -> models.Network:
     torch.manual_seed(seed)
     return build_spec(local_spec(recipe), "[model]")
 
 
 def test_the_seed_is_all_that_the_weights_depend_on(make_setting) -> None:
-    recipe = Recipe.of(make_setting())
+    recipe = TrainingSettings.of(make_setting())
     torch.manual_seed(1)
     first = built(recipe, seed=5)
     torch.manual_seed(2)
@@ -34,13 +34,15 @@ def test_the_seed_is_all_that_the_weights_depend_on(make_setting) -> None:
 def test_a_network_from_elsewhere_brings_its_layers(make_setting) -> None:
     parameters = {"layers": [1, 1, 1, 1], "block": "basic", "block_inplanes": [4, 4, 4, 4], "bias_downsample": False}
     model = {"name": "monai.networks.nets.ResNet", "parameters": parameters, "features": ["layer1"], "head": "fc"}
-    network = built(Recipe.of(make_setting(model=model)), seed=5)
+    network = built(TrainingSettings.of(make_setting(model=model)), seed=5)
     assert len(probe(network, dataclasses.replace(TASK, classes=2), (24,)).taps) == 1
 
 
 def test_what_is_wrong_with_the_model_is_named(make_setting) -> None:
-    with pytest.raises(ConfigurationError, match=r"\[model\] resnet10: resnet10 has no hyper-parameter 'depth'"):
-        built(Recipe.of(make_setting(model={"parameters": {"depth": 3}})), seed=5)
+    with pytest.raises(
+        UnusableConfigurationError, match=r"\[model\] resnet10: resnet10 has no hyper-parameter 'depth'"
+    ):
+        built(TrainingSettings.of(make_setting(model={"parameters": {"depth": 3}})), seed=5)
 
 
 def test_a_probe_finds_what_does_not_predict_this_task() -> None:
@@ -58,10 +60,10 @@ def test_a_probe_finds_what_does_not_predict_this_task() -> None:
 
 
 def test_a_probe_of_maps_knows_their_size() -> None:
-    task = Task("segmentation", spatial_dims=2, in_channels=1, classes=3)
+    task = TaskSettings("segmentation", spatial_dims=2, in_channels=1, classes=3)
     network = models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=2, depth=2)
     assert probe(network, task, (8, 12)).prediction.shape == (1, 3, 8, 12)
-    large = Task("super_resolution", spatial_dims=2, in_channels=1, classes=1)
+    large = TaskSettings("super_resolution", spatial_dims=2, in_channels=1, classes=1)
     network = models.create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)
     assert probe(network, large, (8, 12), scale=2).prediction.shape == (1, 1, 16, 24)
     with pytest.raises(ValueError, match=r"not \(1, 1, 32, 48\)"):
@@ -71,7 +73,7 @@ def test_a_probe_of_maps_knows_their_size() -> None:
 def test_a_head_is_probed_on_this_site_s_grid() -> None:
     own = models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=2, depth=2)
     other = models.create_model("unet", spatial_dims=2, in_channels=1, classes=3, width=6, depth=2)
-    output = probe(own, Task("segmentation", 2, 1, 3), (8, 12))
+    output = probe(own, TaskSettings("segmentation", 2, 1, 3), (8, 12))
     assert probe_head(other.head, output).penultimate.shape == (1, 6, 8, 12)
     four = models.create_model("unet", spatial_dims=2, in_channels=1, classes=4, width=2, depth=2)
     with pytest.raises(ValueError, match=r"predicts \(1, 4, 8, 12\) for one image, not \(1, 3, 8, 12\)"):
@@ -79,15 +81,15 @@ def test_a_head_is_probed_on_this_site_s_grid() -> None:
 
 
 def test_the_shared_model_is_the_file_s_or_the_method_s_own(make_setting) -> None:
-    given = Recipe.of(make_setting(method={"name": "feddal"}, shared_model={"name": "resnet10", "width": 8}))
+    given = TrainingSettings.of(make_setting(method={"name": "feddal"}, shared_model={"name": "resnet10", "width": 8}))
     assert shared_spec(given) == {
         "name": "resnet10", "spatial_dims": 1, "in_channels": 2, "classes": 2, "hyper": {"width": 8},
     }  # fmt: skip
-    own = shared_spec(Recipe.of(make_setting(method={"name": "mh_pflid"})))
+    own = shared_spec(TrainingSettings.of(make_setting(method={"name": "mh_pflid"})))
     assert own is not None
     assert own["name"] == "messenger_time_series"
-    assert shared_spec(Recipe.of(make_setting())) is None
+    assert shared_spec(TrainingSettings.of(make_setting())) is None
     foreign = {"name": "monai.networks.nets.ResNet", "head": "fc", "features": ["layer1"], "layers": [1, 1, 1, 1]}
-    spec = shared_spec(Recipe.of(make_setting(method={"name": "feddal"}, shared_model=foreign)))
+    spec = shared_spec(TrainingSettings.of(make_setting(method={"name": "feddal"}, shared_model=foreign)))
     assert spec is not None
     assert (spec["head"], spec["features"], spec["hyper"]) == ("fc", ["layer1"], {"layers": [1, 1, 1, 1]})

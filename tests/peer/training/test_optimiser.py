@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from peer.core.plan import Work
-from peer.training.fault import ConfigurationError
+from peer.training.errors import UnusableConfigurationError
 from peer.training.optimiser import adam, adam_state, load_adam_state, trainable
 
 WORK = Work("step", 1, 0.1, 0.01)
@@ -73,5 +73,5 @@ def test_the_moments_of_adam_by_hand() -> None:
 @pytest.mark.parametrize("key", ["9.weight/exp_avg", "1.weight/exp_avg"])
 def test_a_state_of_another_network_is_refused(key: str) -> None:
     module = network()
-    with pytest.raises(ConfigurationError, match="fits no parameter of the model"):
+    with pytest.raises(UnusableConfigurationError, match="fits no parameter of the model"):
         load_adam_state(adam(module, WORK), module, {key: torch.zeros(7, 7)})

@@ -12,8 +12,8 @@ import pytest
 from peer.core import commands, events
 from peer.core.plan import PLANS
 from peer.core.roster import SiteName
-from peer.core.work import Setting
-from peer.training.fault import ConfigurationError
+from peer.core.worker_protocol import WorkerSetting
+from peer.training.errors import UnusableConfigurationError
 from peer.training.rehearsal import group_rooms, own_artifact, stages, stand_ins
 from peer.training.trainer import Trainer
 
@@ -25,7 +25,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def begun(make_setting: Callable[..., Setting], method: str, **options: Any) -> Trainer:
+def begun(make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> Trainer:
     parameters = options.pop("parameters", {})
     setting = make_setting(method={"name": method, **parameters}, shared_model=SHARED.get(method), steps=50, **options)
     trainer = Trainer(setting)
@@ -40,7 +40,7 @@ def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.
 
 
 @pytest.mark.parametrize("method", sorted(PLANS))
-def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Setting], method: str) -> None:
+def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., WorkerSetting], method: str) -> None:
     trainer = begun(make_setting, method)
     before = sorted((trainer.recipe.home / "checkpoints").iterdir())
     event = rehearse(trainer)
@@ -54,16 +54,16 @@ def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Settin
     assert sorted((trainer.recipe.home / "checkpoints").iterdir()) == before
 
 
-def test_a_round_that_only_moves_models_on_is_tried_as_well(make_setting: Callable[..., Setting]) -> None:
+def test_a_round_that_only_moves_models_on_is_tried_as_well(make_setting: Callable[..., WorkerSetting]) -> None:
     event = rehearse(begun(make_setting, "fedskd", parameters={"activation": 0.5}))
     assert set(event.step_s) == {"visitor", "train"}
 
 
-def test_a_site_alone_trains_alone(make_setting: Callable[..., Setting]) -> None:
+def test_a_site_alone_trains_alone(make_setting: Callable[..., WorkerSetting]) -> None:
     assert set(rehearse(begun(make_setting, "fedskd"), ()).step_s) == {"train"}
 
 
-def test_as_much_comes_as_in_a_round(make_setting: Callable[..., Setting]) -> None:
+def test_as_much_comes_as_in_a_round(make_setting: Callable[..., WorkerSetting]) -> None:
     def coming(method: str) -> dict[str, int]:
         trainer = begun(make_setting, method)
         sources = stand_ins(trainer, own_artifact(trainer), OTHERS)
@@ -74,7 +74,7 @@ def test_as_much_comes_as_in_a_round(make_setting: Callable[..., Setting]) -> No
     assert coming("feddal") == {"train": 0}
 
 
-def test_a_trainer_goes_on_as_if_nothing_had_been(make_setting: Callable[..., Setting], tmp_path: Path) -> None:
+def test_a_trainer_goes_on_as_if_nothing_had_been(make_setting: Callable[..., WorkerSetting], tmp_path: Path) -> None:
     order = commands.Train(1, 1, 3, "train", "round-000000/initial", ())
     plain, tried = (begun(make_setting, "fedskd", home=tmp_path / name) for name in ("plain", "tried"))
     rehearse(tried)
@@ -84,10 +84,10 @@ def test_a_trainer_goes_on_as_if_nothing_had_been(make_setting: Callable[..., Se
     assert first.artifact == second.artifact
 
 
-def test_a_loss_that_is_not_finite_is_named(make_setting: Callable[..., Setting], signals: Path) -> None:
+def test_a_loss_that_is_not_finite_is_named(make_setting: Callable[..., WorkerSetting], signals: Path) -> None:
     for path in signals.glob("training*.npz"):
         np.savez(path, image=np.full((2, 24), 3e38, dtype=np.float32))
-    with pytest.raises(ConfigurationError, match=r"in step 1 of stage train total is nan"):
+    with pytest.raises(UnusableConfigurationError, match=r"in step 1 of stage train total is nan"):
         rehearse(begun(make_setting, "fedskd"))
 
 

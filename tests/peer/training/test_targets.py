@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from peer.datalist import Sample
-from peer.training.fault import ConfigurationError
+from peer.data.datalist import Sample
+from peer.training.errors import UnusableConfigurationError
 from peer.training.images import Preparation
-from peer.training.recipe import Data, Task
+from peer.training.settings import DataSettings, TaskSettings
 from peer.training.targets import ClassIndex, LabelMap, LargeImage, reading_of
 
 SIZES = [(6,), (4, 6), (4, 6, 2)]
@@ -45,14 +45,16 @@ def pair(tmp_path: Path) -> Sample:
     ],
 )
 def test_each_task_is_read_in_its_way(tmp_path: Path, kind: str, expected: object) -> None:
-    assert reading_of(Task(kind, 1, 2, 3), Data(tmp_path, tmp_path, (8,), normalise="unit")) == expected
+    assert reading_of(TaskSettings(kind, 1, 2, 3), DataSettings(tmp_path, tmp_path, (8,), normalise="unit")) == expected
 
 
 def test_super_resolution_needs_a_scale(tmp_path: Path) -> None:
-    task = Task("super_resolution", 1, 2, 3)
-    assert reading_of(task, Data(tmp_path, tmp_path, (8,), scale=4)) == LargeImage(2, 3, (8,), 4)
-    with pytest.raises(ConfigurationError, match=r"\[data\] scale is missing; super-resolution needs 2, 4 or 8"):
-        reading_of(task, Data(tmp_path, tmp_path, (8,)))
+    task = TaskSettings("super_resolution", 1, 2, 3)
+    assert reading_of(task, DataSettings(tmp_path, tmp_path, (8,), scale=4)) == LargeImage(2, 3, (8,), 4)
+    with pytest.raises(
+        UnusableConfigurationError, match=r"\[data\] scale is missing; super-resolution needs 2, 4 or 8"
+    ):
+        reading_of(task, DataSettings(tmp_path, tmp_path, (8,)))
 
 
 def test_a_class_comes_from_the_datalist(tmp_path: Path) -> None:

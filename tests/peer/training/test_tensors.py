@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from peer.core.facts import DTYPES, TensorSpec
-from peer.training.fault import ConfigurationError
+from peer.core.messages import DTYPES, TensorSpec
+from peer.training.errors import UnusableConfigurationError
 from peer.training.tensors import DTYPE_NAMES, describe, mean, non_finite, pack, state_of, unpack
 
 
@@ -53,7 +53,7 @@ def test_types_are_those_that_may_travel() -> None:
         TensorSpec("a", "I64", ()),
         TensorSpec("b", "F32", (2, 3)),
     )
-    with pytest.raises(ConfigurationError, match=r"tensor 'z' of the model is torch.complex64"):
+    with pytest.raises(UnusableConfigurationError, match=r"tensor 'z' of the model is torch.complex64"):
         describe({"z": torch.zeros(1, dtype=torch.complex64)})
 
 

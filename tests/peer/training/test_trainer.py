@@ -19,10 +19,10 @@ import torch
 
 from peer.core import commands, events
 from peer.core.commands import Source
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
-from peer.core.work import FROM_WORKER, Setting, decode, encode
-from peer.training.fault import ConfigurationError, DataError, Interrupted
+from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
+from peer.training.errors import UnusableConfigurationError, UnusableDataError, WorkInterrupted
 from peer.training.trainer import Trainer
 
 STEPS = 4
@@ -52,19 +52,19 @@ def trained(trainer: Trainer, base: str, *sources: Source, round: int = 1, **mor
     return event
 
 
-def files(setting: Setting, state: str) -> dict[str, bytes]:
+def files(setting: WorkerSetting, state: str) -> dict[str, bytes]:
     """The tensors of a checkpoint, as bytes."""
     folder = Path(setting.home) / "checkpoints" / state
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
 @pytest.fixture
-def alpha(make_setting) -> Setting:
+def alpha(make_setting) -> WorkerSetting:
     return make_setting(site="alpha", steps=STEPS)
 
 
 @pytest.fixture
-def beta(make_setting) -> tuple[Setting, Source]:
+def beta(make_setting) -> tuple[WorkerSetting, Source]:
     """Another site, with a wider network, and its first artifact."""
     setting = make_setting(site="beta", steps=STEPS, model={"parameters": {"width": WIDTHS["beta"]}})
     artifact = initialised(Trainer(setting)).artifact
@@ -72,7 +72,7 @@ def beta(make_setting) -> tuple[Setting, Source]:
     return setting, Source(SiteName("beta"), 1, artifact)
 
 
-def fetched(sender: Setting, receiver: Setting, source: Source) -> Source:
+def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:
     """The source, its file moved as the daemons move it."""
     name = f"{source.artifact.sha256}.safetensors"
     shutil.copy(Path(sender.home) / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
@@ -80,11 +80,11 @@ def fetched(sender: Setting, receiver: Setting, source: Source) -> Source:
 
 
 @pytest.fixture
-def came(alpha: Setting, beta: tuple[Setting, Source]) -> Source:
+def came(alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]) -> Source:
     return fetched(beta[0], alpha, beta[1])
 
 
-def interrupt(setting: Setting, command: commands.Train, *, after: int) -> None:
+def interrupt(setting: WorkerSetting, command: commands.Train, *, after: int) -> None:
     """Halt a trainer after a step; it leaves a partial checkpoint."""
     seen: list[int] = []
 
@@ -93,14 +93,14 @@ def interrupt(setting: Setting, command: commands.Train, *, after: int) -> None:
         seen.append(event.step)
 
     trainer = Trainer(setting, report=report, halted=lambda: after in seen, clock=Clock(tick_s=1.0))
-    with pytest.raises(Interrupted):
+    with pytest.raises(WorkInterrupted):
         trainer.perform(command)
     assert seen[-1] == after
     assert (Path(setting.home) / "checkpoints" / "partial" / f"step-{after:08d}").exists()
 
 
 # --- initialise -----------------------------------------------------------------------------------------------------
-def test_a_site_starts_from_its_seed(make_setting, alpha: Setting, tmp_path: Path) -> None:
+def test_a_site_starts_from_its_seed(make_setting, alpha: WorkerSetting, tmp_path: Path) -> None:
     first = initialised(Trainer(alpha))
     assert first.state == "round-000000/initial"
     assert first.samples == {"training": 10, "test": 6, "unreadable": 0}
@@ -116,7 +116,7 @@ def test_a_site_starts_from_its_seed(make_setting, alpha: Setting, tmp_path: Pat
     assert other.artifact.sha256 != first.artifact.sha256
 
 
-def test_the_artifact_is_the_whole_state_of_the_model(alpha: Setting) -> None:
+def test_the_artifact_is_the_whole_state_of_the_model(alpha: WorkerSetting) -> None:
     event = initialised(Trainer(alpha))
     assert event.artifact is not None
     tensors = safetensors.torch.load_file(Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors")
@@ -126,7 +126,7 @@ def test_the_artifact_is_the_whole_state_of_the_model(alpha: Setting) -> None:
     assert files(alpha, event.state)["dam.safetensors"] == safetensors.torch.save(tensors)
 
 
-def test_initialise_again_answers_from_disk(alpha: Setting, signals: Path) -> None:
+def test_initialise_again_answers_from_disk(alpha: WorkerSetting, signals: Path) -> None:
     first = initialised(Trainer(alpha))
     shutil.rmtree(signals)
     again = Trainer(alpha).perform(commands.Initialise(1, 9))
@@ -159,18 +159,18 @@ def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
     ],
 )
 def test_a_configuration_that_cannot_work_is_named(make_setting, parts: dict, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=reason):
+    with pytest.raises(UnusableConfigurationError, match=reason):
         initialised(Trainer(make_setting(**parts)))
 
 
 def test_data_that_cannot_work_is_named(make_setting, signals: Path) -> None:
     (signals / "training4.npz").unlink()
-    with pytest.raises(DataError, match=r"training4\.npz"):
+    with pytest.raises(UnusableDataError, match=r"training4\.npz"):
         initialised(Trainer(make_setting()))
 
 
 # --- train ----------------------------------------------------------------------------------------------------------
-def test_a_round_with_a_received_model(alpha: Setting, came: Source) -> None:
+def test_a_round_with_a_received_model(alpha: WorkerSetting, came: Source) -> None:
     reports: list[events.Event] = []
     trainer = Trainer(alpha, report=reports.append)
     first = initialised(trainer)
@@ -191,7 +191,7 @@ def test_a_round_with_a_received_model(alpha: Setting, came: Source) -> None:
     assert all(decode(encode(report), FROM_WORKER) == report for report in [*reports, event])
 
 
-def test_what_is_sent_next_is_what_was_trained(alpha: Setting, came: Source) -> None:
+def test_what_is_sent_next_is_what_was_trained(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     event = trained(trainer, initialised(trainer).state, came)
     assert event.artifact is not None
@@ -199,7 +199,7 @@ def test_what_is_sent_next_is_what_was_trained(alpha: Setting, came: Source) -> 
     assert sent == files(alpha, event.state)["dam.safetensors"]
 
 
-def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[Setting, Source]) -> None:
+def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[WorkerSetting, Source]) -> None:
     distilled = make_setting(site="alpha", home=None, method={"name": "fedskd", "gamma": 0.0})
     source = fetched(beta[0], distilled, beta[1])
     alone = make_setting(site="alpha", home=Path(distilled.home).with_name("alone"), method={"name": "local"})
@@ -214,7 +214,9 @@ def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[Setti
     assert found[0] == found[1]
 
 
-def test_gamma_changes_what_is_learnt(make_setting, alpha: Setting, beta: tuple[Setting, Source], came: Source) -> None:
+def test_gamma_changes_what_is_learnt(
+    make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], came: Source
+) -> None:
     other = make_setting(site="alpha", home=Path(alpha.home).with_name("other"), method={"name": "fedskd", "gamma": 50})
     fetched(beta[0], other, came)
     states = []
@@ -224,7 +226,7 @@ def test_gamma_changes_what_is_learnt(make_setting, alpha: Setting, beta: tuple[
     assert states[0] != states[1]
 
 
-def test_the_received_model_is_gone_after_the_round(alpha: Setting, came: Source) -> None:
+def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, came: Source) -> None:
     received: list[weakref.ref[Any]] = []
     trainer = Trainer(alpha)
     build = trainer.method.stages["train"]
@@ -240,7 +242,7 @@ def test_the_received_model_is_gone_after_the_round(alpha: Setting, came: Source
     assert received[0]() is None
 
 
-def test_without_a_source_the_labels_alone_train_as_long(alpha: Setting) -> None:
+def test_without_a_source_the_labels_alone_train_as_long(alpha: WorkerSetting) -> None:
     trainer = Trainer(alpha)
     event = trained(trainer, initialised(trainer).state)
     assert event.metrics["train_steps"] == STEPS
@@ -248,7 +250,7 @@ def test_without_a_source_the_labels_alone_train_as_long(alpha: Setting) -> None
     assert event.artifact is not None
 
 
-def course(setting: Setting, *sources: Source, anew: Callable[[Trainer], Trainer]) -> list[dict[str, bytes]]:
+def course(setting: WorkerSetting, *sources: Source, anew: Callable[[Trainer], Trainer]) -> list[dict[str, bytes]]:
     """Three rounds, the trainer exchanged for another one before each."""
     trainer = anew(Trainer(setting))
     state, found = initialised(trainer).state, []
@@ -259,7 +261,9 @@ def course(setting: Setting, *sources: Source, anew: Callable[[Trainer], Trainer
     return found
 
 
-def test_memory_and_disk_give_the_same_bits(make_setting, alpha: Setting, beta: tuple[Setting, Source]) -> None:
+def test_memory_and_disk_give_the_same_bits(
+    make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]
+) -> None:
     restarted = make_setting(site="alpha", home=Path(alpha.home).with_name("restarted"), steps=STEPS)
     sources = [fetched(beta[0], setting, beta[1]) for setting in (alpha, restarted)]
     kept = course(alpha, sources[0], anew=lambda trainer: trainer)
@@ -269,7 +273,7 @@ def test_memory_and_disk_give_the_same_bits(make_setting, alpha: Setting, beta: 
 
 @pytest.mark.parametrize("stops", [(3,), (1, 2)])
 def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
-    make_setting, alpha: Setting, beta: tuple[Setting, Source], stops: tuple[int, ...]
+    make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], stops: tuple[int, ...]
 ) -> None:
     straight = Trainer(alpha)
     undisturbed = trained(straight, initialised(straight).state, fetched(beta[0], alpha, beta[1]))
@@ -288,7 +292,7 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
     assert not (Path(setting.home) / "checkpoints" / "partial").exists()
 
 
-def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: Setting, came: Source) -> None:
+def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     straight = trained(trainer, state)
@@ -297,7 +301,7 @@ def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: Setting, 
     assert trained(Trainer(alpha), state).artifact == straight.artifact
 
 
-def test_a_finished_stage_is_answered_at_once(alpha: Setting, came: Source, signals: Path) -> None:
+def test_a_finished_stage_is_answered_at_once(alpha: WorkerSetting, came: Source, signals: Path) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     first = trained(trainer, state, came)
@@ -308,7 +312,7 @@ def test_a_finished_stage_is_answered_at_once(alpha: Setting, came: Source, sign
     assert reports == []
 
 
-def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: Setting, came: Source) -> None:
+def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     first = trained(trainer, state, came)
@@ -319,7 +323,7 @@ def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: Setting, c
     assert lost.exists()
 
 
-def test_other_sources_are_other_work(alpha: Setting, came: Source) -> None:
+def test_other_sources_are_other_work(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     first = trained(trainer, state, came)
@@ -328,7 +332,7 @@ def test_other_sources_are_other_work(alpha: Setting, came: Source) -> None:
     assert files(alpha, second.state)
 
 
-def test_old_checkpoints_go(alpha: Setting) -> None:
+def test_old_checkpoints_go(alpha: WorkerSetting) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     for round in range(1, 5):
@@ -337,15 +341,15 @@ def test_old_checkpoints_go(alpha: Setting) -> None:
     assert there == ["round-000003", "round-000004"]
 
 
-def test_a_base_that_is_not_there_is_named(alpha: Setting) -> None:
-    with pytest.raises(ConfigurationError, match="'round-000009/train' is not in"):
+def test_a_base_that_is_not_there_is_named(alpha: WorkerSetting) -> None:
+    with pytest.raises(UnusableConfigurationError, match="'round-000009/train' is not in"):
         trained(Trainer(alpha), "round-000009/train")
 
 
-def test_a_base_of_another_model_is_named(make_setting, alpha: Setting) -> None:
+def test_a_base_of_another_model_is_named(make_setting, alpha: WorkerSetting) -> None:
     state = initialised(Trainer(alpha)).state
     changed = make_setting(site="alpha", model={"parameters": {"width": 5}})
-    with pytest.raises(ConfigurationError, match=r"checkpoint round-000000/initial does not fit \[model\]"):
+    with pytest.raises(UnusableConfigurationError, match=r"checkpoint round-000000/initial does not fit \[model\]"):
         trained(Trainer(changed), state)
 
 
@@ -392,7 +396,7 @@ def rejected(trainer: Trainer, state: str, source: Source) -> events.ArtifactRej
     return event
 
 
-def spoilt(setting: Setting, source: Source, value: float) -> Source:
+def spoilt(setting: WorkerSetting, source: Source, value: float) -> Source:
     """The source with one weight replaced."""
     folder = Path(setting.home) / "artifacts"
     tensors = safetensors.torch.load_file(folder / f"{source.artifact.sha256}.safetensors")
@@ -403,7 +407,7 @@ def spoilt(setting: Setting, source: Source, value: float) -> Source:
     return dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=digest))
 
 
-def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: Setting, came: Source) -> None:
+def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     event = rejected(trainer, state, spoilt(alpha, came, float("nan")))
@@ -415,7 +419,7 @@ def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: Setting, c
     assert trained(trainer, state, came).artifact == straight.artifact
 
 
-def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: Setting, came: Source) -> None:
+def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     before = files(alpha, state)
@@ -425,7 +429,7 @@ def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: Setting, came:
     assert trained(trainer, state).artifact == trained(Trainer(alpha), state).artifact
 
 
-def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[Setting, Source]) -> None:
+def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[WorkerSetting, Source]) -> None:
     setting = make_setting(site="alpha", method={"name": "fedskd", "taps": [9]})
     trainer = Trainer(setting)
     event = rejected(trainer, initialised(trainer).state, fetched(beta[0], setting, beta[1]))
@@ -434,12 +438,14 @@ def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[Se
 
 def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
     trainer = Trainer(make_setting(method={"name": "local"}, learning_rate=1e30))
-    with pytest.raises(ConfigurationError, match=r"diverged in round 1: .*lower \[stages.train\] learning_rate"):
+    with pytest.raises(
+        UnusableConfigurationError, match=r"diverged in round 1: .*lower \[stages.train\] learning_rate"
+    ):
         trained(trainer, initialised(trainer).state)
 
 
 # --- circulate and adopt --------------------------------------------------------------------------------------------
-def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: Setting, came: Source) -> None:
+def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     first = trained(trainer, state)
@@ -458,7 +464,7 @@ def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: Setting, came: S
     assert trained(Trainer(alpha), passed.state, round=3) == after
 
 
-def test_every_parameter_of_a_visitor_is_trained(alpha: Setting, came: Source) -> None:
+def test_every_parameter_of_a_visitor_is_trained(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     passed = trained(trainer, initialised(trainer).state, came, circulate=SiteName("beta")).artifact
     assert passed is not None
@@ -471,18 +477,18 @@ def test_every_parameter_of_a_visitor_is_trained(alpha: Setting, came: Source) -
     assert not torch.equal(before["conv1.weight"], after["conv1.weight"])
 
 
-def test_a_slot_without_any_copy_is_the_site_s_own_or_nothing(alpha: Setting) -> None:
+def test_a_slot_without_any_copy_is_the_site_s_own_or_nothing(alpha: WorkerSetting) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     own = trained(trainer, state, circulate=SiteName("alpha"))
     assert own.artifact is not None
     assert (own.artifact.owner, own.artifact.steps) == ("alpha", STEPS)
     assert files(alpha, own.state) == files(alpha, state)
-    with pytest.raises(ConfigurationError, match="moves beta's model, of which there is no copy here"):
+    with pytest.raises(UnusableConfigurationError, match="moves beta's model, of which there is no copy here"):
         trained(trainer, state, round=2, circulate=SiteName("beta"))
 
 
-def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: Setting) -> None:
+def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: WorkerSetting) -> None:
     """Alpha's model was trained at beta and comes back."""
     host = make_setting(site="beta", steps=STEPS)
     home, abroad = Trainer(alpha), Trainer(host)
@@ -504,7 +510,7 @@ def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: Set
     assert after.artifact.steps == 2 * STEPS
 
 
-def test_a_foreign_model_does_not_come_home(alpha: Setting, came: Source) -> None:
+def test_a_foreign_model_does_not_come_home(alpha: WorkerSetting, came: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     event = trainer.perform(commands.Adopt(1, 1, 5, state, came))
@@ -529,7 +535,7 @@ def test_the_local_model_is_measured_on_the_test_split(make_setting) -> None:
     assert event.metrics["auc"] == 1.0  # two frequencies are easily told apart
 
 
-def test_measuring_changes_nothing(alpha: Setting) -> None:
+def test_measuring_changes_nothing(alpha: WorkerSetting) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     straight = trained(trainer, state).artifact
@@ -547,13 +553,13 @@ def test_without_test_samples_there_are_no_metrics(make_setting, signals: Path) 
     assert trainer.perform(commands.Evaluate(1, 1, 1, state)) == events.Evaluated(1, 1, 1, {})
 
 
-def test_a_halt_ends_a_measurement(alpha: Setting) -> None:
+def test_a_halt_ends_a_measurement(alpha: WorkerSetting) -> None:
     state = initialised(Trainer(alpha)).state
-    with pytest.raises(Interrupted):
+    with pytest.raises(WorkInterrupted):
         Trainer(alpha, halted=lambda: True).perform(commands.Evaluate(1, 1, 1, state))
 
 
-def test_artifacts_travel_as_json_with_all_their_numbers(alpha: Setting) -> None:
+def test_artifacts_travel_as_json_with_all_their_numbers(alpha: WorkerSetting) -> None:
     event = initialised(Trainer(alpha))
     assert decode(encode(event), FROM_WORKER) == event
     assert isinstance(event.artifact, Artifact)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.work import FROM_WORKER, Setting, decode, encode
+from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
 from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, work
 
 FOREVER = 10**6
@@ -172,7 +172,7 @@ def worker_process() -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
 
 
 def test_a_worker_ends_with_its_daemon_in_the_middle_of_its_work(make_setting) -> None:
-    setting: Setting = make_setting(steps=FOREVER)
+    setting: WorkerSetting = make_setting(steps=FOREVER)
     with worker_process() as (daemon, process):
         daemon.send(setting, commands.Initialise(1, 1))
         state = daemon.next(events.Initialised).state

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from peer import identity
-from peer.core.facts import Artifact, Greeting, Manifest, Pulse, SignedManifest, TensorSpec, Unavailable
+from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
+from peer.identity import certificates
 from peer.transport.client import ExchangeClient
 from peer.transport.server import ExchangeServer, Grant, Refusal, Status
 from peer.transport.tls import Pki
-from peer.transport.wire import Request, encode_manifest
+from peer.transport.wire import ArtifactRequest, encode_manifest
 
 UTC = datetime.UTC
 FEDERATION = Sha256("fe" * 32)
@@ -43,22 +43,22 @@ class Authority:
     certificate: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.key, self.certificate = identity.new_authority("test", now=now() - datetime.timedelta(days=400))
+        self.key, self.certificate = certificates.new_authority("test", now=now() - datetime.timedelta(days=400))
 
     def admit(self, name: str, *, into: str | None = None, at: datetime.datetime | None = None, days: int = 30) -> Pki:
         """A site's pki folder; ``at`` is when its certificate was issued."""
         folder = self.folder / (into or name)
         folder.mkdir(parents=True, exist_ok=True)
-        key = identity.new_key()
-        certificate = identity.issue(
+        key = certificates.new_key()
+        certificate = certificates.issue(
             self.key, self.certificate, name=SiteName(name), public_key=key.public_key(), now=at or now(), days=days
         )
-        pem = identity.certificate_pem(self.certificate)
+        pem = certificates.certificate_pem(self.certificate)
         for file, content in (
-            (identity.CA_FILE, pem),
-            (identity.KEY_FILE, identity.key_pem(key)),
-            (identity.ROUND_KEY_FILE, b"11" * 32),
-            (identity.CERTIFICATE_FILE, identity.certificate_pem(certificate)),
+            (certificates.CA_FILE, pem),
+            (certificates.KEY_FILE, certificates.key_pem(key)),
+            (certificates.ROUND_KEY_FILE, b"11" * 32),
+            (certificates.CERTIFICATE_FILE, certificates.certificate_pem(certificate)),
         ):
             fresh = folder / f"{file}.fresh"
             fresh.touch(mode=0o600)
@@ -104,24 +104,26 @@ class FakeDesk:
         own = self.pki.load()
         manifest = Manifest(FEDERATION, 1, "fedskd", own.name, 3, sample.artifact)
         body = encode_manifest(replace(manifest, **changes))
-        signature = identity.sign_manifest(own.key, body)
+        signature = certificates.sign_manifest(own.key, body)
         self.published[sample.artifact.sha256] = sample.path
-        self.reply = SignedManifest(body, signature, identity.certificate_der(own.certificate))
+        self.reply = SignedManifest(body, signature, certificates.certificate_der(own.certificate))
         return self.reply
 
-    async def hello(self, caller: SiteName, greeting: Greeting) -> Greeting:
+    async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
         self._note("hello", caller)
         return greeting
 
-    async def beat(self, caller: SiteName, pulse: Pulse) -> Pulse:
+    async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
         self._note("beat", caller)
         return pulse
 
-    async def manifest(self, caller: SiteName, request: Request, *, wait_s: float) -> SignedManifest | Unavailable:
+    async def manifest(
+        self, caller: SiteName, request: ArtifactRequest, *, wait_s: float
+    ) -> SignedManifest | Unavailable:
         self._note("manifest", caller)
         return self.reply
 
-    def open_artifact(self, caller: SiteName, request: Request, *, sha256: Sha256, offset: int) -> Grant:
+    def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         self._note("open", caller)
         if sha256 not in self.published:
             raise Refusal(Status.DENIED, "not published here")
@@ -266,10 +268,10 @@ async def world(authority: Authority, tmp_path: Path) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-def wanted() -> Callable[..., Request]:
+def wanted() -> Callable[..., ArtifactRequest]:
     """What africa asks europe for."""
 
-    def request(**changes: Any) -> Request:
-        return replace(Request("model", 3, "train", SiteName("europe")), **changes)
+    def request(**changes: Any) -> ArtifactRequest:
+        return replace(ArtifactRequest("model", 3, "train", SiteName("europe")), **changes)
 
     return request

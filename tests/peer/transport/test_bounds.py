@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.core.facts import TensorSpec
+from peer.core.messages import TensorSpec
 from peer.transport import bounds
 from peer.transport.bounds import WireError
 

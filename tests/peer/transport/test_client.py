@@ -16,18 +16,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from peer import identity
 from peer.core import limits
-from peer.core.facts import Pulse, SignedManifest, Unavailable
+from peer.core.messages import Heartbeat, SignedManifest, Unavailable
 from peer.errors import CertificateError
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls
 from peer.transport.client import Misbehaved, Refused, Unreachable
 from peer.transport.server import Refusal, Status
-from peer.transport.wire import Request
+from peer.transport.wire import ArtifactRequest
 
-PULSE = Pulse(1, 3, "train", 0.5, 3, 2)
+PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
 BENCH = Path(__file__).parents[2] / "bench" / "transfer.py"
 
 
@@ -110,7 +110,7 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(world, wanted
     europe.desk.reply = replace(signed, body=b"\xff\xff")
     with pytest.raises(Misbehaved, match="manifest: the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    europe.desk.reply = replace(signed, body=b"\xff\xff", signature=identity.sign_manifest(own.key, b"\xff\xff"))
+    europe.desk.reply = replace(signed, body=b"\xff\xff", signature=certificates.sign_manifest(own.key, b"\xff\xff"))
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -118,7 +118,7 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(world, wanted
 async def test_a_signature_without_the_label_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     signed = europe.desk.publish(world.sample())
-    europe.desk.reply = replace(signed, signature=identity.sign(europe.desk.pki.load().key, signed.body))
+    europe.desk.reply = replace(signed, signature=certificates.sign(europe.desk.pki.load().key, signed.body))
     with pytest.raises(Misbehaved, match="the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -127,7 +127,7 @@ async def test_a_manifest_that_another_site_signed_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     signed, asia = europe.desk.publish(world.sample()), world.authority.admit("asia").load()
     europe.desk.reply = SignedManifest(
-        signed.body, identity.sign_manifest(asia.key, signed.body), identity.certificate_der(asia.certificate)
+        signed.body, certificates.sign_manifest(asia.key, signed.body), certificates.certificate_der(asia.certificate)
     )
     with pytest.raises(Misbehaved, match="manifest: the certificate names asia, not europe"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
@@ -139,7 +139,7 @@ async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_a
     forged = foreign_authority.admit("europe").load()
     body = europe.desk.reply.body
     europe.desk.reply = SignedManifest(
-        body, identity.sign_manifest(forged.key, body), identity.certificate_der(forged.certificate)
+        body, certificates.sign_manifest(forged.key, body), certificates.certificate_der(forged.certificate)
     )
     with pytest.raises(Misbehaved, match="manifest: the certificate is not from this federation's CA"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
@@ -148,7 +148,7 @@ async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_a
 async def test_a_manifest_under_a_refused_certificate_is_refused(world, wanted):
     europe = await world.serve("europe")
     signed = europe.desk.publish(world.sample())
-    africa = world.dial("africa", refused={identity.certificate_sha256(signed.certificate_der)})
+    africa = world.dial("africa", refused={certificates.certificate_sha256(signed.certificate_der)})
     with pytest.raises(Misbehaved, match="the certificate is refused here"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -330,7 +330,9 @@ async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(world):
         while True:
             europe.desk.reply = manifest
             try:
-                offer = await client.get_manifest(europe.name, Request("model", 3, "train", europe.name), wait_s=0.0)
+                offer = await client.get_manifest(
+                    europe.name, ArtifactRequest("model", 3, "train", europe.name), wait_s=0.0
+                )
             except Unreachable:
                 await asyncio.sleep(0.02)
             else:
@@ -430,7 +432,7 @@ async def test_a_renewed_certificate_is_dialled_with_and_the_open_transfer_goes_
     sample = world.sample(numbers=4_000_000)
     europe.desk.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    old = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    old = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
     moving = asyncio.Event()
     fetching = asyncio.create_task(africa.fetch(offer, world.inbox(), lambda _: moving.set()))
     await moving.wait()
@@ -447,7 +449,7 @@ async def test_a_renewal_that_is_half_written_does_not_interrupt_the_talk(world)
     europe, pki = await world.serve("europe"), world.authority.admit("africa")
     africa = world.dial("africa", pki=pki)
     await africa.beat(europe.name, PULSE)
-    (pki.folder / identity.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
+    (pki.folder / certificates.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
     await africa.beat(europe.name, PULSE)
     await world.serve("asia")
     with pytest.raises(CertificateError, match=r"cert\.pem"):

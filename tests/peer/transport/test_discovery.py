@@ -18,8 +18,8 @@ from peer.transport.discovery import (
     ADDRESSES_MAX,
     NAMES_MAX,
     SERVICE,
+    DiscoveredAddress,
     Discovery,
-    Place,
     announced,
     served_at,
     told,
@@ -55,7 +55,7 @@ class Network:
         others = [SiteName(other) for other in ("africa", "asia", "europe") if other != name]
         found = (lambda peer, address: None) if deaf else self.found
         discovery = Discovery(site=SiteName(name), federation=federation, peers=others, found=found, **options)
-        discovery.start(lambda: Place(port, (LOOPBACK,), (LOOPBACK,)))
+        discovery.start(lambda: DiscoveredAddress(port, (LOOPBACK,), (LOOPBACK,)))
         self.open.append(discovery)
         return discovery
 
@@ -196,7 +196,7 @@ async def test_a_flood_is_not_listened_to_and_not_held_against_those_who_come_af
 
 
 async def test_a_network_that_is_not_there_is_waited_for_with_one_warning(network: Network, ear: Ear) -> None:
-    def where() -> Place:
+    def where() -> DiscoveredAddress:
         loop.call_soon_threadsafe(looks.put_nowait, None)
         raise OSError("no such network")
 
@@ -240,7 +240,7 @@ def test_addresses_that_need_a_scope_or_mean_nobody_are_left_out() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_site_on_loopback_is_told_of_on_loopback_alone(host: str) -> None:
-    assert served_at(host, 7443) == Place(7443, (LOOPBACK,), (LOOPBACK,))
+    assert served_at(host, 7443) == DiscoveredAddress(7443, (LOOPBACK,), (LOOPBACK,))
 
 
 def test_a_site_on_all_interfaces_tells_their_addresses() -> None:

@@ -9,8 +9,8 @@ import datetime
 import grpc
 import pytest
 
-from peer import identity
 from peer.errors import CertificateError
+from peer.identity import certificates
 from peer.transport.handshake import Fault, diagnose
 
 
@@ -21,7 +21,7 @@ async def diagnosed(pki, port, *, timeout_s=5.0):
 @contextlib.asynccontextmanager
 async def tls_server(folder, *, ca_pem):
     """A gRPC server with these files that wants clients of this CA."""
-    pair = tuple((folder / name).read_bytes() for name in (identity.KEY_FILE, identity.CERTIFICATE_FILE))
+    pair = tuple((folder / name).read_bytes() for name in (certificates.KEY_FILE, certificates.CERTIFICATE_FILE))
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], ca_pem, True))
     await server.start()
@@ -92,7 +92,7 @@ async def test_a_certificate_out_of_date_is_said_to_be(authority, days_ago, faul
 
 async def test_a_peer_that_rejects_this_site_is_said_to(authority, foreign_authority):
     theirs = authority.admit("europe")
-    foreign_pem = identity.certificate_pem(foreign_authority.certificate)
+    foreign_pem = certificates.certificate_pem(foreign_authority.certificate)
     async with tls_server(theirs.folder, ca_pem=foreign_pem) as port:
         found = await diagnosed(authority.admit("africa"), port)
     assert found.fault is Fault.REFUSES_US

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from peer.core import limits
-from peer.core.facts import Artifact, TensorSpec
+from peer.core.messages import Artifact, TensorSpec
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
 

@@ -13,24 +13,25 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from peer import identity
 from peer.core import limits
-from peer.core.facts import Greeting, Pulse, Report
+from peer.core.messages import EvaluationResult, Heartbeat, Hello
 from peer.errors import CertificateError, PortInUse
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import wire
 from peer.transport.client import Refused, Unreachable
 from peer.transport.server import SERVICE, Refusal, Status, TokenBucket
 
-PULSE = Pulse(1, 3, "train", 0.5, 3, 2)
-GREETING = Greeting(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
+PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
+GREETING = Hello(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
 
 
 def credentials(pki, *, with_certificate=True):
     """What a client that is not ours would dial with."""
     ca, key, chain = (
-        (pki.folder / name).read_bytes() for name in (identity.CA_FILE, identity.KEY_FILE, identity.CERTIFICATE_FILE)
+        (pki.folder / name).read_bytes()
+        for name in (certificates.CA_FILE, certificates.KEY_FILE, certificates.CERTIFICATE_FILE)
     )
     return grpc.ssl_channel_credentials(ca, key, chain) if with_certificate else grpc.ssl_channel_credentials(ca)
 
@@ -78,7 +79,7 @@ async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(world, foreign_auth
         pki = world.authority.admit("africa", at=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60))
     if kind == "another CA":
         foreign = foreign_authority.admit("africa")
-        (foreign.folder / identity.CA_FILE).write_bytes((pki.folder / identity.CA_FILE).read_bytes())
+        (foreign.folder / certificates.CA_FILE).write_bytes((pki.folder / certificates.CA_FILE).read_bytes())
         pki = foreign
     secret = None if kind == "plaintext" else credentials(pki, with_certificate=kind != "no certificate")
     async with dialled(europe.port, secret) as channel:
@@ -97,7 +98,7 @@ async def test_a_site_of_the_ca_that_is_not_in_the_roster_is_refused_and_reporte
 
 async def test_a_certificate_that_the_operator_refuses_is_refused(world):
     pki = world.authority.admit("africa")
-    digest = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
     europe = await world.serve("europe", refused={digest})
     with pytest.raises(Refused, match=f"africa: its certificate {digest} is refused here"):
         await world.dial("africa", pki=pki).beat(europe.name, PULSE)
@@ -155,7 +156,9 @@ async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(world):
     sample = world.sample()
     europe.desk.publish(sample)
     request = wire.encode_fetch_request(
-        wire.Request("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=sample.artifact.bytes + 1
+        wire.ArtifactRequest("model", 3, "train", "europe"),
+        sha256=sample.artifact.sha256,
+        offset=sample.artifact.bytes + 1,
     )
     async with dialled(europe.port, credentials(pki)) as channel:
         code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=5).read())
@@ -207,7 +210,7 @@ async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
 
 async def test_evaluations_are_refused_until_somebody_takes_them(world):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    report = Report(1, 3, "ab" * 32, 12, {"auc": 0.75})
+    report = EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 0.75})
     with pytest.raises(Refused, match="this site takes no evaluations"):
         await africa.put_report(europe.name, report)
     taken = []
@@ -229,10 +232,10 @@ async def test_a_report_is_taken_from_a_peer_with_its_own_certificate_only(world
         taken.append(caller)
 
     pki = world.authority.admit(refused)
-    digest = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
     europe = await world.serve("europe", reports=take, refused={digest} if refused == "africa" else set())
     with pytest.raises(Refused, match=r"not in the roster|is refused here"):
-        await world.dial(refused, pki=pki).put_report(europe.name, Report(1, 3, "ab" * 32, 12, {"auc": 1.0}))
+        await world.dial(refused, pki=pki).put_report(europe.name, EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 1.0}))
     assert taken == []
     assert europe.desk.complaints[0][1] == "PutMetrics"
 
@@ -282,7 +285,7 @@ async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(worl
     sample = world.sample(numbers=8_000_000)
     europe.desk.publish(sample)
     request = wire.encode_fetch_request(
-        wire.Request("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
+        wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
     )
     async with dialled(europe.port, credentials(pki)) as channel:
         stub = rpc.ExchangeStub(channel)
@@ -303,7 +306,7 @@ async def test_a_stream_that_is_broken_off_is_accounted_for(world, who):
     sample = world.sample(numbers=8_000_000)
     europe.desk.publish(sample)
     request = wire.encode_fetch_request(
-        wire.Request("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
+        wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
     )
     async with dialled(europe.port, credentials(pki)) as channel:
         call = rpc.ExchangeStub(channel).FetchArtifact(request, timeout=30)
@@ -346,20 +349,20 @@ async def test_two_daemons_never_share_a_port(world):
 async def test_a_server_without_its_files_does_not_listen(world):
     site = await world.serve("asia")
     await site.server.stop()
-    (site.desk.pki.folder / identity.KEY_FILE).unlink()
+    (site.desk.pki.folder / certificates.KEY_FILE).unlink()
     with pytest.raises(CertificateError, match=r"site\.key"):
         await site.server.start("127.0.0.1:0")
 
 
 async def served_certificate(port, pki):
     """The certificate that a new connection is shown."""
-    return identity.certificate_sha256(await asyncio.to_thread(shown_to, pki, port))
+    return certificates.certificate_sha256(await asyncio.to_thread(shown_to, pki, port))
 
 
 def shown_to(pki, port):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=pki.ca_certificate)
-    context.load_cert_chain(pki.folder / identity.CERTIFICATE_FILE, pki.folder / identity.KEY_FILE)
+    context.load_cert_chain(pki.folder / certificates.CERTIFICATE_FILE, pki.folder / certificates.KEY_FILE)
     context.set_alpn_protocols(["h2"])
     with (
         socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
@@ -385,14 +388,14 @@ async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transf
     path = await africa.fetch(offer, world.inbox(), renew)
     assert path.read_bytes() == sample.path.read_bytes()
     assert len(europe.desk.ledger) == 2
-    now = identity.certificate_sha256(identity.certificate_der(europe.desk.pki.load().certificate))
+    now = certificates.certificate_sha256(certificates.certificate_der(europe.desk.pki.load().certificate))
     assert await served_certificate(europe.port, pki) == now != before
 
 
 async def test_a_renewal_that_is_half_written_is_not_served(world, caplog):
     europe, africa = await world.serve("europe"), world.authority.admit("africa")
     before = await served_certificate(europe.port, africa)
-    (europe.desk.pki.folder / identity.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
+    (europe.desk.pki.folder / certificates.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
     assert await served_certificate(europe.port, africa) == before
     for _ in range(3):
         assert await served_certificate(europe.port, africa) == before

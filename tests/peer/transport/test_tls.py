@@ -7,10 +7,10 @@ import datetime
 import pytest
 from cryptography import x509
 
-from peer import identity
 from peer.core.roster import Roster
-from peer.der import encodings
 from peer.errors import CertificateError
+from peer.identity import certificates
+from peer.identity.certificates import encodings
 from peer.transport import tls
 
 ROSTER = Roster.of(["africa", "asia", "europe"])
@@ -20,7 +20,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 def shown(pki, *names):
     """What gRPC's auth context says of a caller."""
     return {
-        "x509_pem_cert": [(pki.folder / identity.CERTIFICATE_FILE).read_bytes()],
+        "x509_pem_cert": [(pki.folder / certificates.CERTIFICATE_FILE).read_bytes()],
         "x509_subject_alternative_name": [name.encode() for name in names or (pki.name,)],
         "transport_security_type": [b"ssl"],
     }
@@ -73,13 +73,13 @@ def test_a_certificate_of_another_ca_is_refused(authority, foreign_authority):
 
 def test_a_certificate_on_the_refused_list_is_refused(authority):
     pki = authority.admit("africa")
-    digest = identity.certificate_sha256(identity.certificate_der(pki.load().certificate))
+    digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
     with pytest.raises(tls.CallerRefused, match=f"africa: its certificate {digest} is refused here"):
         caller(authority, shown(pki), refused={digest})
     assert caller(authority, shown(authority.admit("africa")), refused={digest}) == "africa"
 
 
-@pytest.mark.parametrize("name", [identity.CERTIFICATE_FILE, identity.KEY_FILE, identity.CA_FILE])
+@pytest.mark.parametrize("name", [certificates.CERTIFICATE_FILE, certificates.KEY_FILE, certificates.CA_FILE])
 def test_credentials_refuse_to_exist_without_a_file(authority, name):
     pki = authority.admit("africa")
     (pki.folder / name).unlink()
@@ -89,7 +89,7 @@ def test_credentials_refuse_to_exist_without_a_file(authority, name):
 
 def test_credentials_refuse_a_key_of_another_certificate(authority):
     pki, other = authority.admit("africa"), authority.admit("asia")
-    (pki.folder / identity.KEY_FILE).write_bytes((other.folder / identity.KEY_FILE).read_bytes())
+    (pki.folder / certificates.KEY_FILE).write_bytes((other.folder / certificates.KEY_FILE).read_bytes())
     with pytest.raises(CertificateError, match="does not belong to"):
         tls.server_credentials(pki)
 
@@ -106,12 +106,12 @@ def test_a_certificate_can_be_looked_at_when_it_has_expired(authority):
 
 def test_a_caller_cannot_come_back_with_the_other_form_of_its_signature(authority):
     pki = authority.admit("europe")
-    der = identity.certificate_der(pki.load().certificate)
+    der = certificates.certificate_der(pki.load().certificate)
     other = x509.load_der_x509_certificate(encodings(pki.load().certificate)[1])
-    context = {"x509_pem_cert": [identity.certificate_pem(other)], "x509_subject_alternative_name": [b"europe"]}
+    context = {"x509_pem_cert": [certificates.certificate_pem(other)], "x509_subject_alternative_name": [b"europe"]}
     assert caller(authority, context) == "europe"
     with pytest.raises(tls.CallerRefused, match="is refused here"):
-        caller(authority, context, refused={identity.certificate_sha256(der)})
+        caller(authority, context, refused={certificates.certificate_sha256(der)})
 
 
 def test_a_stamp_changes_with_the_certificate_only(authority):

@@ -13,22 +13,22 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer import identity
 from peer.core import limits
-from peer.core.facts import (
+from peer.core.limits import COUNT_MAX
+from peer.core.messages import (
     DTYPES,
     PURPOSES,
     Artifact,
-    Greeting,
+    Heartbeat,
+    Hello,
     Manifest,
-    Pulse,
     Seen,
     SignedManifest,
     TensorSpec,
     Unavailable,
 )
-from peer.core.limits import COUNT_MAX
 from peer.core.plan import KINDS
+from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.transport import wire
 from peer.transport.bounds import WireError
@@ -56,8 +56,8 @@ MANIFEST = Manifest(
     egress_count=2,
     egress_head="cd" * 32,
 )
-GREETING = Greeting(1, "fe" * 32, "0a" * 32, 2, 1_700_000_000.25, Seen(1, 9, "0b" * 32), "mhfl-peer 0.1.0")
-PULSE = Pulse(2, 7, "train", 0.5, 7, 6)
+GREETING = Hello(1, "fe" * 32, "0a" * 32, 2, 1_700_000_000.25, Seen(1, 9, "0b" * 32), "mhfl-peer 0.1.0")
+PULSE = Heartbeat(2, 7, "train", 0.5, 7, 6)
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -110,7 +110,7 @@ def test_a_manifest_survives_the_wire(manifest):
 
 @given(
     st.builds(
-        Greeting,
+        Hello,
         st.integers(1, 9),
         digests,
         digests,
@@ -127,13 +127,15 @@ def test_a_greeting_survives_the_wire(greeting):
 
 
 @given(
-    st.builds(Pulse, *[st.integers(0, 99)] * 2, texts, st.floats(0, 1), *[st.integers(0, 99)] * 2, st.none() | digests)
+    st.builds(
+        Heartbeat, *[st.integers(0, 99)] * 2, texts, st.floats(0, 1), *[st.integers(0, 99)] * 2, st.none() | digests
+    )
 )
 def test_a_pulse_survives_the_wire(pulse):
     assert wire.decode_pulse(wire.encode_pulse(pulse)) == pulse
 
 
-@given(st.builds(wire.Request, st.sampled_from(KINDS), rounds, st.sampled_from(PURPOSES), names, st.booleans()))
+@given(st.builds(wire.ArtifactRequest, st.sampled_from(KINDS), rounds, st.sampled_from(PURPOSES), names, st.booleans()))
 def test_requests_survive_the_wire(request):
     message = wire.encode_manifest_request(request, wait_s=1.5)
     assert wire.decode_manifest_request(message) == (request, 1.5)
@@ -338,7 +340,7 @@ def test_what_a_greeting_saw_is_checked():
             wire.decode_greeting(message)
 
 
-REQUEST = wire.Request("head", 3, "handback", "asia")
+REQUEST = wire.ArtifactRequest("head", 3, "handback", "asia")
 
 
 @pytest.mark.parametrize(
@@ -407,8 +409,8 @@ def accept(entry) -> Manifest:
     ca = x509.load_pem_x509_certificate(VECTOR["ca_certificate"].encode())
     now = datetime.datetime.fromisoformat(VECTOR["now"])
     body, signature, der = (bytes.fromhex(entry[name]) for name in ("body", "signature", "certificate_der"))
-    certificate = identity.verify_certificate(der, ca, VECTOR["dialled"], now)
-    identity.verify_manifest(certificate, signature, body)
+    certificate = certificates.verify_certificate(der, ca, VECTOR["dialled"], now)
+    certificates.verify_manifest(certificate, signature, body)
     return wire.decode_manifest(body)
 
 

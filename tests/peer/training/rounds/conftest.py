@@ -18,10 +18,10 @@ from torch import Tensor
 
 from peer.core import commands, events
 from peer.core.commands import Source
-from peer.core.facts import Artifact
+from peer.core.messages import Artifact
 from peer.core.plan import PLANS, Plan
 from peer.core.roster import SiteName
-from peer.core.work import Setting
+from peer.core.worker_protocol import WorkerSetting
 from peer.training.trainer import Trainer
 
 SITES = ("alpha", "beta", "gamma")
@@ -60,7 +60,7 @@ class Sites:
     ``events`` has what every order came to, ``ordered`` the newest order of every site.
     """
 
-    def __init__(self, make_setting: Callable[..., Setting], method: str, **options: Any) -> None:
+    def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
         parameters, models = options.pop("parameters", {}), options.pop("models", MODELS)
         settings = {
@@ -75,7 +75,7 @@ class Sites:
         }
         self.begin(PLANS[method], settings)
 
-    def begin(self, plan: Plan, settings: Mapping[str, Setting]) -> None:
+    def begin(self, plan: Plan, settings: Mapping[str, WorkerSetting]) -> None:
         """Make every site's first model."""
         self.plan, self.settings = plan, settings
         self.trainers = {site: Trainer(setting) for site, setting in settings.items()}
@@ -175,7 +175,7 @@ class Sites:
 
 
 @pytest.fixture
-def sites(make_setting: Callable[..., Setting]) -> Callable[..., Sites]:
+def sites(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Sites]:
     """Makes the three sites of a method."""
 
     def make(method: str, **options: Any) -> Sites:
@@ -225,7 +225,7 @@ def accuracy() -> Callable[..., float]:
 
 
 @pytest.fixture
-def readers(make_setting: Callable[..., Setting], digits: Path) -> Callable[..., Sites]:
+def readers(make_setting: Callable[..., WorkerSetting], digits: Path) -> Callable[..., Sites]:
     """Three sites of three families that have learnt digits for some rounds."""
 
     def run(method: str, shared: Mapping[str, Any], *, learning_rate: float, rounds: int) -> Sites:

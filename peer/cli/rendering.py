@@ -1,0 +1,226 @@
+"""How the documents of ``peer.cli.watch`` look to a person."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from peer.cli import output
+from peer.core.limits import CERTIFICATE_DAYS_MIN
+from peer.errors import one_line
+from peer.records.recent import duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHORT = 12
+"""Digits of a digest that a person compares."""
+EMPTY: tuple[object, ...] = (None, "", [], {})
+DIGEST = re.compile("[0-9a-f]{64}")
+BAR_WIDTH = 30
+NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
+"""Endings of metrics that `rounds --json` has and the table leaves out."""
+STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
+
+
+def status(document: Mapping[str, Any]) -> RenderableType:
+    """The whole picture of a site: progress bars, losses, whom it waits for, peers, refusals."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble(
+        (document["site"], "bold"),
+        f" in {document['federation']} {document['digest'][:SHORT]}  {document['method']}  ",
+        f"generation {document['generation']}",
+    )
+    parts: list[RenderableType] = [head, _where(document)]
+    if document["daemon"] == "down":
+        journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
+        parts.append(Text(f"The daemon is down: {journal}.", style="yellow"))
+    if document["training"]:
+        parts.append(_training(document["training"]))
+    parts.extend(_transfer(transfer) for transfer in document.get("transfers", ()))
+    parts.extend(_waiting(wait) for wait in document["waiting_for"])
+    if document["failure"]:
+        parts.append(Text(f"Failed: {one_line(document['failure'])}", style="red"))
+    if document.get("last_round"):
+        parts.append(_contributors(document["last_round"]))
+    parts.append(peers(document["peers"], brief=True))
+    for refusal in document["refusals"]:
+        text = f"Refused in round {refusal['round']}: {refusal['site']}: {one_line(refusal['reason'])}"
+        parts.append(Text(text, style="red"))
+    days = document.get("certificate_days")
+    if days is not None and days < 0:
+        parts.append(Text("The certificate has expired: no peer can be called until it is renewed.", style="red"))
+    elif days is not None:
+        parts.append(
+            Text(
+                f"The certificate is valid for {days} more days.", style="red" if days < CERTIFICATE_DAYS_MIN else "dim"
+            )
+        )
+    return Group(*parts)
+
+
+def _where(document: Mapping[str, Any]) -> RenderableType:
+    """The bar over all rounds."""
+    done, total = document["committed"], document["rounds"]
+    left_s = document.get("left_s")
+    left = f", about {duration(left_s)} left" if left_s else ""
+    phase = f"{document['phase']}{left}"
+    return line(f"round {document['round']}/{total}", done, total, phase)
+
+
+def _contributors(last: Mapping[str, Any]) -> RenderableType:
+    """Who took part in the newest finished round, and who did not."""
+    from rich.text import Text
+
+    took = ", ".join(site for site in last["contributors"] if site not in last["missing"])
+    text = Text(f"Round {last['round']} was made with {took or 'nobody else'}")
+    for site, reason in last["missing"].items():
+        how = f"with what {site} had sent before" if site in last["contributors"] else f"without {site}"
+        text.append(f", {how} ({one_line(reason)})", style="yellow")
+    return text.append(".")
+
+
+def _training(training: Mapping[str, Any]) -> RenderableType:
+    """The bar of the stage, and the newest value of every loss term."""
+    losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
+    return line(
+        f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
+    )
+
+
+def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
+    """The bar of a transfer that is under way; one that leaves is known by its size only."""
+    arrow = "from" if transfer["direction"] == "in" else "to"
+    name = f"{transfer['kind']} {arrow} {transfer['peer']}"
+    return line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
+
+
+def line(name: str, done: float, total: float, note: str) -> RenderableType:
+    """A name, a bar and a note."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=24)
+    grid.add_column(width=BAR_WIDTH)
+    grid.add_column()
+    grid.add_row(Text(name), ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH), Text(note))
+    return grid
+
+
+def _waiting(wait: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    left = "" if wait["deadline_s"] is None else f", at most {wait['deadline_s']:.0f} s more"
+    return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {wait['since_s']:.0f} s{left}", style="yellow")
+
+
+def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> RenderableType:
+    """The other sites; artifacts' bytes are those since the daemon began. ``brief`` leaves them and the address out."""
+    from rich.text import Text
+
+    columns = ("peer", "state", "round", "phase", "done", "last seen")
+    drawn = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
+    for name, peer in document.items():
+        seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
+        done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
+        moved = peer.get("artifact_bytes") or {}
+        came, went = (size(moved[way]) if way in moved else None for way in ("in", "out"))
+        told = (peer["round"], peer["phase"], done, seen, *(() if brief else (came, went, peer.get("address"))))
+        cells = [Text("-" if value is None else one_line(str(value))) for value in told]
+        drawn.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
+    return drawn
+
+
+def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a round, with its generation where there is more than one."""
+    rows = []
+    several = len({record["generation"] for record in document}) > 1
+    for record in document:
+        sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
+        missing = ", ".join(f"{site} ({reason})" for site, reason in record["missing"].items())
+        shown = {name: value for name, value in record["metrics"].items() if not name.endswith(NOT_SHOWN)}
+        metrics = "  ".join(f"{name.removeprefix('train_')} {value:.4g}" for name, value in shown.items())
+        artifact = (record["artifact_sha256"] or "-")[:SHORT]
+        number = f"{record['round']} of gen {record['generation']}" if several else record["round"]
+        facts = (number, sources or "itself", missing, f"{record['duration_s']:.1f}", artifact)
+        rows.append((*facts, _mean(record), metrics))
+    columns = ("round", "from", "missing", "train s", "artifact", "mean", "metrics")
+    if any(record["aggregate_sha256"] for record in document):
+        return output.table(columns, rows)
+    return output.table([name for name in columns if name != "mean"], [(*row[:5], row[6]) for row in rows])
+
+
+def _mean(record: Mapping[str, Any]) -> str:
+    """The digest of a round's mean, and who said that he has the same, or another one."""
+    digest = (record["aggregate_sha256"] or "-")[:SHORT]
+    same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
+    other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
+    return digest + (f" = {same}" if same else "") + (f" ≠ {other}" if other else "")
+
+
+def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a transfer."""
+    rows = [
+        (
+            clock(record["time"]),
+            record["direction"],
+            record["peer"],
+            record["purpose"],
+            record["kind"],
+            record["round"],
+            record["sha256"][:SHORT],
+            size(record["bytes"]),
+            record["outcome"],
+        )
+        for record in document
+    ]
+    return output.table(("time", "way", "peer", "purpose", "kind", "round", "sha256", "size", "outcome"), rows)
+
+
+def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a row."""
+    rows = [(clock(row["time"]), row["kind"], row["round"], "  ".join(_facts(row["body"]))) for row in document]
+    return output.table(("time", "event", "round", "facts"), rows)
+
+
+def _facts(body: Mapping[str, Any]) -> Iterator[str]:
+    """What a row says, without what it leaves open."""
+    for key, value in body.items():
+        if value not in EMPTY:
+            yield f"{key}={_brief(value)}"
+
+
+def _brief(value: Any) -> str:
+    """A fact as a person reads it: an artifact by the start of its digest, no brackets and quotes."""
+    if isinstance(value, Mapping):
+        known = {key: inner for key, inner in value.items() if inner not in EMPTY}
+        text = value["sha256"] if "owner" in value else ", ".join(f"{key} {_brief(known[key])}" for key in known)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        text = ", ".join(map(_brief, value))
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if DIGEST.fullmatch(text):
+        text = text[:SHORT]
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def clock(time_s: float) -> str:
+    """A Unix time in the operator's zone."""
+    return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float) -> str:
+    """Bytes in binary units, as ``12.3 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError

@@ -1,0 +1,60 @@
+"""From the configuration to the state machine's rules."""
+
+from __future__ import annotations
+
+from peer.config.schema import EgressConfig, FederationConfig
+from peer.core import limits
+from peer.core.roster import RoundKey, SiteName
+from peer.core.rules import PaceRules, Rules
+
+
+def make_rules(
+    federation: FederationConfig,
+    name: SiteName,
+    round_key: RoundKey,
+    *,
+    without: frozenset[SiteName] = frozenset(),
+    stay: bool = False,
+    egress: EgressConfig | None = None,
+) -> Rules:
+    """The federation as one site's state machine sees it.
+
+    Args:
+        federation: the file that all sites share.
+        name: the site.
+        round_key: the secret that the order of the rounds is drawn from.
+        without: sites that the operator named absent.
+        stay: keep serving after the last round.
+        egress: the site's policy, for remote evaluation; without one there is none.
+    """
+    waits = federation.pace
+    return Rules(
+        site=name,
+        roster=federation.roster,
+        federation=federation.digest,
+        round_key=round_key,
+        method=federation.method.name,
+        rounds=federation.rounds,
+        schedule_kind=federation.schedule.kind,
+        parameters=federation.parameters,
+        pace=PaceRules(
+            wait_max_s=waits.wait_max_s,
+            deadline_floor_s=waits.deadline_floor_s,
+            gather_s=waits.gather_s,
+            silence_s=waits.silence_s,
+            lead_rounds_max=waits.lead_rounds_max,
+            lag_rounds_max=waits.lag_rounds_max,
+            isolated_s=waits.isolated_s,
+            linger_s=waits.linger_s,
+            artifact_rounds_max=waits.artifact_rounds_max,
+        ),
+        fallback=federation.fallback.kind,
+        staleness_rounds_max=federation.fallback.staleness_rounds_max,
+        quorum=federation.quorum,
+        evaluation_every=federation.evaluation_every,
+        global_test=federation.global_test and egress is not None,
+        evaluation_permitted=egress is not None and egress.evaluate,
+        evaluation_samples_min=egress.evaluation_samples_min if egress is not None else limits.EVALUATION_SAMPLES_MIN,
+        without=without,
+        stay=stay,
+    )

@@ -1,0 +1,456 @@
+"""What may leave a site: the part of site.toml that a data protection officer reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+
+from models.spec import HYPER
+from peer.config import toml
+from peer.config.toml import (
+    Address,
+    Count,
+    Listen,
+    Loose,
+    NotNegative,
+    Seconds,
+    Share,
+    StrictTable,
+    matching,
+    split_address,
+    suggestion,
+    wrong,
+)
+from peer.core import limits, roster
+from peer.core.plan import PLANS, Kind, Plan, Unit, Value, Work
+from peer.core.roster import Roster, Sha256, SiteName
+from peer.errors import ConfigError
+
+
+class EgressConfig(StrictTable):
+    """``[egress]`` of site.toml: what may leave the site, in artifacts and in what is told beside them.
+
+    ``evaluate`` lets the site's model be measured at other sites and theirs here; of a test split with fewer than
+    ``evaluation_samples_min`` samples no figure is told. ``reexport`` lets the others put what they receive from this
+    site into the models that they export.
+    """
+
+    kinds: Annotated[tuple[Kind, ...], Loose] | None = None
+    receivers: Annotated[tuple[str, ...], Loose] = ("*",)
+    bytes_per_round_max: Count | None = None
+    evaluate: bool = False
+    evaluation_samples_min: Count = limits.EVALUATION_SAMPLES_MIN
+    training_set_size: bool = False
+    reexport: bool = False
+
+    def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
+        """The artifact kinds that may leave: those named, by default the method's own."""
+        own: tuple[Kind, ...] = () if plan.artifact is None else (plan.artifact,)
+        return tuple(kind for kind in (own if self.kinds is None else self.kinds) if kind not in plan.never_leaves)
+
+    def permits_receiver(self, name: str) -> bool:
+        """Whether the site may receive anything."""
+        return "*" in self.receivers or name in self.receivers
+
+
+class DiscoveryConfig(StrictTable):
+    """``[discovery]`` of site.toml: whether this site tells its address on the local network and listens for others'.
+
+    What is found there is only ever an address: who answers at it is settled by certificates.
+    """
+
+    zeroconf: bool = False
+
+
+class MetricsConfig(StrictTable):
+    """``[metrics]`` of site.toml: where a Prometheus server may ask; left out: nowhere.
+
+    The endpoint has no password and no TLS, so that anything but a loopback address needs ``public``.
+    """
+
+    listen: Listen | None = None
+    public: bool = False
+
+    @model_validator(mode="after")
+    def _asked_for(self) -> Self:
+        if self.listen is not None and not self.public and not loopback(split_address(self.listen)[0]):
+            raise wrong(
+                "listen",
+                f"{self.listen} can be reached by others, without a password; "
+                "take 127.0.0.1, or say `public = true` if that is meant",
+            )
+        return self
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than ``localhost`` may be anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+
+
+def _digest(text: str) -> str:
+    """A digest in hex, also as other programs write it: in capitals, with colons."""
+    return roster.sha256(text.replace(":", "").lower())
+
+
+Name = Annotated[str, AfterValidator(roster.site_name)]
+Digest = Annotated[str, AfterValidator(_digest)]
+ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
+
+
+class TaskConfig(StrictTable):
+    """What is learnt; ``classes`` of super-resolution are output channels."""
+
+    kind: Literal["classification", "segmentation", "time_series", "super_resolution"]
+    spatial_dims: Annotated[int, Field(ge=1, le=3)]
+    in_channels: Count
+    classes: Count
+    same_input_size: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kind != "super_resolution" and self.classes < 2:
+            raise wrong("classes", f"{self.kind} needs at least 2, not {self.classes}")
+        if self.kind == "time_series" and self.spatial_dims != 1:
+            raise wrong("spatial_dims", f"a time series has 1, not {self.spatial_dims}")
+        return self
+
+
+class NamedParameters(StrictTable):
+    """A name and free parameters beside it: a method, or the shared model."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    name: str
+
+
+class StageConfig(StrictTable):
+    """One training stage of a round; what the file leaves out is the plan's."""
+
+    unit: Unit
+    count: Count
+    learning_rate: Annotated[float, Field(gt=0)]
+    weight_decay: NotNegative = 0.0
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class ScheduleConfig(StrictTable):
+    """How a round's order is drawn."""
+
+    kind: Literal["permutation", "derangement", "ring"] = "permutation"
+
+
+class Fallback(StrictTable):
+    """What a permutation method does when nothing comes."""
+
+    kind: Literal["self", "stale"] = "self"
+    staleness_rounds_max: Count = 1
+
+
+class PaceConfig(StrictTable):
+    """Who waits for whom, and how long."""
+
+    wait_max_s: Seconds = limits.WAIT_MAX_S
+    deadline_floor_s: NotNegative = 60.0
+    gather_s: Seconds | None = None
+    silence_s: Seconds = limits.SILENCE_S
+    beat_s: Seconds | None = None
+    lead_rounds_max: Count = 2
+    lag_rounds_max: Count = 2
+    isolated_s: Seconds = 86400.0
+    linger_s: NotNegative = 3600.0
+    artifact_rounds_max: Count = limits.ARTIFACT_ROUNDS_MAX
+
+
+class RosterEntry(StrictTable):
+    """One site; without an address it must be found by discovery or in ``[addresses]``."""
+
+    name: Name
+    address: Address | None = None
+    description: str = ""
+
+
+class FederationConfig(StrictTable):
+    """``federation.toml``. Made by ``load`` or ``parse``, which also fix the digest."""
+
+    name: Name
+    description: str = ""
+    rounds: Annotated[int, Field(ge=1, le=limits.ROUNDS_MAX)]
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    weighting: Literal["uniform", "samples"] = "uniform"
+    quorum: Count | None = None
+    global_test: bool = False
+    evaluation_every: Annotated[int, Field(ge=0)] = 0
+    ca_certificate: str | None = None
+    task: TaskConfig
+    method: NamedParameters
+    stages: dict[str, StageConfig]
+    schedule: ScheduleConfig = ScheduleConfig()
+    fallback: Fallback = Fallback()
+    pace: PaceConfig = PaceConfig()
+    shared_model: NamedParameters | None = None
+    site: Annotated[tuple[RosterEntry, ...], Loose, Field(min_length=1, max_length=limits.SITES_MAX)]
+
+    _digest: Sha256 = PrivateAttr()
+    _where: str = PrivateAttr("federation.toml")
+
+    @classmethod
+    def load(cls, path: Path) -> FederationConfig:
+        """The federation that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
+        return cls.parse(toml.read(path), str(path))
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> FederationConfig:
+        """The federation in a text; ``where`` names it in errors."""
+        document = toml.parse(text, where)
+        try:
+            digest = roster.federation_digest(document)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        federation = toml.validated(cls, document, where)
+        federation._digest = digest
+        federation._where = where
+        return federation
+
+    @property
+    def where(self) -> str:
+        """The file that it came from, for errors."""
+        return self._where
+
+    @property
+    def digest(self) -> Sha256:
+        """The federation's identity."""
+        return self._digest
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The sites by name."""
+        return Roster.of([entry.name for entry in self.site])
+
+    @property
+    def addresses(self) -> dict[SiteName, str]:
+        """The addresses that the file gives."""
+        return {SiteName(entry.name): entry.address for entry in self.site if entry.address is not None}
+
+    @property
+    def plan(self) -> Plan:
+        """What the method does."""
+        return PLANS[self.method.name]
+
+    @property
+    def parameters(self) -> dict[str, Value]:
+        """Every parameter of the method, with the type of its default."""
+        values: dict[str, Any] = dict(self.method.__pydantic_extra__)
+        for name, default in self.plan.defaults().items():
+            values[name] = type(default)(values[name])
+        return values
+
+    def work(self, stage: str) -> Work:
+        """How long the stage lasts and how it steps."""
+        return Work(**self.stages[stage].model_dump())
+
+    @property
+    def beat_s(self) -> float:
+        """How often a site beats; a large federation beats less often."""
+        if self.pace.beat_s is not None:
+            return self.pace.beat_s
+        return limits.BEAT_LARGE_S if len(self.site) > limits.BEAT_LARGE_SITES else limits.BEAT_S
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_plan(cls, document: Any) -> Any:
+        """Check the method's parameters and stages by its plan, and fill in what they leave out."""
+        method = document.get("method") if isinstance(document, dict) else None
+        if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+            return document
+        plan = PLANS.get(method["name"])
+        if plan is None:
+            raise wrong("method.name", f"unknown method {method['name']!r}{suggestion(method['name'], PLANS)}")
+        for name, reason in plan.problems({key: value for key, value in method.items() if key != "name"}):
+            unknown = f"unknown key{suggestion(name, plan.parameters)}"
+            raise wrong(f"method.{name}", unknown if reason == "unknown" else reason)
+        given = document.get("stages", {})
+        if not isinstance(given, dict):
+            return document
+        for stage in given.keys() - plan.stages.keys():
+            raise wrong(f"stages.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
+        stages = {stage: dataclasses.asdict(work) for stage, work in plan.stages.items()}
+        for stage, keys in given.items():
+            stages[stage] = stages[stage] | keys if isinstance(keys, dict) else keys
+        defaults = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.defaults().items()}
+        return {**document, "method": defaults | method, "stages": stages}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, count in Counter(entry.name for entry in self.site).items():
+            if count > 1:
+                raise wrong("site", f"{name!r} is in the roster {count} times")
+        for address, count in Counter(self.addresses.values()).items():
+            if count > 1:
+                raise wrong("site", f"{count} sites have the address {address!r}")
+        if self.quorum is not None and self.quorum >= len(self.site):
+            raise wrong("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
+        if self.task.kind in self.plan.not_for:
+            raise wrong("method.name", f"{self.method.name} is not defined for {self.task.kind}")
+        if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
+            raise wrong("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
+        if (problem := self._shared_problem()) is not None:
+            raise wrong("shared_model", problem)
+        if self.schedule.kind == "derangement" and len(self.site) < 2:
+            raise wrong("schedule.kind", "a derangement needs at least 2 sites")
+        if self.pace.silence_s < 3 * self.beat_s:
+            raise wrong("pace.silence_s", f"{self.pace.silence_s} leaves no room for 3 beats of {self.beat_s} s")
+        if self.pace.deadline_floor_s > self.pace.wait_max_s:
+            raise wrong("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
+        return self
+
+    def _shared_problem(self) -> str | None:
+        """Whether the method needs a ``[shared_model]`` that is not there."""
+        plan, method = self.plan, self.method.name
+        needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
+        return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
+
+
+class AugmentationConfig(StrictTable):
+    """Random changes of a training sample; all zero: none. ``flip`` is by default 0.5, and 0 for signals."""
+
+    flip: Share | None = None
+    rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
+    translate_share: Share = 0.05
+    scale_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    probability: Share = 0.8
+
+
+class DataConfig(StrictTable):
+    """Where the samples are; paths are relative to the site.toml. ``scale`` is super-resolution's alone."""
+
+    datalist: str = "datalist.json"
+    root: str | None = None
+    input_size: Annotated[tuple[Count, ...], Loose, Field(min_length=1, max_length=3)]
+    regions: str | None = None
+    unreadable_share_max: Share = 0.05
+    cache: Literal["memory", "disk", "none"] = "memory"
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    normalise: Literal["none", "zscore", "unit"] = "none"
+    scale: Literal[2, 4, 8] | None = None
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+
+class ModelConfig(StrictTable):
+    """The site's own network."""
+
+    name: Annotated[str, matching(MODEL_NAME, "a model's name or package.module:Class")] = "resnet10"
+    parameters: dict[str, JsonValue] = Field(default_factory=dict)
+    features: Annotated[tuple[str, ...], Loose] = ()
+    head: str | None = None
+
+
+class TrainingConfig(StrictTable):
+    """The worker process."""
+
+    device: Annotated[str, matching(DEVICE, "auto, cpu, cuda or cuda:N")] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: Count = 1
+    batch_size: Count = 8
+    checkpoint_s: Seconds = limits.CHECKPOINT_S
+
+
+class SiteConfig(StrictTable):
+    """``site.toml``. Made by ``load``, which also remembers its folder."""
+
+    listen: Listen = "127.0.0.1:7443"
+    refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
+    allow_models: Annotated[tuple[ClassName, ...], Loose] = ()
+    addresses: dict[Name, Address] = Field(default_factory=dict)
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    egress: EgressConfig = EgressConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    _path: Path = PrivateAttr(Path("site.toml"))
+
+    @classmethod
+    def load(cls, path: Path) -> SiteConfig:
+        """The site that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
+        site = toml.validated(cls, toml.parse(toml.read(path), str(path)), str(path))
+        site._path = path
+        return site
+
+    @property
+    def where(self) -> str:
+        """The file that it came from, for errors."""
+        return str(self._path)
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths are relative to."""
+        return self._path.parent
+
+
+def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> None:
+    """Refuse a site that cannot take part in this federation; every problem is in the ``ConfigError``."""
+    if name not in federation.roster:
+        raise ConfigError(
+            f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",
+            "start it under the name that the founder gave it, or ask the founder to add it",
+        )
+    plan, egress, others = federation.plan, site.egress, federation.roster.others(name)
+    problems = []
+    for stranger in site.addresses.keys() - set(federation.roster):
+        problems.append(f"addresses.{stranger}: not in the roster{suggestion(stranger, federation.roster)}")
+    for stranger in set(egress.receivers) - {"*", *federation.roster}:
+        problems.append(f"egress.receivers: {stranger!r} is not in the roster{suggestion(stranger, federation.roster)}")
+    for kind in egress.kinds or ():
+        if kind in plan.never_leaves:
+            problems.append(f"egress.kinds: {federation.method.name} never lets a {kind} leave")
+    if plan.artifact is not None and plan.artifact not in egress.permitted_kinds(plan):
+        problems.append(f"egress.kinds: {federation.method.name} sends a {plan.artifact}, which is not listed")
+    if plan.artifact is not None and (left_out := [other for other in others if not egress.permits_receiver(other)]):
+        problems.append(f"egress.receivers: {federation.method.name} also sends to {', '.join(left_out)}")
+    shared = federation.shared_model
+    if shared is not None and plan.shared != "beside":
+        hyper = dict(shared.__pydantic_extra__)
+        if (site.model.name, site.model.parameters) != (shared.name, hyper):
+            problems.append(f"model: {federation.method.name} trains one model, [shared_model] {shared.name} {hyper}")
+    if federation.weighting == "samples" and not egress.training_set_size:
+        problems.append('egress.training_set_size: weighting = "samples" tells it to the others, but it is false')
+    if len(site.data.input_size) != federation.task.spatial_dims:
+        problems.append(
+            f"data.input_size: {len(site.data.input_size)} sizes for spatial_dims = {federation.task.spatial_dims}"
+        )
+    problems += _scale_problems(federation.task.kind, site)
+    if problems:
+        toml.refuse(site.where, sorted(problems))
+
+
+def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
+    """What super-resolution needs to know of a site, and other tasks do not."""
+    data, model = site.data, site.model
+    if kind != "super_resolution":
+        if data.scale is not None:
+            yield f"data.scale: {kind} has none; leave it out"
+        return
+    if data.normalise != "none":
+        yield f"data.normalise: {data.normalise} would part an image from its target; super-resolution takes none"
+    if data.scale is None:
+        yield "data.scale: super-resolution needs 2, 4 or 8"
+    elif "scale" in HYPER.get(model.name, ()) and model.parameters.get("scale") != data.scale:
+        yield f"model.parameters.scale: {model.name} must have {data.scale}, as [data] scale has"

@@ -1,0 +1,274 @@
+"""Where a site's files live, who holds them, and how they are written so that a crash leaves no half of one.
+
+``<home>/<federation>/<site>/`` holds everything that a site owns; the layout is the table of ``SiteFolder``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.core.roster import SITE_NAME, SiteName
+from peer.errors import DaemonDown, DiskError, LockedError, StateError, UsageError
+
+SOCKET_PATH_BYTES_MAX = 100  # sun_path has 108 bytes on Linux and 104 on BSD, a terminating zero included
+GENERATION = re.compile(r"gen-([0-9]{4,})")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFolder:
+    """The folder of one site of one federation, and the paths in it."""
+
+    home: Path
+    federation: str
+    site: SiteName
+
+    @property
+    def path(self) -> Path:
+        """The folder itself."""
+        return self.home / self.federation / self.site
+
+    @property
+    def pki(self) -> Path:
+        """Key, certificate, CA certificate and round key (``peer.identity.certificates``)."""
+        return self.path / "pki"
+
+    @property
+    def federation_toml(self) -> Path:
+        """This site's copy of the file that all sites share; it pins the CA."""
+        return self.path / "federation.toml"
+
+    @property
+    def site_toml(self) -> Path:
+        """The site's private configuration."""
+        return self.path / "site.toml"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the daemon from before anything else until its end."""
+        return self.path / "lock"
+
+    @property
+    def egress_db(self) -> Path:
+        """The egress ledger; it outlives generations."""
+        return self.path / "egress.db"
+
+    @property
+    def logs(self) -> Path:
+        """Log files of the daemon and its worker."""
+        return self.path / "logs"
+
+    @property
+    def control_path(self) -> Path:
+        """Where the path of a control socket is noted that could not lie in this folder."""
+        return self.path / "control.path"
+
+    def generation(self, number: int) -> Path:
+        """The folder of one generation: journal, artifacts, checkpoints."""
+        return self.path / f"gen-{number:04d}"
+
+    def generations(self) -> tuple[int, ...]:
+        """The numbers of all generations on disk, oldest first."""
+        try:
+            names = [entry.name for entry in self.path.iterdir() if entry.is_dir()]
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted(int(found[1]) for name in names if (found := GENERATION.fullmatch(name))))
+
+    def create_generation(self, number: int | None = None) -> int:
+        """Make the next generation's folder, or the one asked for, with ``artifacts/`` and ``checkpoints/``.
+
+        Raises:
+            StateError: that generation or a later one exists.
+            DiskError: it cannot be made.
+        """
+        newest = max(self.generations(), default=0)
+        number = newest + 1 if number is None else number
+        if number <= newest:
+            raise StateError(f"{self.path} already holds generation {newest}", f"ask for one after {newest}")
+        for name in ("artifacts", "checkpoints"):
+            make_private(self.generation(number) / name)
+        return number
+
+    def control_socket(self) -> Path:
+        """The path of the control socket of a running daemon; ``DaemonDown`` when none was ever made."""
+        path = self.path / "control" / "control.sock"
+        if _fits(path):
+            return path
+        try:
+            return Path(self.control_path.read_text().rstrip("\n"))
+        except FileNotFoundError:
+            raise DaemonDown(f"site {self.site!r} has no control socket ({self.control_path} is missing)") from None
+
+    def prepare_control_socket(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """A path that a control socket can be bound to, in a folder that only this user can enter.
+
+        A path over the socket limit moves to a fresh folder under ``XDG_RUNTIME_DIR`` or the temporary directory; the
+        one noted before is used again while it is still ours and closed to others.
+        """
+        path = self.path / "control" / "control.sock"
+        if _fits(path):
+            make_private(path.parent)
+            return path
+        with contextlib.suppress(DaemonDown):
+            noted = self.control_socket()
+            if _private(noted.parent):
+                return noted
+        base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        try:
+            path = Path(tempfile.mkdtemp(prefix="mhfl-", dir=base)) / "control.sock"
+        except OSError as error:
+            raise DiskError(f"{base} takes no folder for the control socket: {error.strerror}") from error
+        if not _fits(path):
+            path.parent.rmdir()
+            raise StateError(
+                f"the control socket's path {path} is over {SOCKET_PATH_BYTES_MAX} bytes",
+                "set XDG_RUNTIME_DIR to a folder with a shorter path",
+            )
+        write_atomically(self.control_path, f"{path}\n".encode())
+        return path
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; the kernel lets go when the process ends, however it ends.
+
+        Raises:
+            LockedError: another process holds it, named by its id.
+            DiskError: the lock file cannot be opened or locked.
+        """
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DiskError(f"{self.lock} cannot be opened: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+                raise LockedError(
+                    f"site {self.site!r} in {self.path} is held by process {holder}",
+                    f"stop it first: `mhfl-peer stop --site {self.federation}/{self.site}`",
+                ) from None
+            except OSError as error:
+                raise DiskError(
+                    f"{self.lock} cannot be locked: {error.strerror}", "put the home folder on a disk that knows flock"
+                ) from error
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The state folder: the one asked for, else ``MHFL_HOME``, ``XDG_STATE_HOME/mhfl`` or ``~/.local/share/mhfl``."""
+    if explicit is not None:
+        return explicit.expanduser().absolute()
+    if named := environ.get("MHFL_HOME"):
+        return Path(named).expanduser().absolute()
+    if state := environ.get("XDG_STATE_HOME"):
+        return Path(state).absolute() / "mhfl"
+    return Path.home() / ".local" / "share" / "mhfl"
+
+
+def sites(home: Path) -> tuple[SiteFolder, ...]:
+    """Every site that lives under the home folder, by federation and name; a site's folder holds a federation.toml."""
+    return tuple(
+        SiteFolder(home, path.parent.parent.name, SiteName(path.parent.name))
+        for path in sorted(home.glob("*/*/federation.toml"))
+        if SITE_NAME.fullmatch(path.parent.name)
+    )
+
+
+def find_site(home: Path, name: str | None = None) -> SiteFolder:
+    """The one site that is meant: by ``site``, by ``federation/site``, or the only one there is.
+
+    Raises:
+        UsageError: none or several fit; the message lists what lives there.
+    """
+    there = sites(home)
+    if not there:
+        raise UsageError(f"no site lives under {home}", "run `mhfl-peer site init`, or give --home or MHFL_HOME")
+    fitting = [folder for folder in there if name in (None, folder.site, f"{folder.federation}/{folder.site}")]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = ", ".join(f"{folder.federation}/{folder.site}" for folder in fitting or there)
+    if not fitting:
+        raise UsageError(f"no site {name!r} lives under {home} (there: {listed})", "give one of these as --site")
+    raise UsageError(f"several sites live under {home} ({listed})", "give one of these as --site")
+
+
+def make_private(path: Path) -> None:
+    """Make the folder and its missing parents with mode 0700, durably; folders that exist stay as they are."""
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(folder.parent)
+    except OSError as error:
+        raise DiskError(f"folder {path} cannot be made: {error.strerror}") from error
+    if not path.is_dir():
+        raise DiskError(f"{path} is not a folder", "move it away")
+
+
+def must_be_new(path: Path) -> None:
+    """Refuse to write over a file that a person named: ``StateError`` when it exists."""
+    if path.exists():
+        raise StateError(f"{path} exists", "remove it, or name another file with --out")
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace the file with this content in one step, durably: a crash leaves the old one or the new one.
+
+    Raises:
+        DiskError: it cannot be written; the old file is untouched and no other is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the folder's entries on disk; ``OSError`` where that fails and matters."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder and need not
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+
+
+def _private(folder: Path) -> bool:
+    """Whether the folder exists, is ours, is no link, and nobody else can enter it."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077

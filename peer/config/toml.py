@@ -1,0 +1,159 @@
+"""A TOML file that is checked: exact types, no unknown keys, errors that name the file, the dotted key and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from peer.errors import ConfigError
+
+FILE_BYTES_MAX = 1 << 20  # a roster of 1000 sites has 100 KB
+HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+HOST = re.compile(rf"(?=.{{1,253}}$){HOST_LABEL}(\.{HOST_LABEL})*")
+
+
+class StrictTable(BaseModel):
+    """A TOML table: exact types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, document: Any) -> Any:
+        if isinstance(document, dict) and cls.model_config.get("extra") == "forbid":
+            for key in sorted(document.keys() - cls.model_fields.keys()):
+                raise wrong(key, f"unknown key{suggestion(key, cls.model_fields)}")
+        return document
+
+
+AnyTable = TypeVar("AnyTable", bound=StrictTable)
+
+
+def wrong(key: str, reason: str) -> PydanticCustomError:
+    """A complaint about a key of, or below, the table that a validator looks at."""
+    return PydanticCustomError("wrong", "{reason}", {"key": key, "reason": reason})
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A hint to append: the known word that this one resembles, else all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(known)})" if known else ""
+
+
+def matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    """A validator for a string that must match the whole pattern; ``what`` names it in errors."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{text!r} is not {what}")
+        return text
+
+    return AfterValidator(check)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[ipv6]:port``; ``ValueError`` says what is wrong. Port 0 is any free one."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{text!r} is not host:port with a port up to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+    if not HOST.fullmatch(host):
+        raise ValueError(f"{text!r} has no valid host (an IPv6 address goes in brackets)")
+    return host, int(port)
+
+
+def read(path: Path) -> str:
+    """The text of a file; ``ConfigError`` when it cannot be read, is too long or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", "name the right file") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} is over {FILE_BYTES_MAX} bytes", "name the right file")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}", "save it as UTF-8") from error
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """The TOML document in a text; ``ConfigError`` names the line that is none."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        raise ConfigError(f"{where} is not TOML: {error}", "correct the syntax there") from error
+
+
+def text(head: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """The TOML of texts, numbers, truth values and lists of them: keys of no table first, then each ``[table]``."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
+    for name, keys in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def validated(model: type[AnyTable], document: Mapping[str, Any], where: str) -> AnyTable:
+    """The document as a model; ``ConfigError`` with everything that is wrong."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        refuse(where, [_problem(details) for details in found if not _follows(details, found)])
+
+
+def refuse(where: str, problems: Iterable[str]) -> NoReturn:
+    """Raise a ``ConfigError`` that lists the problems of a file in one line."""
+    raise ConfigError(f"{where}: {', and '.join(problems)}")
+
+
+def _problem(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
+    if details["type"] == "wrong":
+        return f"{key}.{context['key']}: {context['reason']}".lstrip(".")
+    if details["type"] == "missing":
+        return f"{key} is missing".lstrip(".")
+    if details["type"] == "value_error":
+        return f"{key}: {context['error']}".lstrip(".")
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    return f"{key} = {str(details['input'])[:60]}: {message}".lstrip(".")
+
+
+def _follows(details: ErrorDetails, found: Iterable[ErrorDetails]) -> bool:
+    """Whether an error only follows from one further in, as a list that is too short without its wrong item."""
+    place = details["loc"]
+    return any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in found)
+
+
+def _listen(text: str) -> str:
+    split_address(text)
+    return text
+
+
+def _address(text: str) -> str:
+    if split_address(text)[1] == 0:
+        raise ValueError(f"{text!r} has port 0, which nobody can dial")
+    return text
+
+
+Listen = Annotated[str, AfterValidator(_listen)]
+Address = Annotated[str, AfterValidator(_address)]
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Loose = Strict(False)  # TOML has lists only; they become tuples

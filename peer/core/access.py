@@ -1,0 +1,119 @@
+"""Authorisation is the schedule: who may have which artifact of this site, decided without any state of the caller."""
+
+from __future__ import annotations
+
+from peer.core.messages import Artifact, EvaluationResult, Purpose, Unavailable
+from peer.core.plan import Kind
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+from peer.core.site_memory import Memory
+
+
+def denial(
+    rules: Rules, *, caller: SiteName, kind: Kind, for_round: int, owner: SiteName, purpose: Purpose
+) -> str | None:
+    """Why the caller may not have this site's artifact of that kind and round; nothing when it may.
+
+    Args:
+        rules: the federation as this site sees it.
+        caller: the name in the caller's verified certificate.
+        kind: of artifact.
+        for_round: the round that consumes it.
+        owner: whose model it is: this site's, except in circulating rounds.
+        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home, ``evaluate`` lends
+            the model at the end of a round to any peer.
+
+    A round that is long past or still to come is no reason to deny: the answer is then ``RETIRED`` or ``NOT_YET``.
+    """
+    plan = rules.plan
+    if caller not in rules.roster or caller == rules.site:
+        return f"{caller!r} is not a peer of this federation"
+    if kind in plan.never_leaves or kind != plan.artifact:
+        return f"method {rules.method!r} sends no {kind}"
+    if purpose == "handback":
+        if not rules.circulating:
+            return "no model circulates in this federation, so none is handed back"
+        if for_round != rules.circulating + 1 or owner != caller:
+            return f"only its owner may take a model home, and only for round {rules.circulating + 1}"
+        return None
+    if purpose == "evaluate":
+        if rules.kept_home:
+            return rules.kept_home
+        return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
+    if not 1 <= for_round <= rules.rounds:
+        return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
+    if rules.pattern(for_round) == "all_to_all":
+        return None if owner == rules.site else "a site serves only its own artifact"
+    slot = rules.roster.names[rules.order(for_round)[rules.roster.index(caller)]]
+    if slot != owner:
+        return f"round {for_round} does not give {owner}'s {kind} to {caller}"
+    if rules.site != owner and (
+        rules.pattern(for_round) != "circulate" or rules.holder(for_round, owner) != rules.site
+    ):
+        return f"{rules.site} is not where {caller} takes {owner}'s {kind} in round {for_round}"
+    return None
+
+
+def answer(
+    rules: Rules, memory: Memory, *, for_round: int, owner: SiteName, purpose: Purpose
+) -> tuple[int, Artifact] | Unavailable:
+    """What a caller whose turn it is gets: the artifact with its true round, or why there is none.
+
+    Args:
+        rules: the federation as this site sees it.
+        memory: what this site has published and committed.
+        for_round: the round that consumes it.
+        owner: whose model it is.
+        purpose: as in ``denial``.
+    """
+    if purpose == "evaluate":
+        return _lent(rules, memory, for_round)
+    if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.home:
+        return Unavailable.NOT_YET
+    published = memory.published.get((for_round, owner))
+    if published is not None:
+        return for_round, published
+    if purpose == "handback":
+        return Unavailable.SKIPPED if memory.committed >= rules.circulating else Unavailable.NOT_YET
+    if for_round <= memory.committed - rules.pace.artifact_rounds_max:
+        return Unavailable.RETIRED
+    if rules.pattern(for_round) == "circulate" and owner == rules.site and rules.holder(for_round, owner) != owner:
+        own = [(round, artifact) for (round, of), artifact in memory.published.items() if of == owner]
+        newest = max((copy for copy in own if copy[0] < for_round), key=lambda copy: copy[0], default=None)
+        return newest if newest is not None else Unavailable.SKIPPED
+    last = for_round - 1 if rules.plan.published == "commit" else for_round
+    return (
+        Unavailable.SKIPPED
+        if memory.committed >= last and memory.next is None and memory.state
+        else Unavailable.NOT_YET
+    )
+
+
+def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Unavailable:
+    one = memory.evaluation.lent.get(round)
+    if one is not None and one.artifact is not None:
+        return round, one.artifact
+    if round <= memory.committed - rules.pace.artifact_rounds_max:
+        return Unavailable.RETIRED
+    away = round == rules.circulating == memory.committed and not memory.measured
+    return Unavailable.SKIPPED if memory.committed >= round and not away else Unavailable.NOT_YET
+
+
+def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: EvaluationResult) -> str | None:
+    """Why a report on a model of this site is not taken; nothing when it is one of what was lent.
+
+    That the caller has asked shows in the digest, which the manifest of the lent model told it; without figures it need
+    not know one.
+    """
+    if rules.kept_home:
+        return rules.kept_home
+    if caller not in rules.peers:
+        return f"{caller!r} takes no part in this federation's rounds"
+    one = memory.evaluation.lent.get(report.round)
+    if one is None or one.artifact is None:
+        return f"no model of round {report.round} is lent"
+    if report.generation != memory.generation:
+        return f"generation {report.generation} is not this site's {memory.generation}"
+    if report.sha256 != one.artifact.sha256 and not (report.sha256 is None and report.unmeasured == "not_received"):
+        return f"the model that was lent after round {report.round} is another one"
+    return None

@@ -1,0 +1,160 @@
+"""What sites tell each other: manifests, greetings and beats, as the core knows them (the wire has its own types)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from peer.core.plan import Kind
+from peer.core.roster import Sha256, SiteName
+
+Purpose = Literal["train", "handback", "evaluate"]
+PURPOSES: tuple[Purpose, ...] = ("train", "handback", "evaluate")
+
+DTYPES: Mapping[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Element types of a safetensors file that may travel, with their bytes."""
+
+
+Unmeasured = Literal["", "withheld", "not_received", "refused", "failed"]
+UNMEASURED: tuple[Unmeasured, ...] = ("withheld", "not_received", "refused", "failed")
+"""Why a site says nothing of a model that it was lent; words of its own could tell what must stay there."""
+
+
+class Unavailable(enum.StrEnum):
+    """Why a site has no artifact for a round; the receiver asks again on NOT_YET and falls back on the others."""
+
+    NOT_YET = "not_yet"
+    RETIRED = "retired"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of an artifact."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a worker wrote: a safetensors file named by its digest, not yet anybody's to see.
+
+    ``steps`` counts the optimiser steps that the state has seen; ``owner`` is whose model it is (the site itself,
+    except in circulating rounds).
+    """
+
+    kind: Kind
+    owner: SiteName
+    sha256: Sha256
+    bytes: int
+    steps: int
+    spec: Mapping[str, Any]
+    tensors: tuple[TensorSpec, ...]
+    training_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The signed description of an artifact; ``round`` is the round that consumes it.
+
+    An artifact for ``evaluation`` is measured and not trained with; it is the origin's model at the end of ``round``.
+    """
+
+    federation: Sha256
+    generation: int
+    method: str
+    origin: SiteName
+    round: int
+    artifact: Artifact
+    reexport: bool = False
+    egress_count: int = 0
+    egress_head: str = ""
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """How a site's model of a round did on another site's test split, in sums only.
+
+    ``generation`` is that of the site whose model it is, ``sha256`` names what was measured and is missing only where
+    the model was not received, ``samples`` counts those of the split.
+    """
+
+    generation: int
+    round: int
+    sha256: Sha256 | None
+    samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unmeasured: Unmeasured = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest as it travels: the exact bytes, the signature over them, the signer's certificate."""
+
+    body: bytes
+    signature: bytes
+    certificate_der: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The newest artifact that one site remembers from another: how a restored backup learns that it forgot."""
+
+    generation: int
+    round: int
+    sha256: str
+
+
+NO_TAG = Sha256("0" * 64)
+"""The tag of no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported.
+
+    ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would disagree on every turn.
+    ``evaluates`` says whether the site takes part in remote evaluation; nothing where its program knows none.
+    """
+
+    protocol: int
+    federation: Sha256
+    roster: Sha256
+    generation: int
+    clock_s: float
+    seen: Seen | None = None
+    software: str = ""
+    round_key_tag: Sha256 = NO_TAG
+    evaluates: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The content of a Beat, in either direction.
+
+    ``progress`` is the share of the phase that is done, in [0, 1]; ``aggregate`` is the digest of the mean that the
+    committed round ended with.
+    """
+
+    generation: int
+    round: int
+    phase: str
+    progress: float = 0.0
+    published_round: int = 0
+    committed_round: int = 0
+    aggregate: Sha256 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastHeard:
+    """A site's last known state, kept by the receiver's own monotonic clock."""
+
+    pulse: Heartbeat | None = None
+    last_s: float = field(default=float("-inf"))

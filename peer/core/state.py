@@ -1,0 +1,231 @@
+"""What a site knows and the few ways in which that may change; ``peer.core.machine`` is the door to it."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from peer.core import commands, events, limits
+from peer.core.commands import Command, Source
+from peer.core.exchange import Exchange
+from peer.core.global_test_memory import NO_ANSWER, Hosting, Lent
+from peer.core.liveness import AWAY, Peers
+from peer.core.messages import Heartbeat, Seen
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+from peer.core.site_memory import Memory, OpenRound, body_of
+
+
+class Phase(enum.StrEnum):
+    """What a site is doing."""
+
+    NEW = "new"
+    INITIALISING = "initialising"
+    GATHERING = "gathering"
+    PACING = "pacing"
+    ISOLATED = "isolated"
+    EXCHANGE = "exchange"
+    TRAIN = "train"
+    AGGREGATE = "aggregate"
+    EVALUATE = "evaluate"
+    HANDBACK = "handback"
+    ADOPT = "adopt"
+    PAUSED = "paused"
+    LEAVING = "leaving"
+    DONE = "done"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT})
+"""Phases in which the worker has an order."""
+
+HALT_S = 60.0
+"""How long a leaving site waits for the worker's checkpoint; a second is usual, a slow disk takes longer."""
+
+
+class IllegalTransitionError(Exception):
+    """An event that cannot occur in this phase: a bug of this program, never of a peer."""
+
+
+class SiteState:
+    """One site's course through the rounds: its memory, its phase, and the commands of the event in hand.
+
+    Args:
+        rules: the federation as the site sees it.
+        memory: what the journal says, from ``peer.core.site_memory.recover``; empty for a new site.
+    """
+
+    def __init__(self, rules: Rules, memory: Memory | None = None) -> None:
+        self.rules = rules
+        self.memory = memory if memory is not None else Memory()
+        self.phase = Phase.NEW
+        self.neighbours = Peers(silence_s=rules.pace.silence_s)
+        self.greeted: set[SiteName] = set()
+        self.willing: dict[SiteName, bool | None] = {}
+        self.hosting = Hosting()
+        self.exchange: Exchange | None = None
+        self.progress: events.Progressed | None = None
+        self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
+        self.shunned: dict[SiteName, set[str]] = {}
+        self.failure = ""
+        self.attempt = 0
+        self.failures = 0
+        self.alone = False
+        self.ended = False
+        self.now_s = 0.0
+        self.since_s = 0.0
+        self.wake_s: float | None = None
+        self.out: list[Command] = []
+
+    @property
+    def number(self) -> int:
+        """The round in progress, or the last one that is over."""
+        return self.memory.open.number if self.memory.open is not None else self.memory.committed
+
+    def pulse(self) -> Heartbeat:
+        """What a beat says."""
+        done, total = (self.progress.step, self.progress.steps) if self.progress is not None else (0, 0)
+        return Heartbeat(
+            generation=self.memory.generation,
+            round=self.number,
+            phase=str(self.phase),
+            progress=min(1.0, max(0.0, done / total)) if total else 0.0,
+            published_round=max((key[0] for key in self.memory.published), default=0),
+            committed_round=self.memory.committed,
+            aggregate=self.memory.aggregate,
+        )
+
+    def seen(self, site: SiteName) -> Seen | None:
+        """The newest artifact remembered from a site."""
+        found = [(key[1], key[2], digest) for key, digest in self.memory.first_digests.items() if key[0] == site]
+        return Seen(*max(found)) if found else None
+
+    @property
+    def opened(self) -> OpenRound:
+        """The round in progress; only called where there is one."""
+        if self.memory.open is None:
+            raise IllegalTransitionError(f"no round is open in phase {self.phase}")
+        return self.memory.open
+
+    def emit(self, command: Command) -> None:
+        """Append a command."""
+        self.out.append(command)
+
+    def persist(self, kind: str, round: int, body: Mapping[str, Any] | None = None) -> None:
+        """Change memory by one row, and have that row written first."""
+        body = {} if body is None else body
+        self.memory.apply(kind, round, body)
+        self.emit(commands.Persist(kind, round, body))
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase; peers hear of it at once, but of several changes in one event only of the last."""
+        if phase != self.phase:
+            self.phase, self.since_s = phase, self.now_s
+            self.out = [command for command in self.out if not isinstance(command, commands.Announce)]
+            self.emit(commands.Announce())
+
+    def publish_due(self) -> None:
+        """Publish the artifact that the last row made due, if it did: a crash in between only delays it."""
+        if self.memory.next is not None:
+            round, artifact = self.memory.next
+            self.persist("published", round, {"artifact": body_of(artifact)})
+            self.emit(commands.Publish(round, artifact))
+
+    def ignore(self, event: events.Event, reason: str = "") -> None:
+        """Write down that something came too late, or was meant for another phase, and do no more."""
+        why = {"reason": reason} if reason else {}
+        self.persist("ignored", self.number, {"event": type(event).__name__, "phase": str(self.phase), **why})
+
+    def unreported(self, lent: Lent) -> dict[SiteName, str]:
+        """Who has not said how a lent model did, and why not."""
+        reasons = {}
+        for name in self.rules.roster.others(self.rules.site):
+            pulse = self.neighbours.pulse(name)
+            if name in lent.reports:
+                continue
+            if name in self.rules.without:
+                reasons[name] = "absent"
+            elif name in self.willing and self.willing[name] is None:
+                reasons[name] = "its program does not support it"
+            elif self.willing.get(name) is False:
+                reasons[name] = f"not permitted by {name}"
+            elif self.neighbours.silent(name, self.now_s):
+                reasons[name] = "silent"
+            else:
+                reasons[name] = pulse.phase if pulse is not None and pulse.phase in AWAY else NO_ANSWER
+        return reasons
+
+    def lapse(self, round: int, *, retired: bool) -> None:
+        """Write down who has not said how the model of a round did; ``retired``: it is not lent any more."""
+        reasons = self.unreported(self.memory.evaluation.lent[round])
+        if reasons or retired:
+            self.persist("lapsed", round, {"reasons": reasons, "retired": retired})
+
+    def refuse(self, origin: SiteName, reason: str) -> None:
+        """Note what a peer sent or did that was not acceptable, and name the peer."""
+        self.persist("refused", self.number, {"origin": origin, "reason": reason})
+        self.refusals.append({"site": origin, "round": self.number, "reason": reason})
+
+    def complain(self, name: SiteName, reason: str) -> None:
+        """Name a peer that broke the protocol, once for each reason: it words them, and may not fill the disk."""
+        known = self.shunned.setdefault(name, set())
+        if reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
+            known.add(reason)
+            self.refuse(name, reason)
+
+    def held(self) -> list[Source]:
+        """Every artifact on disk: received ones, and the site's own as sources."""
+        own = [Source(self.rules.site, key[0], artifact) for key, artifact in self.memory.published.items()]
+        if self.memory.artifact is not None:
+            own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
+        return [*self.memory.held.values(), *own]
+
+    def next_attempt(self) -> int:
+        """A number that no earlier order of this process had."""
+        self.attempt += 1
+        return self.attempt
+
+    def cancel_exchange(self) -> None:
+        """Stop waiting for anything."""
+        if self.exchange is not None:
+            for want in self.exchange.wants.values():
+                if want.open:
+                    self.emit(commands.CancelFetch(want.origin, self.exchange.purpose))
+        self.exchange = None
+
+    def leave(self, fault: str = "", reason: str = "") -> None:
+        """End in order; ``fault`` names what made it impossible to go on."""
+        self.cancel_exchange()
+        for round in self.memory.evaluation.lent:
+            self.lapse(round, retired=False)
+        self.persist("left", self.memory.committed, {"fault": fault, "reason": reason})
+        self.enter(Phase.GONE)
+        self.emit(commands.Exit(fault, reason))
+
+    def wake(self, others_s: Iterable[float] = ()) -> None:
+        """Ask for a tick when the next wait ends, of the rounds or at one of the other times, if that changed."""
+        due = [at_s for at_s in (*self._due(), *others_s) if at_s > self.now_s]
+        at_s = min(due, default=None)
+        if at_s != self.wake_s:
+            self.wake_s = at_s
+            if at_s is not None:
+                self.emit(commands.WakeAt(at_s))
+
+    def _due(self) -> list[float]:
+        waits = self.rules.pace
+        if self.exchange is not None:
+            return self.exchange.due_s(self.neighbours, self.rules)
+        if self.phase == Phase.GATHERING and waits.gather_s is not None:
+            return [self.neighbours.began_s + waits.gather_s]
+        if self.phase == Phase.PACING:
+            return [self.neighbours.silent_at_s(site) for site in self.rules.others]
+        if self.phase == Phase.ISOLATED:
+            return [self.since_s + waits.isolated_s]
+        if self.phase == Phase.DONE:
+            return [self.since_s + waits.linger_s]
+        if self.phase == Phase.LEAVING:
+            return [self.since_s + HALT_S]
+        return []

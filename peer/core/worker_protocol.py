@@ -1,0 +1,167 @@
+"""The JSON lines between the daemon and its worker: core's own commands and events, one object a line.
+
+``{"type": "Train", ...}`` goes to the worker, ``{"type": "Trained", ...}`` comes back. The first line to a worker is a
+``WorkerSetting``. Decoding checks every field against its declared type: a worker runs a researcher's network code, and what
+it says is checked like anything from outside the daemon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from peer.core import commands, events
+from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.core.roster import Sha256, SiteName, sha256, site_name
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetting(commands.Command):
+    """What a worker must know before its first command.
+
+    ``federation`` and ``site`` are the validated documents (``federation.toml``, ``site.toml``) as plain JSON values;
+    ``home`` is the generation's folder, which holds ``artifacts/`` and ``checkpoints/``. A worker whose ``duty`` is to
+    measure guests writes nothing there.
+    """
+
+    site_name: str
+    federation_digest: str
+    federation: Mapping[str, Any]
+    site: Mapping[str, Any]
+    home: str
+    base_folder: str
+    duty: Literal["train", "measure"] = "train"
+
+
+IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
+"""How a text becomes an identity: a digest names a file, so no other text may pass for one."""
+
+TO_WORKER: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        WorkerSetting,
+        commands.Initialise,
+        commands.Train,
+        commands.Aggregate,
+        commands.Adopt,
+        commands.Evaluate,
+        commands.Measure,
+        commands.Rehearse,
+        commands.Halt,
+    )
+}
+FROM_WORKER: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        events.Initialised,
+        events.Progressed,
+        events.Trained,
+        events.Aggregated,
+        events.Adopted,
+        events.Evaluated,
+        events.Measured,
+        events.Rehearsed,
+        events.Halted,
+        events.ArtifactRejected,
+        events.WorkFailed,
+    )
+}
+
+
+def encode(message: object) -> bytes:
+    """The message as one line of JSON with its type's name, line feed included."""
+    return json.dumps(to_json(message), separators=(",", ":"), allow_nan=True).encode() + b"\n"
+
+
+def decode(line: bytes, table: Mapping[str, type]) -> Any:
+    """The message in a line; ``ValueError`` names the field that is missing, unknown or of a wrong type."""
+    if len(line) > WORKER_LINE_BYTES_MAX:
+        raise ValueError(f"a line of {len(line)} bytes is over the limit of {WORKER_LINE_BYTES_MAX}")
+    try:
+        document = json.loads(line)
+    except RecursionError:
+        raise ValueError("a line that nests too deeply") from None
+    if not isinstance(document, dict) or document.get("type") not in table:
+        raise ValueError(f"no message of type {document.get('type') if isinstance(document, dict) else document!r}")
+    kind = table[document.pop("type")]
+    return from_json(kind, document)
+
+
+def to_json(value: Any) -> Any:
+    """A frozen dataclass, or anything made of them, as plain JSON values; messages get their type's name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        document = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if isinstance(value, commands.Command | events.Event):
+            document = {"type": type(value).__name__, **document}
+        return document
+    if isinstance(value, Mapping):
+        return {str(key): to_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    return value
+
+
+def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
+    """The JSON value as an instance of the declared type; ``ValueError`` names the path of what does not fit."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if isinstance(kind, typing.NewType):
+        text = from_json(kind.__supertype__, value, path=path)
+        try:
+            return IDENTITIES[kind](text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(f"{path}: {value!r} is none of {', '.join(map(repr, arguments))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return from_json(inner, value, path=path)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{path}: expected a list")
+        return tuple(from_json(arguments[0], item, path=f"{path}[{index}]") for index, item in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: expected an object")
+        return {key: from_json(arguments[1], inner, path=f"{path}.{key}") for key, inner in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, path)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{path}: expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _dataclass(kind: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{path or kind.__name__}: expected an object")
+    value = {key: inner for key, inner in value.items() if key != "type"}
+    hints = _hints(kind)
+    unknown = value.keys() - hints.keys()
+    if unknown:
+        raise ValueError(f"{path or kind.__name__}: unknown field {sorted(unknown)[0]!r}")
+    arguments = {}
+    for field in dataclasses.fields(kind):
+        where = f"{path}.{field.name}" if path else f"{kind.__name__}.{field.name}"
+        if field.name in value:
+            arguments[field.name] = from_json(hints[field.name], value[field.name], path=where)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where} is missing")
+    return kind(**arguments)

@@ -1,0 +1,343 @@
+"""The daemon of one site: a switchboard between the state machine, the wire, the journal and the worker.
+
+It decides nothing. Events queue up, the state machine turns each into commands, and the commands are carried out here
+in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from cryptography import x509
+
+from peer import errors
+from peer.config.reload import RefusedCertificates
+from peer.config.rules import make_rules
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.site_folder import SiteFolder
+from peer.core import commands, events, site_memory, status, worker_protocol
+from peer.core.machine import SiteMachine
+from peer.core.messages import Artifact, Manifest, SignedManifest
+from peer.core.roster import Sha256, SiteName
+from peer.daemon.addresses import AddressBook
+from peer.daemon.fetcher import ArtifactFetcher, encoded
+from peer.daemon.heartbeat import Heartbeats
+from peer.daemon.service import PeerService
+from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
+from peer.identity import certificates
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+from peer.records.recent import ROUNDS, Recent
+from peer.transport import tls, wire
+from peer.transport.client import ExchangeClient
+from peer.transport.server import ExchangeServer
+
+log = logging.getLogger(__name__)
+
+TOLD = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
+"""Journal rows that the log has as well."""
+
+
+def now() -> datetime.datetime:
+    """The time that certificates are checked against."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Daemon:
+    """One site, from its folder on disk to its exit code.
+
+    Args:
+        folder: the site's folder, locked by the caller.
+        federation: the federation.
+        site: the site's private configuration.
+        own: the site's identity.
+        generation: which generation's journal to go on with.
+        without: sites that the operator named absent.
+        stay: keep serving after the last round.
+        worker: what to execute as the worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: SiteFolder,
+        federation: FederationConfig,
+        site: SiteConfig,
+        own: certificates.Identity,
+        generation: int,
+        without: frozenset[SiteName] = frozenset(),
+        stay: bool = False,
+        worker: Sequence[str] = WORKER,
+    ) -> None:
+        self.folder, self.federation, self.site, self.own = folder, federation, site, own
+        self.home = folder.generation(generation)
+        self.artifacts = self.home / "artifacts"
+        self.journal = Journal(self.home / "journal.db")
+        self.ledger = Ledger(folder.egress_db)
+        rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
+        present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
+        memory = site_memory.recover(self.journal.rows(site_memory.REMEMBERED), present=present)
+        memory.generation = max(memory.generation, generation)
+        self.round = SiteMachine(rules, memory)
+        self.started_s = time.time()
+        self.served = ""
+        self._recent = Recent(self.journal.records(("committed",), last=ROUNDS + 1))
+        self._events: asyncio.Queue[events.Event] = asyncio.Queue()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._exit: commands.Exit | None = None
+        self._fatal: errors.PeerError | None = None
+        self.changed = asyncio.Event()
+        pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        refused = RefusedCertificates(site)
+        self.desk = PeerService(
+            federation=federation,
+            site=site,
+            round=self.round,
+            journal=self.journal,
+            ledger=self.ledger,
+            artifacts=self.artifacts,
+            sign=self._sign,
+            report=self.report,
+        )
+        reports = self.desk.report if federation.global_test else None
+        self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused, reports=reports)
+        self.book = AddressBook(own=own.name, federation=federation, site=site)
+        self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.book.address, refused=refused)
+        self.contact = Heartbeats(
+            own=own.name,
+            federation=federation,
+            site=site,
+            book=self.book,
+            client=self.client,
+            host=self.desk,
+            pulse=self.round.pulse,
+            report=self.report,
+        )
+        self.courier = ArtifactFetcher(
+            rules=rules,
+            client=self.client,
+            door=self.desk,
+            journal=self.journal,
+            artifacts=self.artifacts,
+            report=self.report,
+            fail=self._fail,
+        )
+        self._pki = pki
+        setting = self._setting()
+        self.foreman = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
+        self.examiner = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _setting(self) -> worker_protocol.WorkerSetting:
+        """What the workers are told first."""
+        return worker_protocol.WorkerSetting(
+            site_name=self.own.name,
+            federation_digest=self.federation.digest,
+            federation=self.federation.model_dump(mode="json"),
+            site=self.site.model_dump(mode="json"),
+            home=str(self.home),
+            base_folder=str(self.folder.path),
+        )
+
+    def report(self, event: events.Event) -> None:
+        """Queue an event for the state machine."""
+        self._events.put_nowait(event)
+
+    def _fail(self, error: errors.PeerError) -> None:
+        """This site cannot go on; the dispatch loop ends with the error."""
+        self._fatal = error
+        self.report(events.Ticked())
+
+    async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
+        """Serve, take part in the rounds, and return how it ended.
+
+        Args:
+            ready: called once with the bound port, when peers can be served.
+
+        Raises:
+            PeerError: the site cannot go on; everything that was finished is on disk.
+        """
+        try:
+            unknown = self.ledger.close_open_intents()
+            if unknown:
+                log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
+            self._remove_strays()
+            port = await self.server.start(self.site.listen)
+            self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
+            self.contact.start(port)
+            await self._take(events.Began())
+            await ready(port)
+            await self._dispatch()
+        finally:
+            await asyncio.gather(self.contact.close(), self.courier.close(), return_exceptions=True)
+            self.served = ""
+            await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
+            await self.client.close()
+            await asyncio.gather(self.foreman.close(), self.examiner.close())
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self.journal.close()
+            self.ledger.close()
+        if self._fatal is not None:
+            raise self._fatal
+        assert self._exit is not None
+        return self._exit
+
+    async def _dispatch(self) -> None:
+        """The one loop: an event in, its commands out."""
+        while self._exit is None and self._fatal is None:
+            await self._take(await self._events.get())
+
+    async def _take(self, event: events.Event) -> None:
+        loop = asyncio.get_running_loop()
+        for command in self.round.handle(event, now_s=loop.time()):
+            await self._carry_out(command)
+        self.desk.look_again()
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Persist(kind, round, body):
+                self.journal.append(kind, round, body)
+                self._tell(kind, round, body)
+                if kind == "committed":
+                    self._count_spoken()
+            case commands.Publish(round, artifact, evaluation):
+                self.desk.publish(round, artifact, evaluation=evaluation)
+            case commands.Fetch():
+                self.courier.fetch(command)
+            case commands.CancelFetch(origin, purpose):
+                self.courier.cancel(origin, purpose)
+            case commands.Discard(sha256):
+                (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
+            case commands.Announce():
+                self.contact.nudge()
+            case commands.Measure():
+                await self.examiner.send(command)
+            case commands.Dismiss():
+                self.examiner.dismiss()
+            case commands.SendReport():
+                self.courier.carry(command)
+            case commands.WakeAt(at_s):
+                self._set_alarm(at_s)
+            case commands.Exit():
+                await self.contact.say_farewell()
+                self._count_spoken()
+                self._exit = command
+            case _:
+                await self.foreman.send(command)
+
+    def _count_spoken(self) -> None:
+        """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
+        spoken = {str(name): dataclasses.asdict(self.desk.spoken[name]) for name in self.round.rules.others}
+        self.journal.append("spoken", self.round.number, spoken)
+
+    def _tell(self, kind: str, round: int, body: Any) -> None:
+        """The few rows that an operator reads as they happen."""
+        if kind == "committed":
+            self._recent.add(round, body, time_s=time.time())
+            facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
+            log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
+        elif kind == "compared" and not body["agrees"]:
+            log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
+        elif kind == "refused":
+            log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
+        elif kind == "report":
+            told = body["report"]
+            log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": told["unmeasured"]})
+        elif kind == "work_failed":
+            log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
+        elif kind in TOLD:
+            log.info(kind.replace("_", " "), extra={"round": round})
+
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
+
+    def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
+        """The signed manifest of a published artifact, journalled with the end of the egress chain that it carries."""
+        head = self.ledger.head
+        manifest = Manifest(
+            federation=self.federation.digest,
+            generation=self.round.memory.generation,
+            method=self.federation.method.name,
+            origin=self.own.name,
+            round=round,
+            artifact=artifact,
+            egress_count=head.count,
+            egress_head=head.hash,
+            evaluation=evaluation,
+            reexport=self.site.egress.reexport,
+        )
+        body = wire.encode_manifest(manifest)
+        own = self._pki.load()
+        signed = SignedManifest(
+            body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
+        )
+        self.journal.append("manifest", round, {"artifact": artifact.sha256, **encoded(signed)})
+        return signed
+
+    def _remove_strays(self) -> None:
+        """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
+        needed = self.round.memory.names()
+        for path in self.artifacts.glob("*.safetensors"):
+            if path.stem not in needed:
+                path.unlink()
+                log.info("stray artifact removed", extra={"sha256": path.stem})
+
+    def status(self) -> dict[str, Any]:
+        """The document of `status`."""
+        shown = status.status(self.round, now_s=asyncio.get_running_loop().time())
+        for name, peer in shown["peers"].items():
+            spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
+            peer["spoken"] = {"messages": spoken.messages, "bytes": spoken.bytes}
+            peer["artifact_bytes"] = {"in": self.courier.received_bytes[name], "out": self.desk.sent_bytes[name]}
+            peer["clock_skew_s"] = round(skew_s, 1) if skew_s is not None else None
+            peer["address"] = self.book.address(name)
+            peer["called_s"] = self.desk.called_s(name)
+        return {
+            "daemon": "running",
+            "federation": self.federation.name,
+            **shown,
+            "last_round": self._recent.last,
+            "left_s": self._recent.left_s(shown["rounds"] - shown["committed"], now_s=time.time()),
+            "certificate_days": certificates.certificate_days(self._certificate(), now()),
+            "transfers": [
+                *({"direction": "in", "peer": name, **what} for (name, _), what in self.courier.receiving.items()),
+                *({"direction": "out", **what} for what in self.desk.sending.values()),
+            ],
+            "listen": self.served,
+            "pid": os.getpid(),
+            "worker_pid": self.foreman.pid,
+            "started": self.started_s,
+        }
+
+    def standing(self) -> str:
+        """Where the site is, in a few words."""
+        site = self.round
+        return f"round {site.number} of {site.rules.rounds}, {site.phase}" + (
+            f": {site.failure}" if site.failure else ""
+        )
+
+    def _certificate(self) -> x509.Certificate:
+        """The certificate on disk now, renewed or expired; the one of the start if the files are not usable."""
+        try:
+            return self._pki.certificate()
+        except errors.CertificateError:
+            return self.own.certificate
+
+    def stop_on_signals(self) -> None:
+        """Leave cleanly on SIGTERM and Ctrl-C."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.report, events.StopRequested())

@@ -1,0 +1,229 @@
+"""Fetches artifacts and carries reports for the state machine; each errand ends with exactly one event."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from peer import errors
+from peer.core import commands, events, limits
+from peer.core.messages import EvaluationResult, SignedManifest, Unavailable
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+from peer.records.journal import Journal
+from peer.transport import wire
+from peer.transport.bounds import WireError
+from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.server import Outcome, Refusal
+from peer.transport.transfer import PART_SUFFIX
+from peer.transport.wire import encode_report
+
+log = logging.getLogger(__name__)
+
+HEARD_EVERY_S = 1.0
+"""A moving transfer counts as a sign of life this often."""
+
+
+class FetchPolicy(Protocol):
+    """Through which a report leaves: ``peer.daemon.service``."""
+
+    def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
+        """Allow it, or raise ``Refusal``; the number of its intent in the ledger."""
+
+    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
+        """Record how it ended."""
+
+
+class ArtifactFetcher:
+    """Runs the fetches of one site, and carries its reports.
+
+    Args:
+        rules: the federation as the site sees it.
+        client: asks peers.
+        door: lets reports out.
+        journal: takes what was received, with its signed manifest.
+        artifacts: the folder that received artifacts go to.
+        report: hands an event to the state machine.
+        fail: told when the site's own disk cannot go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: Rules,
+        client: ExchangeClient,
+        door: FetchPolicy,
+        journal: Journal,
+        artifacts: Path,
+        report: Callable[[events.Event], None],
+        fail: Callable[[errors.PeerError], None],
+    ) -> None:
+        self._rules = rules
+        self._client = client
+        self._door = door
+        self._journal = journal
+        self._artifacts = artifacts
+        self._report = report
+        self._fail = fail
+        self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
+        self.receiving: dict[tuple[SiteName, str], dict[str, Any]] = {}
+        self.received_bytes: Counter[SiteName] = Counter()
+
+    def fetch(self, command: commands.Fetch) -> None:
+        """Begin an errand; a former one to the same site for the same purpose ends."""
+        self.cancel(command.origin, command.purpose)
+        self._sweep()
+        errand = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
+        self._errands[(command.origin, command.purpose)] = errand
+
+    def cancel(self, origin: SiteName, purpose: str) -> None:
+        """End an errand without an event; what came so far stays for the next one."""
+        errand = self._errands.pop((origin, purpose), None)
+        if errand is not None:
+            errand.cancel()
+
+    def carry(self, command: commands.SendReport) -> None:
+        """Try once to tell a site how its model did here."""
+        errand = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
+        self._errands[(command.site, "report")] = errand
+
+    async def close(self) -> None:
+        """End every errand."""
+        errands = list(self._errands.values())
+        for errand in errands:
+            errand.cancel()
+        await asyncio.gather(*errands, return_exceptions=True)
+
+    async def _run(self, command: commands.Fetch) -> None:
+        answer = (command.generation, command.round, command.attempt, command.origin)
+        try:
+            offer = await self._ask(command)
+            if isinstance(offer, Unavailable):
+                self._report(events.ArtifactUnavailable(*answer, command.purpose, offer))
+                return
+            manifest = offer.manifest
+            if manifest.method != self._rules.method:
+                raise Misbehaved(command.origin, f"sent an artifact of method {manifest.method!r}")
+            await self._receive(command, offer)
+            facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
+            self._report(events.ArtifactArrived(*answer, *facts))
+        except (Refused, Misbehaved) as error:
+            self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
+        except errors.PeerError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(errors.DiskError(f"{self._artifacts} cannot be used: {error}"))
+        except Exception as error:  # a bug of ours: the round goes on without this artifact, and says why
+            log.exception("artifact not fetched", extra={"peer": command.origin, "round": command.round})
+            reason = f"it could not be fetched here: {type(error).__name__}"
+            self._report(events.ArtifactRefused(*answer, command.purpose, reason))
+
+    async def _carry(self, command: commands.SendReport) -> None:
+        peer, report = command.site, command.report
+        answer: events.Answer = "refused"
+        reason = ""
+        try:
+            size = encode_report(report).ByteSize()
+            intent = self._door.open_report(peer, report, size=size)
+            outcome: Outcome = "broken"
+            try:
+                await self._client.put_report(peer, report)
+                answer, outcome = "taken", "complete"
+            except Refused:
+                outcome = "complete"
+                raise
+            finally:
+                self._door.report_sent(intent, size=size, outcome=outcome)
+        except (Unreachable, errors.CertificateError) as error:
+            answer, reason = "none", str(error)
+            await asyncio.sleep(limits.DIAL_BACKOFF_S[-1])
+        except (Refused, Misbehaved, Refusal, WireError) as error:
+            reason = str(error)
+        except errors.PeerError as error:
+            self._fail(error)
+            return
+        except Exception as error:  # a bug of ours: the report stays here, and the journal says why
+            log.exception("report not sent", extra={"peer": peer, "round": report.round})
+            reason = f"it could not be sent from here: {type(error).__name__}"
+        log.info("report sent", extra={"peer": peer, "round": report.round, "answer": answer, "reason": reason})
+        self._report(events.ReportAnswered(command.attempt, peer, answer, reason))
+
+    def _sweep(self) -> None:
+        """Delete parts that no exchange can still wait for, while none is being written."""
+        if not all(errand.done() for errand in self._errands.values()):
+            return
+        oldest_s = time.time() - self._rules.pace.wait_max_s
+        for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                if part.stat().st_mtime < oldest_s:
+                    part.unlink()
+                    log.info("part of an artifact removed", extra={"sha256": part.stem})
+
+    async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
+        """The manifest, as soon as it exists; whether that is still worth waiting for is the state machine's matter."""
+        earlier = self._rules.pattern(command.round) == "circulate" and command.purpose == "train"
+        request = wire.ArtifactRequest(command.kind, command.round, command.purpose, command.owner, earlier)
+        failures = 0
+        while True:
+            try:
+                offer = await self._client.get_manifest(command.origin, request)
+                self._report(events.PeerHeard(command.origin))
+                if offer != Unavailable.NOT_YET:
+                    return offer
+                failures = 0
+            except (Unreachable, errors.CertificateError):  # an own certificate that expired may be renewed
+                failures += 1
+            await asyncio.sleep(backoff_s(failures))
+
+    async def _receive(self, command: commands.Fetch, offer: Offer) -> None:
+        artifact, origin = offer.manifest.artifact, command.origin
+        loop = asyncio.get_running_loop()
+        started_s = heard_s = loop.time()
+        errand = (origin, str(command.purpose))
+        moving: dict[str, Any] = {"purpose": command.purpose, "kind": artifact.kind, "round": command.round}
+        moving |= {"bytes": artifact.bytes, "received": 0}
+        self.receiving[errand] = moving
+
+        def on_bytes(received: int) -> None:
+            nonlocal heard_s
+            self.received_bytes[origin] += max(0, received - moving["received"])
+            moving["received"] = received
+            if loop.time() - heard_s >= HEARD_EVERY_S:
+                heard_s = loop.time()
+                self._report(events.PeerHeard(origin))
+
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._client.fetch(offer, self._artifacts, on_bytes)
+                    break
+                except (Unreachable, errors.CertificateError):
+                    failures += 1
+                    await asyncio.sleep(backoff_s(failures))
+        finally:
+            if self.receiving.get(errand) is moving:  # and not already the next errand's
+                del self.receiving[errand]
+        what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
+        outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": round(loop.time() - started_s, 3)}
+        witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
+        self._journal.append("received", command.round, {**what, **outcome, **witness, **encoded(offer.signed)})
+        log.info("artifact received", extra={"round": command.round, **what, **outcome})
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait before asking again."""
+    return limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)]
+
+
+def encoded(signed: SignedManifest) -> dict[str, str]:
+    """The manifest as a journal row keeps it, so that its signature can be checked for ever."""
+    parts = {"body": signed.body, "signature": signed.signature, "certificate_der": signed.certificate_der}
+    return {name: base64.b64encode(part).decode("ascii") for name, part in parts.items()}

@@ -1,0 +1,160 @@
+"""Keeps in touch with the peers: finds them, greets them, and beats for as long as the daemon runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from peer import errors
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.toml import split_address
+from peer.core import events
+from peer.core.messages import Heartbeat, Hello
+from peer.core.roster import SiteName
+from peer.daemon.addresses import AddressBook
+from peer.daemon.fetcher import backoff_s
+from peer.transport import wire
+from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
+from peer.transport.discovery import Discovery, served_at
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 1.0
+"""How long the last beat may take: peers that miss it notice the silence instead."""
+
+
+class HeartbeatHost(Protocol):
+    """Who says and hears what is said: ``peer.daemon.service``."""
+
+    def greeting(self, peer: SiteName) -> Hello:
+        """What this site says of itself to a peer."""
+
+    def difference(self, greeting: Hello) -> str | None:
+        """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
+
+    def welcome(self, peer: SiteName, greeting: Hello) -> None:
+        """A greeting was compared and is one of ours."""
+
+    def said(self, peer: SiteName, size: int) -> None:
+        """So many bytes left for a peer beside artifacts."""
+
+
+class Heartbeats:
+    """One task a peer, and discovery where the site wants it.
+
+    Args:
+        own: this site's name.
+        federation: names the peers, and how often to beat.
+        site: says whether to announce and to discover.
+        book: where the peers are; hears how each dial ended.
+        client: dials where the book says.
+        host: words greetings and judges them.
+        pulse: where this site is now.
+        report: hands an event to the state machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        own: SiteName,
+        federation: FederationConfig,
+        site: SiteConfig,
+        book: AddressBook,
+        client: ExchangeClient,
+        host: HeartbeatHost,
+        pulse: Callable[[], Heartbeat],
+        report: Callable[[events.Event], None],
+    ) -> None:
+        self._federation, self._site, self._book, self._client = federation, site, book, client
+        self._host, self._pulse, self._report = host, pulse, report
+        self._nudges = {name: asyncio.Event() for name in federation.roster.others(own)}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._discovery: Discovery | None = None
+        if site.discovery.zeroconf:
+            self._discovery = Discovery(
+                site=own, federation=federation.digest, peers=tuple(self._nudges), found=self._found
+            )
+
+    def start(self, port: int) -> None:
+        """Begin; this site is served on its host at the port."""
+        if self._discovery is not None:
+            host, _ = split_address(self._site.listen)
+            self._discovery.start(lambda: served_at(host, port))
+        self._tasks = [asyncio.create_task(self._court(name), name=f"court {name}") for name in self._nudges]
+
+    def nudge(self) -> None:
+        """Beat to every peer now: the phase that begins matters to them."""
+        for nudge in self._nudges.values():
+            nudge.set()
+
+    async def say_farewell(self) -> None:
+        """Beat once more to every peer, for a moment."""
+        beats = [self._beat(name) for name in self._nudges]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await asyncio.gather(*beats, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Fall silent, and withdraw the announcement."""
+        for task in self._tasks:
+            task.cancel()
+        leaving = [self._discovery.stop()] if self._discovery is not None else []
+        await asyncio.gather(*self._tasks, *leaving, return_exceptions=True)
+
+    def _found(self, peer: SiteName, address: str) -> None:
+        if self._book.discover(peer, address):
+            self._nudges[peer].set()
+
+    async def _court(self, peer: SiteName) -> None:
+        """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
+        beat_s, nudge = self._federation.beat_s, self._nudges[peer]
+        generation, failures, told = 0, 0, ""
+        while True:
+            nudge.clear()
+            self._book.reread()
+            address = self._book.address(peer)
+            try:
+                if address is None:
+                    raise Unreachable(peer, "its address is not known")
+                generation = await self._call(peer, generation)
+                failures, told = 0, ""
+                self._book.succeed(peer, address)
+            except Exception as error:
+                generation, failures = 0, failures + 1
+                if isinstance(error, Refused | Misbehaved):
+                    if address is not None:  # somebody with the peer's certificate did answer there
+                        self._book.succeed(peer, address)
+                    self._report(events.PeerRefused(peer, error.reason))
+                elif isinstance(error, Unreachable):
+                    if address is not None:
+                        self._book.fail(peer, address)
+                elif str(error) != told:
+                    told = str(error)
+                    bug = not isinstance(error, errors.CertificateError)
+                    log.error("peer cannot be called", extra={"peer": peer, "reason": told}, exc_info=bug)
+            wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):  # not wait_for: that may lose the cancellation that ends this
+                    await nudge.wait()
+
+    async def _call(self, peer: SiteName, generation: int) -> int:
+        """Greet the peer if its generation is not known (0), then beat; its generation, or 0 to greet again."""
+        if not generation:
+            greeting = await self._client.hello(peer, self._host.greeting(peer))
+            problem = self._host.difference(greeting)
+            if problem is not None:
+                self._report(events.PeerRefused(peer, problem))
+                return 0
+            self._host.welcome(peer, greeting)
+            generation = greeting.generation
+        pulse = await self._beat(peer)
+        self._report(events.PeerHeard(peer, pulse))
+        return generation if pulse.generation == generation else 0
+
+    async def _beat(self, peer: SiteName) -> Heartbeat:
+        own = self._pulse()
+        self._host.said(peer, wire.encode_pulse(own).ByteSize())
+        return await self._client.beat(peer, own)

@@ -1,0 +1,342 @@
+"""The one door through which bytes leave: policy, schedule and ledger stand here, in that order.
+
+Peers' calls arrive from ``peer.transport.server`` authenticated and validated. The desk answers from what the site has
+published; what a caller says becomes an event for the state machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer import __version__
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.core import access, events, limits
+from peer.core.machine import SiteMachine
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
+from peer.core.roster import Sha256, SiteName, round_key_tag
+from peer.errors import CertificateError
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+from peer.transport import wire
+from peer.transport.server import Grant, Outcome, Refusal, Status
+from peer.transport.transfer import artifact_path
+
+log = logging.getLogger(__name__)
+
+Served = tuple[int, Sha256, bool]
+"""Round, digest, and whether it is for evaluation."""
+DENIED_AGAIN_S = 60.0
+"""A caller that asks again and again for what it may not have gets one row a minute."""
+DENIED_ROWS_MAX = 10
+"""Rows in that time for a caller that asks for ever new things: it words its requests, and may not fill the disk."""
+
+
+@dataclass(slots=True)
+class TrafficCount:
+    """What left for a peer beside artifacts: greetings, beats and manifests, answers included."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Count one message."""
+        self.messages += 1
+        self.bytes += size
+
+
+class PeerService:
+    """Answers peers for one site.
+
+    Args:
+        federation: the federation.
+        site: the site's private configuration, with its egress policy.
+        round: the state machine; only read here.
+        journal: takes what was denied.
+        ledger: takes intents and outcomes.
+        artifacts: the folder that published artifacts lie in.
+        sign: makes the signed manifest of a published artifact, of its round and of whether it is for evaluation.
+        report: hands an event to the state machine.
+        clock: a monotonic clock, in seconds, for repeated denials.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: FederationConfig,
+        site: SiteConfig,
+        round: SiteMachine,
+        journal: Journal,
+        ledger: Ledger,
+        artifacts: Path,
+        sign: Callable[[int, Artifact, bool], SignedManifest],
+        report: Callable[[events.Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._federation = federation
+        self._site = site
+        self._round = round
+        self._journal = journal
+        self._ledger = ledger
+        self._artifacts = artifacts
+        self._sign = sign
+        self._report = report
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._signed: dict[Served, SignedManifest | None] = {}
+        self._tag = round_key_tag(round.rules.round_key, federation.digest)
+        self._strangers: dict[SiteName, str] = {}
+        self.sending: dict[int, dict[str, object]] = {}
+        self.sent_bytes: Counter[str] = Counter()
+        self._denied_s: dict[str, dict[tuple[str, str], float]] = {}
+        self.skew_s: dict[SiteName, float] = {}
+        self.spoken: dict[SiteName, TrafficCount] = {name: TrafficCount() for name in federation.roster}
+        self._called: dict[SiteName, float] = {}
+
+    def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
+        """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
+        memory = self._round.memory
+        served = {(key[0], kept.sha256, False) for key, kept in memory.published.items()}
+        served |= {(key, one.artifact.sha256, True) for key, one in memory.evaluation.lent.items() if one.artifact}
+        self._signed = {key: signed for key, signed in self._signed.items() if key in served}
+        key = (round, artifact.sha256, evaluation)
+        self._signed[key] = None
+        self._compare_with_policy(round, artifact, evaluation=evaluation)
+        try:
+            self._signed[key] = self._sign(round, artifact, evaluation)
+        except CertificateError as error:
+            log.error("published, but not signed", extra={"round": round, "reason": str(error)})
+
+    def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
+        """Say at once that a bound is too low for what the method sends, and not only when receivers are denied."""
+        rules, limit = self._round.rules, self._site.egress.bytes_per_round_max
+        receivers = len(rules.others) if evaluation or rules.pattern(round) == "all_to_all" else 1
+        if limit is not None and artifact.bytes * receivers > limit:
+            facts = {"round": round, "bytes": artifact.bytes * receivers, "bytes_per_round_max": limit}
+            remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
+            log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
+
+    def look_again(self) -> None:
+        """The site's memory changed: calls that wait compare it with what they wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def greeting(self, peer: SiteName) -> Hello:
+        """What this site says of itself to a peer."""
+        greeting = Hello(
+            protocol=limits.PROTOCOL_VERSION,
+            federation=self._federation.digest,
+            roster=self._federation.roster.digest,
+            generation=self._round.memory.generation,
+            clock_s=time.time(),
+            seen=self._round.seen(peer),
+            software=f"mhfl-peer {__version__}",
+            round_key_tag=self._tag,
+            evaluates=not self._round.rules.kept_home if self._federation.global_test else None,
+        )
+        self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
+        return greeting
+
+    def difference(self, greeting: Hello) -> str | None:
+        """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
+        own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest, self._tag)
+        theirs = (greeting.protocol, greeting.federation, greeting.roster, greeting.round_key_tag)
+        names = ("protocol version", "federation digest", "roster digest", "round key's tag")
+        for what, mine, other in zip(names, own, theirs, strict=True):
+            if mine != other:
+                return f"the {what} differs: {self._round.rules.site} has {mine}, the other site has {other}"
+        return None
+
+    def welcome(self, peer: SiteName, greeting: Hello) -> None:
+        """A greeting was compared and is one of ours."""
+        self._strangers.pop(peer, None)
+        self.skew_s[peer] = greeting.clock_s - time.time()
+        self._report(events.PeerGreeted(peer, greeting))
+
+    def said(self, peer: SiteName, size: int) -> None:
+        """So many bytes left for a peer beside artifacts."""
+        self.spoken[peer].add(size)
+
+    def called_s(self, peer: SiteName) -> float | None:
+        """Seconds since the peer's last call reached this site; nothing while none has."""
+        at_s = self._called.get(peer)
+        return None if at_s is None else round(self._clock() - at_s, 1)
+
+    async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
+        """Compare greetings, and answer with this site's own."""
+        self._called[caller] = self._clock()
+        problem = self.difference(greeting)
+        takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
+        if problem is not None:
+            if takes_part:
+                self._strangers[caller] = problem
+                self._report(events.PeerRefused(caller, problem))
+            raise Refusal(Status.MISMATCH, problem)
+        if takes_part:
+            self.welcome(caller, greeting)
+        return self.greeting(caller)
+
+    async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
+        """Note where the caller is, and say where this site is."""
+        self._called[caller] = self._clock()
+        self._refuse_stranger(caller)
+        self._report(events.PeerHeard(caller, pulse))
+        own = self._round.pulse()
+        self.spoken[caller].add(wire.encode_pulse(own).ByteSize())
+        return own
+
+    async def manifest(
+        self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
+    ) -> SignedManifest | Unavailable:
+        """The manifest that the caller may have; wait for it as long as the caller does."""
+        self._admit(caller, request)
+        self._report(events.PeerHeard(caller))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_s, limits.MANIFEST_WAIT_S)):
+                while (found := self._answer(request)) == Unavailable.NOT_YET:
+                    await self._changed.wait()
+        found = self._answer(request)
+        if isinstance(found, Unavailable):
+            return found
+        signed = self._manifest_of(*found, evaluation=request.purpose == "evaluate")
+        if signed is None:
+            return Unavailable.NOT_YET
+        self.spoken[caller].add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
+        return signed
+
+    def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
+        """Allow a transfer; its intent is on disk when this returns."""
+        self._admit(caller, request)
+        found = self._answer(request)
+        evaluation = request.purpose == "evaluate"
+        if (
+            isinstance(found, Unavailable)
+            or found[1].sha256 != sha256
+            or (found[0], sha256, evaluation) not in self._signed
+        ):
+            raise Refusal(Status.MISSING, f"no artifact {sha256[:12]} of round {request.for_round} here")
+        round, artifact = found
+        if offset > artifact.bytes:
+            raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
+        size = artifact.bytes - offset
+        generation = self._round.memory.generation
+        if (reason := self._over(round, size)) is not None:
+            raise self._deny(caller, request, reason)
+        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round}
+        facts = {"generation": generation, "sha256": sha256, "bytes": size}
+        intent = self._ledger.intend(**what, **facts)
+        self.sending[intent] = {**what, "bytes": size}
+        self._report(events.PeerHeard(caller))
+        return Grant(artifact_path(self._artifacts, sha256), intent)
+
+    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        """Record how a granted transfer ended."""
+        what = self.sending.pop(grant.intent)
+        self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
+        self.sent_bytes[str(what["peer"])] += size
+        log.info("artifact sent", extra={"intent": grant.intent, **what, "sent_bytes": size, "outcome": outcome})
+
+    async def report(self, caller: SiteName, report: EvaluationResult) -> None:
+        """Take what a peer says of a model that was lent to it; it is in the journal when this returns."""
+        self._called[caller] = self._clock()
+        self._refuse_stranger(caller)
+        self._report(events.PeerHeard(caller))
+        rules, memory = self._round.rules, self._round.memory
+        reason = access.unasked(rules, memory, caller=caller, report=report)
+        if reason is not None:
+            self._write_down(caller, f"metrics of round {report.round}", reason)
+            raise Refusal(Status.DENIED, reason)
+        self._report(events.ReportArrived(caller, report))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.REPORT_WAIT_S):
+                while (lent := memory.evaluation.lent.get(report.round)) is not None and caller not in lent.reports:
+                    await self._changed.wait()
+                return
+        raise Refusal(Status.BUSY, "the report is not in the journal yet")
+
+    def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
+        """Allow a report to leave for the site whose model it is about; its intent is on disk when this returns."""
+        rules = self._round.rules
+        if rules.kept_home or not self._site.egress.permits_receiver(peer):
+            raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
+        if (over := self._over(report.round, size)) is not None:
+            raise Refusal(Status.DENIED, over)
+        what = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
+        facts = {"generation": self._round.memory.generation, "sha256": report.sha256 or "", "bytes": size}
+        return self._ledger.intend(**what, **facts)
+
+    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
+        """Record how a report that was allowed to leave ended."""
+        self._ledger.settle(intent, bytes=size, outcome=outcome)
+
+    def turned_away(self, caller: str, call: str, reason: str) -> None:
+        """Record a caller that did not get as far as the desk."""
+        self._write_down(caller, call, reason)
+
+    def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:
+        """The manifest of what was published, signed now if it could not be before; nothing while it cannot be."""
+        key = (round, artifact.sha256, evaluation)
+        if key in self._signed and self._signed[key] is None:
+            with contextlib.suppress(CertificateError):
+                self._signed[key] = self._sign(round, artifact, evaluation)
+        return self._signed.get(key)
+
+    def _over(self, round: int, size: int) -> str | None:
+        """Why so many bytes more may not leave in a round; nothing when they may."""
+        limit = self._site.egress.bytes_per_round_max
+        if limit is None or self._ledger.bytes_in_round(self._round.memory.generation, round) + size <= limit:
+            return None
+        return f"this site's policy lets at most {limit} bytes leave in a round"
+
+    def _answer(self, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
+        return access.answer(
+            self._round.rules,
+            self._round.memory,
+            for_round=request.for_round,
+            owner=request.owner,
+            purpose=request.purpose,
+        )
+
+    def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
+        """Policy, then schedule; ``Refusal`` names which of them says no."""
+        self._called[caller] = self._clock()
+        self._refuse_stranger(caller)
+        egress, rules = self._site.egress, self._round.rules
+        if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
+            raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
+        reason = access.denial(
+            rules,
+            caller=caller,
+            kind=request.kind,
+            for_round=request.for_round,
+            owner=request.owner,
+            purpose=request.purpose,
+        )
+        if reason is not None:
+            raise self._deny(caller, request, reason)
+
+    def _refuse_stranger(self, caller: SiteName) -> None:
+        """Who greeted as a member of another federation takes no part until it greets as one of this."""
+        if caller in self._strangers:
+            raise Refusal(Status.MISMATCH, self._strangers[caller])
+
+    def _deny(self, caller: SiteName, request: wire.ArtifactRequest, reason: str) -> Refusal:
+        self._write_down(caller, f"{request.kind} for round {request.for_round}", reason)
+        return Refusal(Status.DENIED, reason)
+
+    def _write_down(self, caller: str, call: str, reason: str) -> None:
+        """Note a denial in journal and log, unless the same one, or many of this caller, were noted just now."""
+        now_s = self._clock()
+        noted = self._denied_s.get(caller, {})
+        recent = {what: at_s for what, at_s in noted.items() if now_s - at_s < DENIED_AGAIN_S}
+        if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
+            recent[(call, reason)] = now_s
+            self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
+            log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
+        self._denied_s[caller] = recent

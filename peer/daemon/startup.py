@@ -1,0 +1,268 @@
+"""From a site's folder to a running daemon, and to its exit: everything that is checked before the first byte moves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peer import errors
+from peer.audit.folder_check import consistent
+from peer.config import logs
+from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.config.site_folder import SiteFolder, make_private
+from peer.core import commands
+from peer.core.roster import SiteName
+from peer.daemon.dispatch import Daemon, now
+from peer.daemon.operator_service import OperatorService
+from peer.daemon.systemd_notify import notify, watch
+from peer.daemon.worker_process import WORKER
+from peer.identity.certificates import Identity
+from peer.identity.expiry import Expiry
+from peer.records.journal import Journal
+from peer.transport.control import ControlServer
+
+log = logging.getLogger(__name__)
+
+ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
+"""Of glibc's malloc.h: M_ARENA_MAX, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes: chunks are reused, few kept."""
+
+SAME_ON_RESUME = ("data", "model", "training")
+"""Tables of site.toml that a generation keeps: other values would make other bits out of the same rounds."""
+MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
+"""Keys in them that change no bit of any weight."""
+FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
+RESUME = ("auto", "fresh", "require")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line of `start` said; ``worker`` is what the daemon executes as its worker."""
+
+    resume: str = "auto"
+    accept_change: bool = False
+    without: tuple[str, ...] = ()
+    stay: bool = False
+    debug: bool = False
+    quiet: bool = False
+    log_format: str = "text"
+    worker: Sequence[str] = WORKER
+
+
+def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
+    """The site's files, each checked by itself and against the others; ``PeerError`` names what is wrong."""
+    federation = FederationConfig.load(folder.federation_toml)
+    site = SiteConfig.load(folder.site_toml)
+    check_site(federation, site, folder.site)
+    own = Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now())
+    return federation, site, own
+
+
+def run(folder: SiteFolder, options: Options) -> None:
+    """Run the daemon of a site until it leaves; ``PeerError`` when it cannot start or cannot go on."""
+    federation, site, own = load(folder)
+    without = _absent(federation, folder.site, options.without)
+    make_private(folder.logs)
+    with folder.locked():
+        remarks = consistent(folder, federation, own)
+        keep_memory_small()
+        generation = _generation(folder, options)
+        ids = {"site": folder.site, "federation": federation.digest[:12], "generation": generation}
+        logs.set_up(folder.logs, ids, quiet=options.quiet, debug=options.debug, json_lines=options.log_format == "json")
+        for remark in remarks:
+            log.warning("an older state was restored", extra={"reason": remark})
+        keep_configuration(folder, generation, federation, site, accept=options.accept_change)
+        try:
+            asyncio.run(_serve(folder, federation, site, own, generation, without, options))
+        except errors.PeerError:
+            raise
+        except Exception:
+            log.exception("the daemon failed")  # the command line shows one line only
+            raise
+
+
+def keep_memory_small() -> None:
+    """Have this process give back the memory of chunks that it freed, where the C library is glibc.
+
+    Left alone, each of gRPC's threads has an arena that keeps them: a daemon that moves 250 MB grows to 170 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None)
+        for setting, value in ALLOCATOR.items():
+            allocator.mallopt(setting, value)
+
+
+async def _serve(
+    folder: SiteFolder,
+    federation: FederationConfig,
+    site: SiteConfig,
+    own: Identity,
+    generation: int,
+    without: frozenset[SiteName],
+    options: Options,
+) -> None:
+    daemon = Daemon(
+        folder=folder,
+        federation=federation,
+        site=site,
+        own=own,
+        generation=generation,
+        without=without,
+        stay=options.stay,
+        worker=options.worker,
+    )
+    control = ControlServer(OperatorService(daemon))
+    beside = contextlib.AsyncExitStack()
+
+    async def ready(port: int) -> None:
+        facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
+        if site.metrics.listen is not None:
+            facts["metrics_port"] = await beside.enter_async_context(_metrics(daemon, site.metrics.listen))
+        log.info("serving", extra={**facts, "committed": daemon.round.memory.committed})
+        if daemon.round.memory.finished:
+            log.info("every round is finished; serving what others still need")
+        notify("READY=1")
+        for looking in (watch(daemon.standing), Expiry(folder.pki, now).watch()):
+            beside.callback(asyncio.create_task(looking).cancel)
+
+    await control.start(folder.prepare_control_socket())
+    daemon.stop_on_signals()
+    try:
+        ended: commands.Exit = await daemon.run(ready)
+    finally:
+        notify("STOPPING=1")
+        await beside.aclose()
+        await control.stop()
+    if ended.fault:
+        raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
+    log.info("left", extra={"committed": daemon.round.memory.committed})
+
+
+@contextlib.asynccontextmanager
+async def _metrics(daemon: Daemon, address: str) -> AsyncIterator[int]:
+    """The endpoint for Prometheus, on this port; its library is loaded only where one is wanted."""
+    from peer.daemon.metrics_server import MetricsServer
+
+    server = MetricsServer(daemon)
+    yield await server.start(address)
+    await server.stop()
+
+
+def _absent(federation: FederationConfig, own: SiteName, names: tuple[str, ...]) -> frozenset[SiteName]:
+    for name in names:
+        if name not in federation.roster or name == own:
+            others = ", ".join(federation.roster.others(own))
+            raise errors.UsageError(f"--without {name}: not another site of this federation", f"there are {others}")
+    return frozenset(SiteName(name) for name in names)
+
+
+def _generation(folder: SiteFolder, options: Options) -> int:
+    newest = max(folder.generations(), default=0)
+    if options.resume == "require" and not _begun(folder, newest):
+        raise errors.StateError(
+            f"{folder.path} holds nothing to resume", "start with --resume auto, or restore the backup first"
+        )
+    if options.resume == "fresh" or not newest:
+        return folder.create_generation(next_generation(folder))
+    return newest
+
+
+def next_generation(folder: SiteFolder) -> int:
+    """The number after every generation that peers may have seen: a restored backup counts on in its own folder."""
+    number = max(folder.generations(), default=0)
+    path = folder.generation(number) / "journal.db"
+    if not path.exists():
+        return number + 1
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        return 1 + max([number, *(int(body["generation"]) for _, _, body in journal.newest(("regenerated",)))])
+
+
+def _begun(folder: SiteFolder, generation: int) -> bool:
+    """Whether the generation's journal names a state of the model to go on from."""
+    path = folder.generation(generation) / "journal.db"
+    if not path.exists():
+        return False
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        return bool(journal.records(("initialised",), last=1))
+
+
+def keep_configuration(
+    folder: SiteFolder, generation: int, federation: FederationConfig, site: SiteConfig, *, accept: bool = False
+) -> None:
+    """Refuse to go on with another federation, model or data than the generation began with: ``StateError``.
+
+    Args:
+        folder: the site's, held by this process.
+        generation: which one to go on with.
+        federation: as it is now.
+        site: as it is now.
+        accept: go on with another model or data all the same, and remember that.
+    """
+    with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
+        before, current = _configured(journal), settings(federation, site)
+        problem = _change(before, current, site, generation) if before else None
+        if problem is not None and not (accept and before["federation"] == current["federation"]):
+            raise problem
+        if problem is not None or not before:
+            journal.append("configured", 0, current)
+
+
+def changed(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> errors.StateError | None:
+    """Why a start would refuse to go on with the newest generation; nothing is written."""
+    generation = max(folder.generations(), default=0)
+    path = folder.generation(generation) / "journal.db"
+    if not path.exists():
+        return None
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        before = _configured(journal)
+    return _change(before, settings(federation, site), site, generation) if before else None
+
+
+def _configured(journal: Journal) -> dict[str, Any]:
+    known = journal.records(("configured",), last=1)
+    return dict(known[0]["body"]) if known else {}
+
+
+def settings(federation: FederationConfig, site: SiteConfig) -> dict[str, Any]:
+    """What a generation keeps: the federation's digest, and the keys of site.toml that must not change."""
+    return {"federation": federation.digest, **_flat(site.model_dump(mode="json"))}
+
+
+def _change(
+    before: Mapping[str, Any], current: Mapping[str, Any], site: SiteConfig, generation: int
+) -> errors.StateError | None:
+    if before["federation"] != current["federation"]:
+        return errors.StateError(
+            f"generation {generation} belongs to federation {before['federation'][:12]}, "
+            f"federation.toml is now {current['federation'][:12]}",
+            "put the former federation.toml back, or begin anew with --resume fresh",
+        )
+    said = _flat(site.model_dump(mode="json", exclude_unset=True))
+    for key in sorted(before.keys() | current.keys()):
+        was, is_now = before.get(key), current.get(key)
+        if key not in before and key not in said:  # a newer program's key, at its default
+            continue
+        if was != is_now:
+            return errors.StateError(
+                f"{site.where}: {key} was {was!r} when this generation began and is {is_now!r} now",
+                "put it back, start with --accept-change to go on all the same, or --resume fresh to begin anew",
+            )
+    return None
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The keys of site.toml that must not change, as ``table.key``."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if not prefix and key not in SAME_ON_RESUME:
+            continue
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{path}."))
+        elif path not in MAY_CHANGE:
+            found[path] = value
+    return found

@@ -1,0 +1,244 @@
+"""Starts the training worker in a process of its own, hands it orders, and tells what it answers or how it died.
+
+The worker is executed, never forked from this process, so that it has its own memory and its own CUDA context. One
+JSON object a line over a socket pair (``peer.core.worker_protocol``); tensors travel as files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from peer.core import events, worker_protocol
+from peer.core.commands import Command
+from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.errors import one_line
+
+log = logging.getLogger(__name__)
+
+WORKER = (sys.executable, "-P", "-m", "peer.training.worker")
+"""``-P``: whatever is called ``models`` or ``peer`` in the folder that the daemon is started in is not ours."""
+NICE = 10
+"""The daemon must answer peers and operators while every core trains."""
+NICEST = 19
+"""What measures guests takes what the training leaves: an eighth of a core that both want."""
+STOP_S = 10.0
+"""A worker whose socket is closed, or that failed, ends by itself within a step; after this long it is killed."""
+LOG_BYTES_MAX = 10 << 20
+TAIL_BYTES = 4096
+
+
+class WorkerProcess:
+    """One worker at most; it is started by the first order and again by the first order after its death.
+
+    Args:
+        setting: the first line that every new worker gets.
+        log_path: where the worker's own output goes.
+        report: called in the event loop with each event of the worker.
+        command: what to execute, without ``--fd N``.
+        nice: its priority.
+        stop_s: how long a worker that should leave may take.
+    """
+
+    def __init__(
+        self,
+        setting: worker_protocol.WorkerSetting,
+        log_path: Path,
+        report: Callable[[events.Event], None],
+        *,
+        command: Sequence[str] = WORKER,
+        nice: int = NICE,
+        stop_s: float = STOP_S,
+    ) -> None:
+        self._setting = setting
+        self._log_path = log_path
+        self._report = report
+        self._command = command
+        self._nice = nice
+        self._stop_s = stop_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._order: Command | None = None
+        self._log_began = 0
+        self._closing = False
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def send(self, order: Command) -> None:
+        """Hand over an order, starting a worker if there is none; does not wait until it is read.
+
+        After ``close`` nothing is started any more. A worker that cannot be started counts as one that died.
+        """
+        if self._closing:
+            return
+        self._order = order
+        try:
+            writer = self._writer if self._writer is not None else await self._start()
+        except OSError as error:
+            self._report(self._about_order("crash", f"the worker cannot be started: {error}"))
+        else:
+            writer.write(worker_protocol.encode(order))  # a worker that is dead by now is told by the one who reads
+
+    async def close(self) -> None:
+        """End the worker: it leaves when its socket closes, and is killed if it does not."""
+        self._closing = True
+        if self._writer is not None:
+            self._writer.transport.abort()  # not close: that would wait until all orders are read
+        if self._watch is not None:
+            await self._watch
+
+    async def _start(self) -> asyncio.StreamWriter:
+        if self._log_path.exists() and self._log_path.stat().st_size > LOG_BYTES_MAX:
+            self._log_path.replace(self._log_path.with_suffix(".log.1"))
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as until_it_runs:
+            until_it_runs.enter_context(ours)
+            with theirs, self._log_path.open("ab") as output:
+                self._log_began = output.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    *("--fd", str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            until_it_runs.pop_all()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is dead, or the daemon is nicer already
+            os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
+        writer.write(worker_protocol.encode(self._setting))
+        log.info("worker started", extra={"pid": process.pid})
+        self._process, self._writer = process, writer
+        self._watch = asyncio.create_task(self._listen(reader, writer, process), name="worker")
+        return writer
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
+    ) -> None:
+        """Pass on what the worker says until it ends. That it failed is told last, when the next one can be started."""
+        failure: events.WorkFailed | None = None
+        problem = ""
+        try:
+            while failure is None and (line := await reader.readline()).endswith(b"\n"):
+                event = worker_protocol.decode(line, worker_protocol.FROM_WORKER)
+                if isinstance(event, events.WorkFailed):
+                    failure = event
+                else:
+                    self._report(event)
+        except ConnectionError:
+            pass
+        except (TypeError, ValueError) as error:  # also of a line without an end
+            problem = f"the worker's answer makes no sense: {error}"
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        writer.transport.abort()
+        code = await self._end(process)
+        self._process, self._writer = None, None
+        if self._closing:
+            return
+        if failure is not None:
+            self._report(self._about_order(failure.fault, failure.reason))
+            return
+        reason = problem or f"the worker ended with {describe_exit(code)}: {self._tail()}"
+        log.error("worker died", extra={"reason": reason})
+        self._report(self._about_order("crash", reason))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for the exit of a worker that should leave; its exit code."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_s):
+                return await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+    def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
+        """The failure of the order in hand, also when the worker did not get as far as reading it."""
+        order = self._order
+        return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
+
+    def _tail(self) -> str:
+        """The last line that this worker wrote."""
+        try:
+            with self._log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_began, size - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError as error:
+            return f"its log cannot be read: {error}"
+        return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
+
+
+class EvaluationProcess:
+    """A second worker, which measures guests: on the CPU, at the lowest priority, and only while there are any.
+
+    It shares neither memory nor GPU with the training, so that no guest can make that fail.
+
+    Args:
+        setting: the training worker's.
+        log_path: where its own output goes.
+        report: called with each of its events.
+        command: what to execute, without ``--fd N``.
+    """
+
+    def __init__(
+        self,
+        setting: worker_protocol.WorkerSetting,
+        log_path: Path,
+        report: Callable[[events.Event], None],
+        *,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        alone = {"device": "cpu", "precision": "fp32"}
+        site = {**setting.site, "training": {**(setting.site.get("training") or {}), **alone}}
+        self._setting = dataclasses.replace(setting, site=site, duty="measure")
+        self._log_path = log_path
+        self._report = report
+        self._command = command
+        self._worker: WorkerProcess | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def send(self, order: Command) -> None:
+        """Hand over an order, starting the process if it does not run."""
+        if self._worker is None:
+            self._worker = WorkerProcess(self._setting, self._log_path, self._tell, command=self._command, nice=NICEST)
+        await self._worker.send(order)
+
+    def dismiss(self) -> None:
+        """End the process, whatever it does; nothing is told of that."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            task = asyncio.create_task(worker.close(), name="examiner leaves")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """End the process, and wait until it is gone."""
+        self.dismiss()
+        await asyncio.gather(*self._leaving)
+
+    def _tell(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkFailed):  # of a guest, and not of the training
+            event = events.MeasurementFailed(event.generation, event.attempt, event.fault, event.reason)
+        self._report(event)
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (out of memory?)" if code == -9 else ""
+    return f"signal {-code}{hint}"

@@ -1,0 +1,149 @@
+"""ABIDE I as the Preprocessed Connectomes Project publishes it: maps of resting-state activity, autism or control.
+
+Layout: ``Phenotypic_V1_0b_preprocessed1.csv`` and, below ``ccs/filt_noglobal`` (band-pass, no global signal), the maps
+``<FILE_ID>_<derivative>.nii.gz``: in a folder for each derivative as the project's bucket has them, or all in one as
+nilearn stores them.
+
+FedSKD's FedASD: four maps a subject are the channels, the 871 subjects that all three raters passed (the rule that
+nilearn calls quality-checked gives their numbers), 17 institutions in four regions. All samples are in training: folds
+come from the experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peer.data.adapters import prepared_folder
+from peer.data.adapters.public_set import (
+    Publication,
+    PublicSet,
+    PublishedCount,
+    by_class,
+    locate,
+    number,
+    read_table,
+    require,
+    site_name,
+)
+from peer.errors import DataError
+
+PHENOTYPES = "Phenotypic_V1_0b_preprocessed1.csv"
+MAPS = "ccs/filt_noglobal"
+CLASSES = ("control", "autism")
+DEGREES = ("degree_weighted", "degree_binarize")
+"""The two published kinds of degree centrality; the paper does not say which it takes."""
+
+REGIONS: Mapping[str, tuple[str, ...]] = {
+    "europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
+    "west-us": ("UCLA", "USM", "SDSU", "STANFORD", "OHSU", "CALTECH"),
+    "central-us": ("UM", "PITT", "CMU"),
+    "east-us": ("NYU", "YALE", "KKI", "OLIN"),
+}
+"""The institutions of each site; LEUVEN_1 and LEUVEN_2, UCLA_1 and UCLA_2, UM_1 and UM_2 are one each."""
+
+PASSES: Mapping[str, tuple[str, ...]] = {
+    "qc_rater_1": ("OK",),
+    "qc_anat_rater_2": ("OK", "maybe"),
+    "qc_func_rater_2": ("OK", "maybe"),
+    "qc_anat_rater_3": ("OK",),
+    "qc_func_rater_3": ("OK",),
+}
+"""What each rater must have said of a subject."""
+
+NO_FILE = "no_filename"
+DIAGNOSES = {"1": 1, "2": 0}  # DX_GROUP: autism, control
+SEXES = {"1": "male", "2": "female"}
+
+PUBLICATION = Publication(
+    task="abide",
+    title="ABIDE I (PCP): ReHo, degree centrality, LFCD, VMHC",
+    kind="classification",
+    spatial_dims=3,
+    channels=("ReHo", "degree centrality", "LFCD", "VMHC"),
+    classes=CLASSES,
+    layout=f"{PHENOTYPES} and {MAPS}/**/<FILE_ID>_<derivative>.nii.gz",
+    reference="Di Martino et al., Mol Psychiatry 2014; Craddock et al., Neuro Bureau Preprocessing Initiative, 2013",
+    licence="CC BY-NC-SA 3.0; non-commercial research",
+    counts=(
+        PublishedCount("samples", 871),
+        PublishedCount("subjects", 871, of="subject"),
+        PublishedCount("institutions", 17, of="institution"),
+        *by_class(CLASSES, (468, 403)),
+        *by_class(CLASSES, (96, 76), site="europe"),
+        *by_class(CLASSES, (116, 128), site="west-us"),
+        *by_class(CLASSES, (104, 77), site="central-us"),
+        *by_class(CLASSES, (152, 122), site="east-us"),
+    ),
+    federated=True,
+)
+
+
+def prepare(out: Path, *, source: Path, degree: str = DEGREES[0]) -> dict[str, Any]:
+    """Write ``pool.json``, a datalist a region and ``summary.json``.
+
+    Args:
+        out: a folder that is empty or not there.
+        source: the folder with the phenotypes and the maps, or one above it.
+        degree: one of `DEGREES`.
+
+    Returns:
+        The summary.
+
+    Raises:
+        UsageError: ``degree`` is unknown.
+        DataError: the source is something else, or holds no subject whose four maps are there.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be written.
+    """
+    require("degree", degree, DEGREES)
+    table = locate(source, PHENOTYPES, publication=PUBLICATION)
+    maps = locate(source, MAPS, publication=PUBLICATION)
+    columns = ("SUB_ID", "SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *PASSES)
+    rows = read_table(table, columns)
+    prepared_folder.make_empty(out)
+    pool = PublicSet(PUBLICATION)
+    files = {path.name: path for path in maps.rglob("*.nii.gz")}
+    for row in rows:
+        if row["FILE_ID"] == NO_FILE:
+            pool.dropped["not preprocessed"] += 1
+        elif any(row[rater] not in passing for rater, passing in PASSES.items()):
+            pool.dropped["failed quality control"] += 1
+        else:
+            _add(pool, row, table, files, ("reho", degree, "lfcd", "vmhc"))
+    return pool.write(out, source=source)
+
+
+def region_of(site_id: str) -> tuple[str, str]:
+    """The region and the institution of a ``SITE_ID``; ``KeyError`` where it is none of ABIDE I's."""
+    institution = site_id.removesuffix("_1").removesuffix("_2")
+    return {member: region for region, members in REGIONS.items() for member in members}[institution], institution
+
+
+def _add(
+    pool: PublicSet, row: Mapping[str, str], table: Path, files: Mapping[str, Path], maps: tuple[str, ...]
+) -> None:
+    try:
+        region, institution = region_of(row["SITE_ID"])
+        label = DIAGNOSES[row["DX_GROUP"]]
+    except KeyError:
+        what = f"SITE_ID {row['SITE_ID']} and DX_GROUP {row['DX_GROUP']}"
+        raise DataError(f"{table}: {row['SUB_ID']} has {what}, unknown in ABIDE I", PUBLICATION.remedy) from None
+    names = [f"{row['FILE_ID']}_{name}.nii.gz" for name in maps]
+    absent = [name for name in names if name not in files]
+    if absent:
+        pool.absent += absent
+        pool.dropped["a map is absent"] += 1
+        return
+    pool.add(
+        {
+            "image": [str(files[name]) for name in names],
+            "label": label,
+            "subject": row["SUB_ID"],
+            "site": region,
+            "institution": site_name(institution),
+            "sex": SEXES.get(row["SEX"]),
+            "age": number(row["AGE_AT_SCAN"]),
+        }
+    )

@@ -1,0 +1,103 @@
+"""BreaKHis: microscopy of breast tumours, eight sub-types at four magnifications.
+
+Layout: ``breast/{benign,malignant}/SOB/<sub-type>/<slide>/{40X,100X,200X,400X}/SOB_<B|M>_<type>-<year>-<slide>-<magnification>-<number>.png``
+below ``BreaKHis_v1/histology_slides``. Letters behind a slide's number are parts of one case (22549AB, 22549CD), and the
+case 14-13412 is filed under two sub-types: a subject is the number, so that no case is divided. The papers write of
+8,000 images; the release holds 7,909.
+"""  # noqa: E501 - a path is one line
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from peer.data.adapters import prepared_folder
+from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, pictures, require
+
+FOLDERS = {
+    "benign": ("adenosis", "fibroadenoma", "phyllodes_tumor", "tubular_adenoma"),
+    "malignant": ("ductal_carcinoma", "lobular_carcinoma", "mucinous_carcinoma", "papillary_carcinoma"),
+}
+CLASSES = (*FOLDERS["benign"], *FOLDERS["malignant"])
+FILE = re.compile(r"SOB_[BM]_[A-Z]+-(?P<case>[0-9]+-[0-9]+)[A-Z]*-(?P<magnification>[0-9]+)-[0-9]+\.png")
+TASKS = ("classification", "super_resolution")
+SITE = "breakhis"
+
+PUBLICATION = Publication(
+    task="breakhis",
+    title="BreaKHis",
+    kind="classification",
+    spatial_dims=2,
+    channels=("red", "green", "blue"),
+    classes=CLASSES,
+    layout="breast/{benign,malignant}/SOB/<sub-type>/<slide>/<magnification>/*.png (BreaKHis_v1/histology_slides)",
+    reference="Spanhol et al., IEEE Trans Biomed Eng 63(7), 2016, 1455-1462",
+    licence="CC BY-NC 4.0",
+    counts=(
+        PublishedCount("samples", 7909),
+        *by_class(CLASSES, (444, 1014, 453, 569, 3451, 626, 792, 560)),
+        PublishedCount("40X", 1995, {"magnification": 40}),
+        PublishedCount("100X", 2081, {"magnification": 100}),
+        PublishedCount("200X", 2013, {"magnification": 200}),
+        PublishedCount("400X", 1820, {"magnification": 400}),
+        PublishedCount("slides, by folder", 82, of="slide"),
+    ),
+)
+
+
+def prepare(out: Path, *, source: Path, task: str = TASKS[0]) -> dict[str, Any]:
+    """Write ``pool.json`` and ``summary.json``.
+
+    Args:
+        out: a folder that is empty or not there.
+        source: the folder with ``benign/SOB``, or one above it.
+        task: one of `TASKS`; in super-resolution a picture has no label, it is its own target.
+
+    Returns:
+        The summary.
+
+    Raises:
+        UsageError: ``task`` is unknown.
+        DataError: the source is something else.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be written.
+    """
+    require("task", task, TASKS)
+    base = locate(source, "benign/SOB", publication=PUBLICATION).parents[1]
+    prepared_folder.make_empty(out)
+    pool = PublicSet(PUBLICATION if task == TASKS[0] else _unlabelled())
+    for tumour, names in FOLDERS.items():
+        for name in names:
+            for path in sorted((base / tumour / "SOB" / name).glob("*/*X")):
+                for picture in pictures(path):
+                    _add(pool, picture, tumour, name, labelled=task == TASKS[0])
+    return pool.write(out, source=source)
+
+
+def _unlabelled() -> Publication:
+    counts = tuple(
+        dataclasses.replace(count, where={"lesion": CLASSES[count.where["label"]]}) if "label" in count.where else count
+        for count in PUBLICATION.counts
+    )
+    return dataclasses.replace(PUBLICATION, kind="super_resolution", classes=(), counts=counts)
+
+
+def _add(pool: PublicSet, picture: Path, tumour: str, name: str, *, labelled: bool) -> None:
+    match = FILE.fullmatch(picture.name)
+    if not match:
+        pool.dropped["a name of another form"] += 1
+        return
+    pool.add(
+        {
+            "image": str(picture),
+            "label": CLASSES.index(name) if labelled else None,
+            "subject": f"case-{match['case']}",
+            "site": SITE,
+            "slide": picture.parent.parent.name,
+            "lesion": name,
+            "tumour": tumour,
+            "magnification": int(match["magnification"]),
+        }
+    )

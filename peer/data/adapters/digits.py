@@ -1,0 +1,52 @@
+"""Handwritten digits, 8 x 8 pixels (scikit-learn's ``load_digits``): small, quick, and not medical.
+
+Source: the test part of the UCI data set "Optical Recognition of Handwritten Digits"; 1,797 images by 13 writers, who
+are not named, so that every image is a subject of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.data.adapters import prepared_folder
+from peer.errors import DataError
+
+LEVEL_MAX = 16.0
+"""Grey levels of a pixel."""
+
+
+def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
+    """Write one pool for an experiment to divide; nothing is drawn, so the seed changes nothing.
+
+    Args:
+        out: a folder that is empty or not there.
+        seed: has no effect.
+
+    Returns:
+        The summary.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be made.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("the package scikit-learn, which holds the digits, is not installed", "install it") from None
+    prepared_folder.make_empty(out)
+    found = load_digits()
+    (out / "images").mkdir()
+    entries = []
+    for index, (image, label) in enumerate(zip(found.images, found.target, strict=True)):
+        name = f"images/{index:04d}.npy"
+        np.save(out / name, (image / LEVEL_MAX).astype(np.float32))
+        entries.append({"image": name, "label": int(label), "subject": f"digit-{index:04d}"})
+    prepared_folder.write_json(out / "pool.json", {"training": entries, "test": []})
+    counts = {str(label): int(count) for label, count in enumerate(np.bincount(found.target))}
+    summary = {"dataset": "digits", "samples": len(entries), "classes": counts, "source": "scikit-learn load_digits"}
+    prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
+    return summary

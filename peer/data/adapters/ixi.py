@@ -1,0 +1,86 @@
+"""Fed-IXI of FLamby: T1-weighted brains with brain masks, three hospitals, the published split of each.
+
+Layout: ``IXI_sample/IXI<number>-<hospital>-<scan>/{T1,label}/*.nii.gz`` (the sample of IXI on Mendeley Data) and
+FLamby's ``metadata_tiny.csv``, which has the split. The hospital is in the folder's name, as everywhere in IXI.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from peer.data.adapters import prepared_folder
+from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, locate, read_table
+
+SITES = {"Guys": "guys", "HH": "hh", "IOP": "iop"}
+SIZES = ((249, 62), (145, 36), (59, 15))
+SUBJECTS, TABLE = "IXI_sample", "metadata_tiny.csv"
+FOLDER = re.compile(r"IXI(?P<number>[0-9]{3})-(?P<hospital>Guys|HH|IOP)-[0-9]+")
+SIDES = {"train": "training", "test": "test"}
+
+PUBLICATION = Publication(
+    task="fed-ixi",
+    title="Fed-IXI (FLamby)",
+    kind="segmentation",
+    spatial_dims=3,
+    channels=("T1",),
+    classes=("background", "brain"),
+    layout=f"{SUBJECTS} and FLamby's {TABLE} (flamby/datasets/fed_ixi/metadata)",
+    reference="Ogier du Terrail et al., FLamby, NeurIPS 2022; IXI data set, brain-development.org",
+    licence="CC BY-SA 3.0",
+    counts=(
+        PublishedCount("samples", 566),
+        *(
+            PublishedCount(f"{site}, {side}", size, {"site": site, "side": side})
+            for site, sizes in zip(SITES.values(), SIZES, strict=True)
+            for side, size in zip(("training", "test"), sizes, strict=True)
+        ),
+    ),
+    federated=True,
+)
+
+
+def prepare(out: Path, *, source: Path) -> dict[str, Any]:
+    """Write ``pool.json``, a datalist a hospital and ``summary.json``.
+
+    Args:
+        out: a folder that is empty or not there.
+        source: the folder with ``IXI_sample`` and ``metadata_tiny.csv``, or one above them.
+
+    Returns:
+        The summary.
+
+    Raises:
+        DataError: the source is something else.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be written.
+    """
+    base = locate(source, SUBJECTS, publication=PUBLICATION)
+    table = locate(source, TABLE, publication=PUBLICATION)
+    sides = {row["Patient ID"].zfill(3): row["Split"] for row in read_table(table, ("Patient ID", "Split"))}
+    prepared_folder.make_empty(out)
+    pool = PublicSet(PUBLICATION)
+    for path in sorted(base.iterdir()):
+        match = FOLDER.fullmatch(path.name)
+        if not match:
+            continue
+        files = [sorted((path / kind).glob("*.nii.gz")) for kind in ("T1", "label")]
+        if not all(files):
+            pool.absent += [
+                f"{path.name}/{kind}" for kind, found in zip(("T1", "label"), files, strict=True) if not found
+            ]
+        elif sides.get(match["number"]) not in SIDES:
+            pool.dropped[f"not in {TABLE}"] += 1
+        else:
+            image, label = (found[0] for found in files)
+            pool.add(
+                {
+                    "image": str(image),
+                    "label": str(label),
+                    "subject": f"IXI{match['number']}",
+                    "site": SITES[match["hospital"]],
+                },
+                side=SIDES[sides[match["number"]]],
+            )
+    return pool.write(out, source=source)

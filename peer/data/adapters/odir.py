@@ -1,0 +1,80 @@
+"""ODIR-5K: colour pictures of the fundus of both eyes, eight classes.
+
+Layout: ``full_df.csv`` (the table of the set's release on Kaggle, with one label an eye) and the pictures in ``Training
+Images`` or, cut and resized, in ``preprocessed_images``; the former is taken where both are there. The original
+``data.xlsx`` labels patients, not eyes, and is not enough. The papers use 6,400 pictures; the table lists 6,392.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from peer.data.adapters import prepared_folder
+from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, number, read_table
+from peer.errors import DataError
+
+CODES = ("N", "D", "G", "C", "A", "H", "M", "O")
+CLASSES = (
+    "normal", "diabetes", "glaucoma", "cataract", "macular degeneration", "hypertension", "myopia", "other",
+)  # fmt: skip
+TABLE = "full_df.csv"
+FOLDERS = ("Training Images", "preprocessed_images")
+LABEL = re.compile(r"\['([NDGCAHMO])'\]")
+SITE = "odir"
+
+PUBLICATION = Publication(
+    task="odir",
+    title="ODIR-5K",
+    kind="classification",
+    spatial_dims=2,
+    channels=("red", "green", "blue"),
+    classes=CLASSES,
+    layout=f"{TABLE} and '{FOLDERS[0]}' or {FOLDERS[1]} (data.xlsx has no label an eye)",
+    reference="Peking University International Competition on Ocular Disease Intelligent Recognition, 2019",
+    licence="the organisers' terms",
+    counts=(PublishedCount("samples", 6392), *by_class(CLASSES, (2873, 1608, 284, 293, 266, 128, 232, 708))),
+)
+
+
+def prepare(out: Path, *, source: Path) -> dict[str, Any]:
+    """Write ``pool.json`` and ``summary.json``.
+
+    Args:
+        out: a folder that is empty or not there.
+        source: the folder with ``full_df.csv``, or one above it.
+
+    Returns:
+        The summary.
+
+    Raises:
+        DataError: the source is something else, or a label is unknown.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be written.
+    """
+    table = locate(source, TABLE, publication=PUBLICATION)
+    images = locate(source, *FOLDERS, publication=PUBLICATION)
+    rows = read_table(table, ("ID", "Patient Age", "Patient Sex", "labels", "filename"))
+    prepared_folder.make_empty(out)
+    pool = PublicSet(PUBLICATION)
+    for row in rows:
+        match = LABEL.fullmatch(row["labels"])
+        if not match:
+            raise DataError(f"{table}: {row['filename']} has the labels {row['labels']!r}, not one of {CODES}")
+        picture = images / Path(row["filename"]).name
+        if not picture.is_file():
+            pool.absent.append(picture.name)
+            continue
+        pool.add(
+            {
+                "image": str(picture),
+                "label": CODES.index(match[1]),
+                "subject": row["ID"],
+                "site": SITE,
+                "eye": "left" if "left" in picture.stem else "right",
+                "sex": row["Patient Sex"].lower() or None,
+                "age": number(row["Patient Age"]),
+            }
+        )
+    return pool.write(out, source=source)

@@ -1,0 +1,165 @@
+"""Sleep-EDF Expanded, the nights at home (``sleep-cassette``): 30 s of EEG, five stages of sleep.
+
+Layout: ``SC4<subject><night><..>-PSG.edf`` and ``SC4<subject><night><..>-Hypnogram.edf`` in one folder. Taken are
+Fpz-Cz at 100 Hz, 3,000 steps an epoch, in microvolts; stages 3 and 4 of Rechtschaffen and Kales are N3; movement and
+what nobody scored are left out, and of the day before and after the sleep all but 30 minutes. The first 20 subjects are
+what the literature calls Sleep-EDF-20, all 78 Sleep-EDF-78; their epochs are counted as DeepSleepNet and its followers
+print them. The papers' 33,396 epochs are fewer than either, and which they are was not published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.data.adapters import edf, prepared_folder
+from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, require
+from peer.errors import DataError, DiskError
+
+CHANNEL, RATE_HZ, EPOCH_S = "EEG Fpz-Cz", 100, 30
+STEPS = RATE_HZ * EPOCH_S
+CLASSES = ("W", "N1", "N2", "N3", "REM")
+STAGES = {
+    "Sleep stage W": 0, "Sleep stage 1": 1, "Sleep stage 2": 2, "Sleep stage 3": 3, "Sleep stage 4": 3,
+    "Sleep stage R": 4,
+}  # fmt: skip
+WAKE = 0
+WAKE_MINUTES = 30
+FILE = re.compile(r"(?P<night>SC4(?P<subject>[0-9]{2})[12])..-PSG\.edf")
+PATIENT = re.compile(r"\S+ (?P<sex>[FM]) .*?(?P<age>[0-9]+)yr")
+SEXES = {"F": "female", "M": "male"}
+SITE, SIGNALS = "sleep-edf", "signals"
+
+PUBLISHED = {
+    20: (
+        PublishedCount("recordings", 39, of="recording"),
+        PublishedCount("subjects", 20, of="subject"),
+        PublishedCount("samples", 42308),
+        *by_class(CLASSES, (8285, 2804, 17799, 5703, 7717)),
+    ),
+    78: (
+        PublishedCount("recordings", 153, of="recording"),
+        PublishedCount("subjects", 78, of="subject"),
+        PublishedCount("samples", 195479),
+        *by_class(CLASSES, (65951, 21522, 69132, 13039, 25835)),
+    ),
+}
+"""What is printed of the first 20 subjects, and of all."""
+SUBJECTS = tuple(PUBLISHED)
+
+PUBLICATION = Publication(
+    task="sleep-edf",
+    title="Sleep-EDF Expanded, sleep-cassette, Fpz-Cz",
+    kind="time_series",
+    spatial_dims=1,
+    channels=("Fpz-Cz (uV)",),
+    classes=CLASSES,
+    layout="SC4*-PSG.edf and SC4*-Hypnogram.edf (sleep-cassette)",
+    reference="Kemp et al., IEEE Trans Biomed Eng 47(9), 2000, 1185-1194; Goldberger et al., Circulation 101(23), 2000",
+    licence="ODC-BY 1.0",
+)
+
+
+def prepare(out: Path, *, source: Path, subjects: int = SUBJECTS[0]) -> dict[str, Any]:
+    """Write ``signals/<recording>/<epoch>.npy``, ``pool.json`` and ``summary.json``.
+
+    Args:
+        out: a folder that is empty or not there; an epoch takes 12 kB, 20 subjects 0.5 GB, 78 2.3 GB.
+        source: the folder ``sleep-cassette``, or one above it.
+        subjects: one of `SUBJECTS`: how many, the first by number.
+
+    Returns:
+        The summary.
+
+    Raises:
+        UsageError: ``subjects`` is another number.
+        DataError: the source is something else, or a file is damaged.
+        StateError: ``out`` is not empty.
+        DiskError: ``out`` cannot be written.
+    """
+    require("subjects", subjects, SUBJECTS)
+    base = locate(source, "SC4*-PSG.edf", publication=PUBLICATION).parent
+    prepared_folder.make_empty(out)
+    pool = PublicSet(dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects]))
+    nights = [(path, match) for path in sorted(base.iterdir()) if (match := FILE.fullmatch(path.name))]
+    chosen = sorted({match["subject"] for _, match in nights})[:subjects]
+    for path, match in nights:
+        if match["subject"] not in chosen:
+            pool.dropped["recordings of further subjects"] += 1
+            continue
+        scored = sorted(base.glob(f"{match['night']}*-Hypnogram.edf"))
+        if not scored:
+            pool.absent.append(f"{match['night']}*-Hypnogram.edf")
+            continue
+        _add(pool, out, path, scored[0], subject=match["subject"], night=match["night"])
+    return pool.write(out, source=source)
+
+
+def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """The scored epochs of a night, from 30 minutes before sleep to 30 minutes after it.
+
+    Args:
+        signal: the polysomnogram.
+        hypnogram: its scoring.
+
+    Returns:
+        The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's place in the recording.
+
+    Raises:
+        DataError: a file is damaged, they begin at different times, or the channel is another.
+    """
+    if edf.read_header(signal).begins != edf.read_header(hypnogram).begins:
+        raise DataError(f"{signal.name} and {hypnogram.name} begin at different times", "download both again")
+    values, rate_hz, unit = edf.read_signal(signal, CHANNEL)
+    if rate_hz != RATE_HZ or unit.lower() != "uv":
+        raise DataError(
+            f"{signal}: {CHANNEL} has {rate_hz:g} Hz and {unit}, not {RATE_HZ} Hz and uV", "download it again"
+        )
+    epochs = values[: values.size // STEPS * STEPS].reshape(-1, STEPS)
+    labels = np.full(len(epochs), -1, dtype=np.int64)
+    for onset_s, length_s, text in edf.read_annotations(hypnogram):
+        first, last = round(onset_s / EPOCH_S), round((onset_s + length_s) / EPOCH_S)
+        labels[first:last] = STAGES.get(text, -1)
+    scored = np.flatnonzero(labels >= 0)
+    asleep = np.flatnonzero(labels[scored] != WAKE)
+    if not asleep.size:
+        raise DataError(f"{hypnogram} has no epoch of sleep", "download it again")
+    margin = WAKE_MINUTES * 60 // EPOCH_S
+    kept = scored[max(0, asleep[0] - margin) : asleep[-1] + margin + 1]
+    return epochs[kept], labels[kept], kept
+
+
+def _add(pool: PublicSet, out: Path, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
+    epochs, labels, places = read_night(signal, hypnogram)
+    patient = PATIENT.match(edf.read_header(signal).patient)
+    known = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
+    target = Path(SIGNALS) / night
+    files = [target / f"{place:04d}.npy" for place in places]
+    _save(out, files, epochs)
+    for file, label in zip(files, labels, strict=True):
+        pool.add(
+            {
+                "image": file.as_posix(),
+                "label": int(label),
+                "subject": f"SC4{subject}",
+                "site": SITE,
+                "recording": night,
+                "night": int(night[-1]),
+                **known,
+            }
+        )
+
+
+def _save(out: Path, files: Sequence[Path], epochs: NDArray[np.float32]) -> None:
+    try:
+        (out / files[0]).parent.mkdir(parents=True, exist_ok=True)
+        for file, epoch in zip(files, epochs, strict=True):
+            np.save(out / file, epoch[None])
+    except OSError as error:
+        raise DiskError(f"{out / files[0].parent} cannot be written: {error.strerror}") from error

@@ -1,0 +1,124 @@
+"""A federation on one machine: founded, enrolled, and run as real daemons on loopback, for the demo, tests and benches.
+
+Nothing is short-cut: every site has its own folder, key and bundle, and its daemon is a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import SiteFolder, write_atomically
+from peer.core.roster import SiteName, site_name
+from peer.daemon.dispatch import now
+from peer.identity import enrolment
+from peer.identity.bundle import Bundle
+from peer.transport.control import ControlClient
+
+LEAVE_S = 30.0
+"""A daemon that was asked to leave does so within a training step; after this it is killed."""
+
+
+@dataclass
+class LocalFederation:
+    """Sites that live under one folder. Use it as a context manager: what still runs at its end is stopped."""
+
+    home: Path
+    federation: FederationConfig
+    daemons: dict[SiteName, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def found(cls, folder: Path, draft: str, sites: Mapping[str, str]) -> LocalFederation:
+        """Found a federation and enrol its sites.
+
+        Args:
+            folder: takes ``ca/`` and ``sites/``.
+            draft: a ``federation.toml`` without its sites.
+            sites: of every site the text of its ``site.toml`` without ``listen``.
+        """
+        ports = dict(zip(sites, free_ports(len(sites)), strict=True))
+        roster = "".join(
+            f'\n[[site]]\nname = "{name}"\naddress = "127.0.0.1:{port}"\n' for name, port in sorted(ports.items())
+        )
+        authority = enrolment.Authority.create(folder / "ca", draft + roster, "the draft", now=now())
+        loopback = cls(folder / "sites", authority.federation)
+        for name, text in sites.items():
+            site = loopback.folder(name)
+            request = enrolment.request(site, authority.federation, authority.federation_toml, now=now())
+            admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now())
+            enrolment.join(site, Bundle.decode(admitted.bundle), now=now())
+            write_atomically(site.site_toml, f'listen = "127.0.0.1:{ports[name]}"\n{text}'.encode())
+        return loopback
+
+    def folder(self, name: str) -> SiteFolder:
+        """A site's folder."""
+        return SiteFolder(self.home, self.federation.name, site_name(name))
+
+    def start(self, name: str, *options: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a site's daemon; its output goes to ``logs/console.log``."""
+        folder = self.folder(name)
+        folder.logs.mkdir(mode=0o700, exist_ok=True)
+        command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(self.home), "start", "--site", name, *options]
+        with (folder.logs / "console.log").open("ab") as output:
+            daemon = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+            )
+        self.daemons[site_name(name)] = daemon
+        return daemon
+
+    def kill(self, name: str) -> None:
+        """``kill -9``, and wait until it is gone."""
+        daemon = self.daemons[site_name(name)]
+        daemon.kill()
+        daemon.wait()
+
+    @contextlib.contextmanager
+    def control(self, name: str) -> Iterator[ControlClient]:
+        """A site's control socket."""
+        with ControlClient(self.folder(name).control_socket()) as client:
+            yield client
+
+    def show(self, name: str, what: str, **arguments: Any) -> Any:
+        """A document of a running daemon; ``DaemonDown`` while it does not answer."""
+        with self.control(name) as client:
+            return client.show(what, **arguments)
+
+    def console(self, name: str) -> str:
+        """What a daemon printed."""
+        return (self.folder(name).logs / "console.log").read_text(errors="replace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in self.daemons.values():
+            if daemon.poll() is None:
+                daemon.send_signal(signal.SIGTERM)
+        for daemon in self.daemons.values():
+            try:
+                daemon.wait(LEAVE_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def free_ports(count: int) -> Iterable[int]:
+    """Ports that nobody listens on now; they are all held until all are known, so that none comes twice."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]

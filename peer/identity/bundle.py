@@ -1,0 +1,121 @@
+"""What a founder hands to a site: a JSON object that the CA signs, and no secret that its way could learn.
+
+It holds the site's name, the federation's digest and file, the site's certificate, and the round key, sealed with HPKE
+(RFC 9180, base mode) to the site's key and bound to federation and site.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from peer.core.roster import RoundKey, Sha256, SiteName, round_key, sha256, site_name
+from peer.errors import BundleError
+from peer.identity.certificates import sign, verify_signature
+
+VERSION = 1
+LABEL = b"mhfl/bundle/v1"
+BUNDLE_BYTES_MAX = 4 << 20  # a federation.toml of 1 MiB, escaped as JSON, and room
+SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The content of a bundle file; ``decode`` believes nothing, ``verify`` asks the CA's key."""
+
+    site: SiteName
+    federation_digest: Sha256
+    federation_toml: str
+    certificate: str
+    sealed_round_key: bytes
+    signature: bytes = b""
+
+    @classmethod
+    def decode(cls, content: bytes) -> Bundle:
+        """The bundle in a file's bytes; ``ValueError`` when they do not have its form."""
+        if len(content) > BUNDLE_BYTES_MAX:
+            raise ValueError(f"it is over {BUNDLE_BYTES_MAX} bytes")
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError):
+            raise ValueError("it is no JSON text") from None
+        if not isinstance(document, dict) or document.pop("mhfl_bundle", None) != VERSION:
+            raise ValueError(f"it is no bundle of version {VERSION}")
+        if set(document) != set(cls.__slots__) or not all(isinstance(value, str) for value in document.values()):
+            raise ValueError(f"it must hold the texts {', '.join(cls.__slots__)} and nothing else")
+        try:
+            sealed, signature = (base64.b64decode(document[name], validate=True) for name in cls.__slots__[-2:])
+        except binascii.Error:
+            raise ValueError("its sealed_round_key or signature is not base64") from None
+        return cls(
+            site=site_name(document["site"]),
+            federation_digest=sha256(document["federation_digest"]),
+            federation_toml=document["federation_toml"],
+            certificate=document["certificate"],
+            sealed_round_key=sealed,
+            signature=signature,
+        )
+
+    def encode(self) -> bytes:
+        """The bundle's file: indented JSON in ASCII, which survives mail."""
+        return json.dumps({**self._body(), "signature": _base64(self.signature)}, indent=2).encode("ascii") + b"\n"
+
+    def signed(self, ca_key: ec.EllipticCurvePrivateKey) -> Bundle:
+        """The same bundle with the CA's signature."""
+        return replace(self, signature=sign(ca_key, self._signed_bytes()))
+
+    def verify(self, ca_key: ec.EllipticCurvePublicKey) -> None:
+        """Return if the CA signed every field as it is; ``ValueError`` otherwise."""
+        verify_signature(ca_key, self.signature, self._signed_bytes())
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "mhfl_bundle": VERSION,
+            "site": self.site,
+            "federation_digest": self.federation_digest,
+            "federation_toml": self.federation_toml,
+            "certificate": self.certificate,
+            "sealed_round_key": _base64(self.sealed_round_key),
+        }
+
+    def _signed_bytes(self) -> bytes:
+        """A label, a zero byte, and everything but the signature as ASCII JSON with sorted keys and no spaces."""
+        return LABEL + b"\x00" + json.dumps(self._body(), sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def read_handed(path: Path) -> bytes:
+    """A file that somebody handed over, a request or a bundle; ``BundleError`` when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(BUNDLE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}", "name the right file") from error
+
+
+def seal(key: RoundKey, public_key: ec.EllipticCurvePublicKey, *, digest: Sha256, site: SiteName) -> bytes:
+    """The round key for one site: HPKE's encapsulated key (65 bytes) in front, then ciphertext and tag (48 bytes)."""
+    return SUITE.encrypt(key, public_key, info=_info(digest, site))
+
+
+def unseal(sealed: bytes, key: ec.EllipticCurvePrivateKey, *, digest: Sha256, site: SiteName) -> RoundKey:
+    """The round key; ``ValueError`` when it was changed, or sealed for another key, federation or site."""
+    try:
+        return round_key(SUITE.decrypt(sealed, key, info=_info(digest, site)))
+    except InvalidTag:
+        raise ValueError("the round key was not sealed for this site's key in this federation") from None
+
+
+def _info(digest: Sha256, site: SiteName) -> bytes:
+    return LABEL + bytes.fromhex(digest) + site.encode("ascii")
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

@@ -1,0 +1,420 @@
+"""The two encodings of a certificate that anybody can make, so that a refused one does not come back under the other.
+
+With an ECDSA signature (r, s), (r, n - s) is one as well (SEC 1, 4.1): whoever holds a certificate can give it other
+bytes, and other digests, without the key that signed it. Nothing else in a certificate can be changed, as long as its
+signature is written in DER as it should be.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import stat
+from collections.abc import Container
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from peer.core.limits import CERTIFICATE_BYTES_MAX
+from peer.core.roster import RoundKey, Sha256, SiteName, round_key
+from peer.errors import CertificateError
+
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""FIPS 186-5, of the curve P-256."""
+ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
+"""RFC 5758, 3.2: the algorithm's identifier, which has no parameters."""
+SEQUENCE, BIT_STRING = b"\x30", b"\x03"
+
+
+def encodings(certificate: x509.Certificate) -> tuple[bytes, bytes]:
+    """The certificate with its signature's s, and with n - s, in DER; ``ValueError`` when it has no ECDSA signature."""
+    r, s = decode_dss_signature(certificate.signature)
+    tbs = certificate.tbs_certificate_bytes
+    first, second = (
+        _element(SEQUENCE, tbs + ECDSA_WITH_SHA256 + _element(BIT_STRING, b"\x00" + encode_dss_signature(r, each)))
+        for each in (s, P256_ORDER - s)
+    )
+    return first, second
+
+
+def _element(tag: bytes, content: bytes) -> bytes:
+    """Tag, length, content (X.690, 8.1.3)."""
+    size = len(content)
+    if size < 0x80:
+        return tag + bytes([size]) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8)
+    return tag + bytes([0x80 | len(length)]) + length + content
+
+
+KEY_FILE = "site.key"
+PENDING_KEY_FILE = "site.key.new"  # a renewed key; it counts from the moment that cert.pem belongs to it
+CERTIFICATE_FILE = "cert.pem"
+CA_FILE = "ca.pem"
+ROUND_KEY_FILE = "round.key"
+
+CA_DAYS = 3650  # longer than a study; the CA key stays offline
+SITE_DAYS = 365  # one renewal a year
+BACKDATE = datetime.timedelta(hours=1)  # clocks of hospitals differ
+MANIFEST_LABEL = b"mhfl/manifest/v1\x00"
+USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What the library raises over bytes that are no certificate, or not one of ours."""
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A fresh P-256 key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The private key as unencrypted PKCS #8 PEM, for a file of mode 0600."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def fingerprint(public_key: ec.EllipticCurvePublicKey) -> str:
+    """What two people compare over the telephone: SHA-256 of the public key (SPKI, DER) as hex pairs with colons."""
+    spki = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).digest().hex(":")
+
+
+def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
+    """The ECDSA signature of the data, in DER."""
+    return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, data: bytes) -> None:
+    """Return if the signature is the key's over this data; ``ValueError`` otherwise."""
+    try:
+        public_key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise ValueError("the signature does not fit") from None
+
+
+def sign_manifest(key: ec.EllipticCurvePrivateKey, body: bytes) -> bytes:
+    """The signature of a manifest's bytes."""
+    return sign(key, MANIFEST_LABEL + body)
+
+
+def verify_manifest(certificate: x509.Certificate, signature: bytes, body: bytes) -> None:
+    """Return if the certificate's key signed these manifest bytes; ``ValueError`` otherwise."""
+    verify_signature(certificate_key(certificate), signature, MANIFEST_LABEL + body)
+
+
+def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
+    """A CSR (PEM) for the site: its name as common name and as the one DNS name."""
+    builder = x509.CertificateSigningRequestBuilder(_subject(name))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
+    """The common name and the key of a CSR; its extensions are not looked at.
+
+    Raises:
+        ValueError: it is no CSR, its key did not sign it or is no P-256 key, or it has not exactly one common name.
+    """
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        key, signed = request.public_key(), request.is_signature_valid
+        names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except UNREADABLE as error:
+        raise ValueError("it is no certificate signing request in PEM form") from error
+    if not signed:
+        raise ValueError("its signature is not that of its own key")
+    if len(names) != 1:
+        raise ValueError(f"it has {len(names)} common names, not one")
+    return str(names[0].value), _p256(key)
+
+
+def new_authority(
+    federation: str, *, now: datetime.datetime, days: int = CA_DAYS
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The key and the self-signed certificate of a federation's CA, which signs sites and no further CA."""
+    key = new_key()
+    subject = _subject(f"{federation} federation CA")
+    builder = _certificate(subject, subject, key.public_key(), key.public_key(), certifies=True)
+    builder = builder.not_valid_before(now - BACKDATE).not_valid_after(now + datetime.timedelta(days=days))
+    return key, builder.sign(key, hashes.SHA256())
+
+
+def issue(
+    ca_key: ec.EllipticCurvePrivateKey,
+    ca: x509.Certificate,
+    *,
+    name: SiteName,
+    public_key: ec.EllipticCurvePublicKey,
+    now: datetime.datetime,
+    days: int = SITE_DAYS,
+) -> x509.Certificate:
+    """A site's certificate; it starts an hour ago, and ends with the CA's at the latest."""
+    builder = _certificate(_subject(name), ca.subject, public_key, ca_key.public_key(), certifies=False)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(USAGES), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    builder = builder.not_valid_before(max(now - BACKDATE, ca.not_valid_before_utc))
+    builder = builder.not_valid_after(min(now + datetime.timedelta(days=days), ca.not_valid_after_utc))
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def read_authority(pem: bytes) -> x509.Certificate:
+    """The CA certificate in a PEM text; ``ValueError`` when it is no self-signed P-256 CA."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        certificate.verify_directly_issued_by(certificate)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (*UNREADABLE, InvalidSignature) as error:
+        raise ValueError("it is no self-signed CA certificate in PEM form") from error
+    certificate_key(certificate)
+    if not constraints.ca:
+        raise ValueError("it is a certificate, but not a CA's")
+    return certificate
+
+
+def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None) -> x509.Certificate:
+    """The certificate in these bytes, after every check: issued by the CA, both in date, for the named site only.
+
+    Args:
+        der: what the other site showed.
+        ca: the federation's.
+        name: the site.
+        now: the time, with its zone; ``None`` for what was signed in the past, whose dates are not looked at.
+
+    Raises:
+        ValueError: the reason why it is refused.
+    """
+    if len(der) > CERTIFICATE_BYTES_MAX:
+        raise ValueError(f"a certificate of {len(der)} bytes is over the limit of {CERTIFICATE_BYTES_MAX}")
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+    except UNREADABLE as error:
+        raise ValueError("the certificate cannot be read") from error
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (*UNREADABLE, InvalidSignature) as error:
+        raise ValueError("the certificate is not from this federation's CA") from error
+    if der not in encodings(certificate):
+        raise ValueError("the certificate is not written in DER")
+    if now is not None:
+        verify_dates(ca, now, "the CA's certificate")
+        verify_dates(certificate, now, "the certificate")
+    certificate_key(certificate)
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except UNREADABLE as error:
+        raise ValueError(f"the certificate is not a site's ({error})") from error
+    if constraints.ca or not set(USAGES) <= set(usages):
+        raise ValueError("the certificate is not for both sides of a TLS connection")
+    if names != [x509.DNSName(name)]:
+        shown = ", ".join(str(getattr(other, "value", other)) for other in names)
+        raise ValueError(f"the certificate names {shown or 'nobody'}, not {name}")
+    return certificate
+
+
+def verify_dates(certificate: x509.Certificate, now: datetime.datetime, what: str) -> None:
+    """Return if the certificate is in date; ``ValueError`` says since or until when it is not."""
+    if now < certificate.not_valid_before_utc:
+        raise ValueError(f"{what} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+    if now > certificate.not_valid_after_utc:
+        raise ValueError(f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+
+
+def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> int:
+    """Whole days until the certificate expires; negative once it has."""
+    return (certificate.not_valid_after_utc - now).days
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file, not judged; ``ValueError`` if it is none, ``CertificateError`` without a file."""
+    try:
+        return x509.load_pem_x509_certificate(read_file(path))
+    except UNREADABLE as error:
+        raise ValueError("it is no certificate in PEM form") from error
+
+
+def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    """The certificate's P-256 key; ``ValueError`` when it is of another kind."""
+    try:
+        return _p256(certificate.public_key())
+    except UnsupportedAlgorithm as error:
+        raise ValueError("the key is not a P-256 key") from error
+
+
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    """The certificate as PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def certificate_der(certificate: x509.Certificate) -> bytes:
+    """The certificate as it travels beside a manifest."""
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+def certificate_sha256(der: bytes) -> Sha256:
+    """What ``refuse_certificates`` in site.toml lists: SHA-256 of the certificate's DER form."""
+    return Sha256(hashlib.sha256(der).hexdigest())
+
+
+def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
+    """Whether the certificate is one of those listed, in whichever of its two encodings it came (``peer.identity.certificates``)."""
+    return any(certificate_sha256(der) in refused for der in encodings(certificate))
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePublicKey,
+    *,
+    certifies: bool,
+) -> x509.CertificateBuilder:
+    """What a CA's and a site's certificate have in common."""
+    usage = x509.KeyUsage(
+        digital_signature=not certifies,
+        key_cert_sign=certifies,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public_key)
+    builder = builder.serial_number(x509.random_serial_number())
+    for extension, critical in (
+        (x509.BasicConstraints(ca=certifies, path_length=0 if certifies else None), True),
+        (usage, True),
+        (x509.SubjectKeyIdentifier.from_public_key(public_key), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), False),
+    ):
+        builder = builder.add_extension(extension, critical=critical)
+    return builder
+
+
+def _p256(key: object) -> ec.EllipticCurvePublicKey:
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("the key is not a P-256 key")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a site needs to speak for itself; the secrets stay out of ``repr``."""
+
+    name: SiteName
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    certificate: x509.Certificate
+    ca: x509.Certificate
+    round_key: RoundKey = field(repr=False)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, name: SiteName, ca_certificate: str | None, now: datetime.datetime | None
+    ) -> Identity:
+        """The identity in a site's ``pki`` folder.
+
+        Args:
+            folder: where the files are.
+            name: the site that the certificate must name.
+            ca_certificate: the CA's PEM text in ``federation.toml``, which the files must agree with.
+            now: the time, with its zone; ``None`` for a site that signs for an auditor and need not be in date.
+
+        Raises:
+            CertificateError: a file is missing, unreadable, open to others, expired or foreign.
+        """
+        pinned = pinned_authority(ca_certificate)
+        ca_file, certificate_file = folder / CA_FILE, folder / CERTIFICATE_FILE
+        try:
+            ca = read_authority(read_file(ca_file))
+        except ValueError as error:
+            raise CertificateError(f"{ca_file}: {error}") from error
+        if ca != pinned:
+            raise CertificateError(f"{ca_file} is not the CA certificate in federation.toml")
+        try:
+            der = certificate_der(read_certificate(certificate_file))
+            certificate = verify_certificate(der, ca, name, now)
+        except ValueError as error:
+            remedy = "ask the founder for a new bundle and run `mhfl-peer site join`, or restore this site's own backup"
+            raise CertificateError(f"{certificate_file}: {error}", remedy) from error
+        return cls(name, _own_key(folder, certificate), certificate, ca, read_round_key(folder / ROUND_KEY_FILE))
+
+
+def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
+    """The CA that a ``federation.toml`` pins; ``CertificateError`` when it pins none, as a draft does."""
+    if ca_certificate is None:
+        raise CertificateError(
+            "federation.toml has no ca_certificate: it is a draft", "use the file that `federation create` wrote"
+        )
+    try:
+        return read_authority(ca_certificate.encode())
+    except ValueError as error:
+        raise CertificateError(
+            f"ca_certificate in federation.toml: {error}", "get the founder's file again, unchanged"
+        ) from error
+
+
+def read_file(path: Path, *, secret: bool = False) -> bytes:
+    """The file's bytes; ``CertificateError`` when it is missing, or secret and open to others."""
+    try:
+        with path.open("rb") as file:
+            content = file.read()
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except FileNotFoundError:
+        raise CertificateError(f"{path} is missing") from None
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}", "let this user read it") from error
+    if secret and mode & 0o077:
+        raise CertificateError(f"{path} is a secret that others can read (mode {mode:04o})", f"run `chmod 600 {path}`")
+    return content
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The P-256 key in a file that only this user can read; ``CertificateError`` otherwise."""
+    content = read_file(path, secret=True)
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise CertificateError(f"{path} holds no private key in PEM form", "restore it from your backup") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise CertificateError(f"{path} holds another kind of key than P-256", "restore it from your backup")
+    return key
+
+
+def read_round_key(path: Path) -> RoundKey:
+    """The round key in a file of 64 hex digits that only this user can read; ``CertificateError`` otherwise."""
+    try:
+        return round_key(bytes.fromhex(read_file(path, secret=True).decode("ascii")))
+    except ValueError:  # without the cause, which could quote the secret
+        raise CertificateError(f"{path} holds no round key of 64 hex digits") from None
+
+
+def _own_key(folder: Path, certificate: x509.Certificate) -> ec.EllipticCurvePrivateKey:
+    """The key that the certificate belongs to: the site's, or the renewed one while a join was cut short."""
+    for name in (KEY_FILE, PENDING_KEY_FILE):
+        if name == KEY_FILE or (folder / name).exists():
+            key = read_key(folder / name)
+            if key.public_key() == certificate.public_key():
+                return key
+    raise CertificateError(f"{folder / CERTIFICATE_FILE} does not belong to {folder / KEY_FILE}")

@@ -1,0 +1,395 @@
+"""How a site gets into a federation: the founder's CA folder, the site's request, the admission, the join.
+
+A site believes the CA that its own federation.toml pins, and no other; the founder believes a key whose fingerprint a
+person compared. Every function that judges a date takes the time as an argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer.config import toml
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import SiteFolder, make_private, sync_folder, write_atomically
+from peer.config.toml import suggestion
+from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, SiteName, federation_digest, site_name
+from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, StateError
+from peer.identity import certificates
+from peer.identity.bundle import Bundle, seal, unseal
+
+CA_KEY_FILE = "ca.key"
+ADMITTED_FILE = "admitted.json"
+FEDERATION_FILE = "federation.toml"
+PREFACE = '''\
+# Written by `mhfl-peer federation create`. Every site holds this very file: its digest is the federation's identity.
+# Only an `address` or a `description` may still change.
+ca_certificate = """
+{pem}"""
+
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One certificate that a founder issued, as ``admitted.json`` remembers it."""
+
+    fingerprint: str
+    certificate_sha256: str
+    not_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The outcome of an admission; ``replaced`` lists certificates of former keys, which sites should now refuse."""
+
+    site: SiteName
+    bundle: bytes
+    admission: Admission
+    renewal: bool
+    replaced: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A founder's CA folder, opened."""
+
+    folder: Path
+    federation: FederationConfig
+    federation_toml: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    round_key: RoundKey = field(repr=False)
+
+    @classmethod
+    def create(
+        cls, folder: Path, draft: str, where: str, *, now: datetime.datetime, days: int = certificates.CA_DAYS
+    ) -> Authority:
+        """Found a federation: CA, round key and final federation.toml, in a folder that appears as a whole.
+
+        Args:
+            folder: must not exist, or be empty.
+            draft: the text of a federation.toml without ``ca_certificate``; its comments are kept.
+            where: the draft's name, for errors.
+            now: the time, with its zone.
+            days: how long the CA lasts.
+
+        Raises:
+            ConfigError: the draft is wrong.
+            StateError: the draft has a CA already, or the folder holds something.
+            DiskError: the folder cannot be written.
+        """
+        federation = FederationConfig.parse(draft, where)
+        if federation.ca_certificate is not None:
+            raise StateError(f"{where} has a ca_certificate already", "remove that key to found a new federation")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise StateError(f"{folder} exists and is not an empty folder", "name another; a CA is never overwritten")
+        key, certificate = certificates.new_authority(federation.name, now=now, days=days)
+        pem = certificates.certificate_pem(certificate)
+        secret = secrets.token_bytes(ROUND_KEY_BYTES).hex()
+        files = {
+            CA_KEY_FILE: (certificates.key_pem(key), 0o600),
+            certificates.CA_FILE: (pem, 0o644),
+            certificates.ROUND_KEY_FILE: (f"{secret}\n".encode("ascii"), 0o600),
+            FEDERATION_FILE: ((PREFACE.format(pem=pem.decode("ascii")) + draft).encode("utf-8"), 0o644),
+            ADMITTED_FILE: (b"{}\n", 0o600),
+        }
+        _appear(folder, files)
+        return cls.load(folder, now=now)
+
+    @classmethod
+    def load(cls, folder: Path, *, now: datetime.datetime) -> Authority:
+        """Open a CA folder.
+
+        Raises:
+            ConfigError: its federation.toml is missing or wrong.
+            CertificateError: a key is missing, open to others or not the CA's, or the CA has expired.
+        """
+        path = folder / FEDERATION_FILE
+        text = toml.read(path)
+        federation = FederationConfig.parse(text, str(path))
+        certificate = certificates.pinned_authority(federation.ca_certificate)
+        key = certificates.read_key(folder / CA_KEY_FILE)
+        if key.public_key() != certificate.public_key():
+            raise CertificateError(f"{folder / CA_KEY_FILE} is not the CA's key in {path}", "restore the CA folder")
+        try:
+            certificates.verify_dates(certificate, now, f"the CA's certificate in {path}")
+        except ValueError as error:
+            raise CertificateError(str(error), "found the federation anew; every site enrols again") from error
+        return cls(
+            folder,
+            federation,
+            text,
+            certificate,
+            key,
+            certificates.read_round_key(folder / certificates.ROUND_KEY_FILE),
+        )
+
+    def admit(
+        self,
+        request: bytes,
+        *,
+        fingerprint: str,
+        now: datetime.datetime,
+        days: int = certificates.SITE_DAYS,
+        replace: bool = False,
+    ) -> Admitted:
+        """Certify a site's key and seal the round key to it; the admission is on disk before the bundle exists.
+
+        Args:
+            request: the CSR in PEM; only its common name and its key are used.
+            fingerprint: the key's, as the site's people said it over another channel.
+            now: the time, with its zone.
+            days: how long the certificate lasts.
+            replace: admit another key than the one that the site was admitted with.
+
+        Raises:
+            BundleError: the request, its name, fingerprint or key is refused.
+            DiskError: the admission cannot be recorded.
+        """
+        name, public_key = self._vetted(request, fingerprint)
+        seen = certificates.fingerprint(public_key)
+        admitted = self.admitted()
+        before = admitted.get(name, ())
+        if before and before[-1].fingerprint != seen and not replace:
+            raise BundleError(
+                f"{name} was admitted with another key ({before[-1].fingerprint})",
+                "if the site's people confirm that they made a new one, repeat with --replace",
+            )
+        for other, admissions in admitted.items():
+            if other != name and any(admission.fingerprint == seen for admission in admissions):
+                raise BundleError(f"the key in the request of {name} is that of {other}", "every site has its own key")
+        certificate = certificates.issue(
+            self.key, self.certificate, name=name, public_key=public_key, now=now, days=days
+        )
+        digest = certificates.certificate_sha256(certificates.certificate_der(certificate))
+        admission = Admission(seen, digest, certificate.not_valid_after_utc.isoformat())
+        self._record({**admitted, name: (*before, admission)})
+        bundle = Bundle(
+            site=name,
+            federation_digest=self.federation.digest,
+            federation_toml=self.federation_toml,
+            certificate=certificates.certificate_pem(certificate).decode("ascii"),
+            sealed_round_key=seal(self.round_key, public_key, digest=self.federation.digest, site=name),
+        )
+        former = [earlier for earlier in before if earlier.fingerprint != seen]
+        return Admitted(
+            site=name,
+            bundle=bundle.signed(self.key).encode(),
+            admission=admission,
+            renewal=len(former) < len(before),
+            replaced=tuple(
+                earlier.certificate_sha256
+                for earlier in former
+                if datetime.datetime.fromisoformat(earlier.not_after) > now
+            ),
+        )
+
+    def admitted(self) -> dict[str, tuple[Admission, ...]]:
+        """Every certificate issued, by site, oldest first; ``StateError`` when the record cannot be read."""
+        path = self.folder / ADMITTED_FILE
+        try:
+            document = json.loads(path.read_bytes())
+            return {name: tuple(Admission(**row) for row in rows) for name, rows in document.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StateError(f"{path} cannot be read: {error}", "restore the CA folder") from error
+
+    def _record(self, admitted: Mapping[str, tuple[Admission, ...]]) -> None:
+        document = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sorted(admitted.items())}
+        write_atomically(self.folder / ADMITTED_FILE, json.dumps(document, indent=2).encode("ascii") + b"\n")
+
+    def _vetted(self, request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
+        """The roster's name and the key of a request whose fingerprint is the one that was told."""
+        try:
+            name, public_key = certificates.read_request(request)
+        except ValueError as error:
+            raise BundleError(f"the signing request is refused: {error}", "ask the site for a new one") from error
+        if name not in self.federation.roster:
+            raise BundleError(
+                f"the signing request names {name[:80]!r}, which the roster does not"
+                f"{suggestion(name, self.federation.roster)}",
+                "a site is admitted under its name in federation.toml only",
+            )
+        seen = certificates.fingerprint(public_key)
+        if "".join(fingerprint.replace(":", " ").split()).lower() != seen.replace(":", ""):
+            raise BundleError(
+                f"the key in the request of {name} has the fingerprint {seen}, not the one given",
+                "compare it with what `mhfl-peer site init` prints at the site",
+            )
+        return site_name(name), public_key
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentRequest:
+    """A site's signing request and what became of its key."""
+
+    pem: bytes
+    fingerprint: str
+    key: Literal["new", "kept", "renewed"]
+
+
+def request(
+    folder: SiteFolder,
+    federation: FederationConfig,
+    federation_toml: str,
+    *,
+    now: datetime.datetime,
+    renew: bool = False,
+) -> EnrolmentRequest:
+    """Prepare a site's folder and its signing request; a key that is there is never overwritten.
+
+    Args:
+        folder: the site's, made when it is missing.
+        federation: what ``federation_toml`` says; it must pin a CA and name the site.
+        federation_toml: the text that the site keeps.
+        now: the time, with its zone.
+        renew: use a second key, which replaces the first at the join of its certificate.
+
+    Raises:
+        ConfigError: the site is not in the roster.
+        CertificateError: the file pins no CA, or one that has expired; or the site's key cannot be read.
+        FederationMismatch: the folder belongs to another federation of the same name.
+    """
+    if folder.site not in federation.roster:
+        raise ConfigError(
+            f"{federation.where}: the roster does not name {folder.site!r}{suggestion(folder.site, federation.roster)}",
+            "take the name that the founder gave the site",
+        )
+    try:
+        certificates.verify_dates(certificates.pinned_authority(federation.ca_certificate), now, "the CA's certificate")
+    except ValueError as error:
+        raise CertificateError(f"{federation.where}: {error}", "ask the founder for a new federation") from error
+    if folder.federation_toml.exists() and FederationConfig.load(folder.federation_toml).digest != federation.digest:
+        raise _mismatch(folder.federation_toml, toml.read(folder.federation_toml), federation_toml)
+    make_private(folder.pki)
+    write_atomically(folder.federation_toml, federation_toml.encode("utf-8"), 0o644)
+    first, pending = folder.pki / certificates.KEY_FILE, folder.pki / certificates.PENDING_KEY_FILE
+    path = pending if renew and first.exists() else first
+    state: Literal["new", "kept", "renewed"] = "kept"
+    if not path.exists():
+        write_atomically(path, certificates.key_pem(certificates.new_key()))
+        state = "renewed" if path == pending else "new"
+    key = certificates.read_key(path)
+    return EnrolmentRequest(
+        certificates.signing_request(key, folder.site), certificates.fingerprint(key.public_key()), state
+    )
+
+
+def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> certificates.Identity:
+    """Check a bundle against the site's own federation.toml and key, and only then take what is in it.
+
+    The certificate is written last: until then the site is what it was before, from then on it is what it becomes.
+
+    Raises:
+        BundleError: it is for another site, not signed by the CA, not for this key, or older than what was joined.
+        FederationMismatch: it is of another federation; the first key that differs is named.
+        CertificateError: the site's own key or CA is missing.
+        DiskError: the files cannot be written.
+    """
+    own_toml = toml.read(folder.federation_toml)
+    federation = FederationConfig.parse(own_toml, str(folder.federation_toml))
+    ca = certificates.pinned_authority(federation.ca_certificate)
+    if bundle.site != folder.site:
+        raise BundleError(f"the bundle is for {bundle.site}, not for {folder.site}", "join it at that site")
+    try:
+        bundle.verify(certificates.certificate_key(ca))
+    except ValueError as error:
+        raise BundleError(f"the bundle is not signed by the CA in {folder.federation_toml}, or was changed") from error
+    if bundle.federation_digest != federation.digest:
+        raise _mismatch(folder.federation_toml, own_toml, bundle.federation_toml)
+    try:
+        der = certificates.certificate_der(x509.load_pem_x509_certificate(bundle.certificate.encode("ascii")))
+        certificate = certificates.verify_certificate(der, ca, folder.site, now)
+    except ValueError as error:
+        raise BundleError(f"the bundle's certificate is refused: {error}") from error
+    path, key = _requested_key(folder, certificate)
+    _refuse_older(folder, certificate, ca)
+    try:
+        secret = unseal(bundle.sealed_round_key, key, digest=federation.digest, site=folder.site)
+    except ValueError as error:
+        raise BundleError(f"the bundle is refused: {error}") from error
+    write_atomically(folder.pki / certificates.CA_FILE, certificates.certificate_pem(ca), 0o644)
+    write_atomically(folder.pki / certificates.ROUND_KEY_FILE, f"{secret.hex()}\n".encode("ascii"))
+    write_atomically(folder.pki / certificates.CERTIFICATE_FILE, certificates.certificate_pem(certificate), 0o644)
+    if path.name == certificates.PENDING_KEY_FILE:
+        path.replace(folder.pki / certificates.KEY_FILE)
+        sync_folder(folder.pki)
+    return certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now)
+
+
+def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[Path, ec.EllipticCurvePrivateKey]:
+    """The site's key that the certificate was made for: its first or its renewed one."""
+    paths = [folder.pki / name for name in (certificates.PENDING_KEY_FILE, certificates.KEY_FILE)]
+    keys = {path: certificates.read_key(path) for path in paths if path.exists() or path.name == certificates.KEY_FILE}
+    for path, key in keys.items():
+        if key.public_key() == certificate.public_key():
+            return path, key
+    raise BundleError(
+        f"the bundle's certificate is for another key than the one in {folder.pki}",
+        "send the founder the request that `mhfl-peer site init` writes now",
+    )
+
+
+def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certificate) -> None:
+    """A bundle that was joined before must not undo a renewal; a certificate that is of no use is no renewal."""
+    try:
+        current = certificates.read_certificate(folder.pki / certificates.CERTIFICATE_FILE)
+        certificates.verify_certificate(certificates.certificate_der(current), ca, folder.site, None)
+        _requested_key(folder, current)
+    except (CertificateError, BundleError, ValueError):
+        return
+    if joined.not_valid_before_utc < current.not_valid_before_utc:
+        raise BundleError(
+            f"the bundle's certificate (of {joined.not_valid_before_utc:%Y-%m-%d %H:%M}, serial "
+            f"{joined.serial_number:x}) is older than the one in {folder.pki / certificates.CERTIFICATE_FILE} "
+            f"(of {current.not_valid_before_utc:%Y-%m-%d %H:%M}, serial {current.serial_number:x})",
+            "join the newest bundle, or ask the founder for another one",
+        )
+
+
+def _mismatch(path: Path, ours: str, theirs: str) -> FederationMismatch:
+    """The error about two federations of one name, which says where they part."""
+    difference = _difference(toml.parse(ours, str(path)), toml.parse(theirs, "the other federation.toml"))
+    return FederationMismatch(f"{path} is of another federation: {difference}")
+
+
+def _difference(ours: Any, theirs: Any, key: str = "") -> str:
+    """The first place at which two documents of different identity differ."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in sorted((ours.keys() | theirs.keys()) - NOT_IDENTITY):
+            own, other = ours.get(name), theirs.get(name)
+            if federation_digest({"": own}) != federation_digest({"": other}):
+                return _difference(own, other, f"{key}.{name}".lstrip("."))
+    if key == "ca_certificate":
+        return "ca_certificate differs"
+    return f"{key} is {str(ours)[:80]} here and {str(theirs)[:80]} there"
+
+
+def _appear(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Make a folder with these files (content, mode) in one step: after a crash it is whole or not there."""
+    parent = folder.absolute().parent
+    make_private(parent)
+    building = None
+    try:
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
+        for name, (content, mode) in files.items():
+            write_atomically(building / name, content, mode)
+        os.rename(building, folder)
+        sync_folder(parent)
+    except OSError as error:
+        raise DiskError(f"{folder} cannot be made: {error.strerror}") from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)

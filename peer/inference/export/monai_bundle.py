@@ -1,0 +1,292 @@
+"""A MONAI bundle: the network, its preprocessing and its inference as MONAI's configuration, and the weights.
+
+Source: MONAI Bundle Specification, https://docs.monai.io/en/stable/mb_specification.html
+A network of MONAI's own is named as MONAI names it; any other by ``build`` of this package, which must then be there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from monai.bundle import ConfigParser, verify_net_in_out
+from torch import Tensor, nn
+
+from models.foreign import foreign_call
+from models.spec import MONAI_PREFIX
+from peer.data.datalist import CLASS_LABELS
+from peer.inference.export.graph import quiet
+from peer.inference.export.predictor import Predictor, build
+from peer.training import disk
+from peer.training.images import BYTE_MAX, INTERPOLATION
+
+METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
+    "configs/metadata.json",
+    "configs/inference.json",
+    "models/model.pt",
+    "docs/README.md",
+    "docs/card.json",
+    "LICENSE",
+)
+SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+BUILD = f"{build.__module__}.{build.__qualname__}"
+READERS = ("PydicomReader", "PILReader", "NumpyReader", "NibabelReader")
+"""MONAI's, of which the last is tried first: each refuses what is not its own."""
+
+FREE_SIDE = 16
+"""Places along a side that MONAI's check takes where any number may be."""
+
+Config = dict[str, Any]
+
+
+def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays: str) -> str:
+    """Write everything but the model card into a folder that is there; gives the name of what makes the network.
+
+    Args:
+        folder: the bundle's root.
+        predictor: what is exported, on the CPU.
+        card: the model card's facts so far.
+        arrays: the name of the image in an ``.npz``.
+    """
+    network, weights = network_def(predictor, card["network"], card["input"]["size"])
+    content = io.BytesIO()
+    torch.save({name: tensor.detach().contiguous() for name, tensor in weights.items()}, content)
+    inference = {"network_def": network, **_inference(card, arrays=arrays)}
+    put(folder, INFERENCE, json.dumps(inference, indent=2).encode())
+    put(folder, WEIGHTS, content.getvalue())
+    put(folder, LICENCE, f"{card['licence']}\n".encode())
+    put(folder, METADATA, json.dumps(_metadata(card), indent=2).encode())
+    definition: str = network["_target_"]
+    return definition
+
+
+def put(folder: Path, name: str, content: bytes) -> None:
+    """Write a file of the bundle, durably."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.write_file(path, content)
+
+
+def network_def(
+    predictor: Predictor, description: Mapping[str, Any], size: Sequence[int]
+) -> tuple[Config, dict[str, Tensor]]:
+    """The configuration that makes the network, and the weights under the names that it then has.
+
+    A network of MONAI's is itself, unless it gives no plain tensor: an inferer could not use a list of one.
+    """
+    spec = description["network"]
+    if "mixture" not in description and spec["name"].startswith(MONAI_PREFIX):
+        shape = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
+        inner = predictor.dam.get_submodule("network")
+        with torch.no_grad():
+            alone = inner(torch.zeros(1, spec["in_channels"], *size))
+        if isinstance(alone, Tensor):
+            _, arguments = foreign_call(spec["name"], **shape, hyper=spec["hyper"])
+            return {"_target_": spec["name"], **arguments}, dict(inner.state_dict())
+    return {"_target_": BUILD, **description}, dict(predictor.state_dict())
+
+
+def parser(folder: Path) -> ConfigParser:
+    """MONAI's reader of the bundle in this folder; what it says is run as code, so only for one's own."""
+    made = ConfigParser()
+    made.read_config(folder / INFERENCE)
+    made.read_meta(folder / METADATA)
+    made["bundle_root"] = str(folder)
+    return made
+
+
+def loaded(folder: Path) -> tuple[nn.Module, Any]:
+    """The network as MONAI's tools make it from the bundle, with its weights, and the preprocessing.
+
+    Raises:
+        Exception: whatever MONAI's own check finds wrong.
+    """
+    files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
+    with quiet():
+        verify_net_in_out(net_id="network_def", **files, device="cpu", any=FREE_SIDE)
+        made = parser(folder)
+        network: nn.Module = made.get_parsed_content("network_def")
+        preprocessing = made.get_parsed_content("preprocessing")
+    network.load_state_dict(torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True))
+    return network.eval(), preprocessing
+
+
+def _inference(card: Mapping[str, Any], *, arrays: str) -> Config:
+    task = card["task"]
+    saved, run = _saving(card)
+    return {
+        "imports": ["$import pathlib", "$import torch", "$import monai"],
+        "bundle_root": ".",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "checkpoint": "$@bundle_root + '/models/model.pt'",
+        "dataset_dir": "$@bundle_root + '/data'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(card, arrays=arrays)},
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': str(path)} for path in sorted(pathlib.Path(@dataset_dir).iterdir())]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
+        "inferer": {"_target_": "SimpleInferer"},
+        "postprocessing": {"_target_": "Compose", "transforms": _postprocessing(card) + saved},
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+        },
+        "predict": (
+            "$lambda image: @postprocessing({'pred': monai.data.MetaTensor("
+            "@inferer(image.as_tensor()[None].to(@device), @network)[0].detach().cpu(), meta=image.meta)})['pred']"
+        ),
+        **({"saver": _TABLE} if task["kind"] in CLASS_LABELS else {}),
+        "run": [
+            "$@network.load_state_dict(torch.load(@checkpoint, map_location=@device, weights_only=True))",
+            "$@network.eval()",
+            *run,
+        ],
+    }
+
+
+_TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "predictions.csv"}
+
+
+def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
+    """The steps of ``peer.training.images.Preparation``, in MONAI's transforms and torch's own functions."""
+    given, dims = card["input"], card["task"]["spatial_dims"]
+    readers: list[Any] = [
+        {"_target_": reader, **({"npz_keys": arrays} if reader == "NumpyReader" else {})} for reader in READERS
+    ]
+    steps: list[Config] = [
+        {"_target_": "LoadImaged", "keys": "image", "image_only": True, "dtype": None, "reader": readers},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        # Arrays do not say which axis is which: a first one beyond those of space are channels.
+        _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
+    ]
+    if given["free_size"]:
+        return [
+            *steps,
+            _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"),
+        ]
+    size = list(given["size"])
+    smaller = f"[min(pair) for pair in zip(image.shape[1:], {size})]"
+    resize = "torch.nn.functional.interpolate(image[None], size={}, mode={!r}{})[0]"
+    steps += [
+        _function("$lambda image: image.float()"),
+        _function(f"$lambda image: {resize.format(smaller, 'area', '')}"),
+        _function(f"$lambda image: {resize.format(size, INTERPOLATION[dims], ', align_corners=False')}"),
+    ]
+    if given["normalise"] == "zscore":
+        steps.append({"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True})
+    elif given["normalise"] == "unit":
+        steps.append({"_target_": "ScaleIntensityd", "keys": "image", "channel_wise": True})
+    return steps
+
+
+def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
+    kind, dims = card["task"]["kind"], card["task"]["spatial_dims"]
+    if kind == "super_resolution":
+        return []
+    steps: list[Config] = [{"_target_": "Activationsd", "keys": "pred", "softmax": True}]
+    if kind == "segmentation":
+        grid = f"[int(side) for side in pred.meta['spatial_shape'][-{dims}:]]"
+        steps += [
+            _function(
+                f"$lambda pred: torch.nn.functional.interpolate(pred[None], size={grid}, "
+                f"mode={INTERPOLATION[dims]!r}, align_corners=False)[0]",
+                keys="pred",
+            ),
+            {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
+        ]
+    return steps
+
+
+def _saving(card: Mapping[str, Any]) -> tuple[list[Config], list[str]]:
+    """What the postprocessing saves, and what is run over the data."""
+    kind = card["task"]["kind"]
+    if kind in CLASS_LABELS:
+        return [], [
+            "$[@saver.save(@predict(item['image']), item['image'].meta) for item in @dataset]",
+            "$@saver.finalize()",
+        ]
+    step: Config = {
+        "_target_": "SaveImaged",
+        "keys": "pred",
+        "output_dir": "@output_dir",
+        "resample": False,
+        "separate_folder": False,
+    }
+    if kind == "super_resolution":
+        share = 1 / card["input"]["scale"]
+        dims = card["task"]["spatial_dims"]
+        finer = [
+            [share if row == column else (share - 1) / 2 if column == 3 else 0.0 for column in range(4)]
+            if row < dims
+            else [float(row == column) for column in range(4)]
+            for row in range(4)
+        ]
+        moved = f"torch.matmul(image.affine, torch.tensor({finer}, dtype=image.affine.dtype))"
+        step = {**step, "output_dtype": "$torch.float32"}
+        voxels = _function(
+            f"$lambda image: monai.data.MetaTensor(image.as_tensor(), affine={moved}, meta=image.meta)", keys="pred"
+        )
+        return [voxels, step], ["$[@predict(item['image']).shape for item in @dataset]"]
+    return [step], ["$[@predict(item['image']).shape for item in @dataset]"]
+
+
+def _function(source: str, *, keys: str = "image") -> Config:
+    return {"_target_": "Lambdad", "keys": keys, "func": source, "track_meta": True}
+
+
+def _metadata(card: Mapping[str, Any]) -> Config:
+    task, given, versions = card["task"], card["input"], card["versions"]
+    version = f"{card['generation']}.{card['round']}.0"
+    named = "channel" if task["kind"] == "super_resolution" else "class"
+    free = [*["*"] * task["spatial_dims"]]
+    image = {
+        "type": "series" if task["kind"] == "time_series" else "image",
+        "format": "sequence" if task["kind"] == "time_series" else "magnitude",
+        "modality": "n/a",
+        "num_channels": task["in_channels"],
+        "spatial_shape": free if given["free_size"] else list(given["size"]),
+        "dtype": "float32",
+        "value_range": [0, 1] if given["free_size"] or given["normalise"] == "unit" else [],
+        "is_patch_data": False,
+        "channel_def": {str(index): "image" for index in range(task["in_channels"])},
+    }
+    vector = task["kind"] in CLASS_LABELS
+    pred = {
+        "type": "probabilities" if vector else "image",
+        "format": {"segmentation": "labels", "super_resolution": "magnitude"}.get(task["kind"], "classes"),
+        "num_channels": task["classes"],
+        "spatial_shape": [] if vector else free if given["free_size"] else list(given["size"]),
+        "dtype": "float32",
+        "value_range": [],
+        "is_patch_data": False,
+        "channel_def": {str(index): f"{named} {index}" for index in range(task["classes"])},
+    }
+    return {
+        "schema": SCHEMA,
+        "version": version,
+        "changelog": {version: f"as after round {card['round']} of {card['rounds']}"},
+        "monai_version": versions["monai"],
+        "pytorch_version": versions["torch"],
+        "numpy_version": versions["numpy"],
+        "required_packages_version": {"nibabel": versions["nibabel"]},
+        "name": f"{card['federation']['name']} at {card['site']}",
+        "task": task["kind"].replace("_", " "),
+        "description": card["summary"],
+        "authors": f"site {card['site']} of federation {card['federation']['name']}",
+        "copyright": card["licence"],
+        "intended_use": card["intended_use"],
+        "data_source": "the site's own patients",
+        "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}},
+    }

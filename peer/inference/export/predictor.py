@@ -1,0 +1,176 @@
+"""What a site predicts with as one module that stands alone, and the plain data from which it is built again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import models
+from models import Network, Output, head_width
+from models.moe import Expert, Mixture
+from models.spec import remote_spec_problem
+from peer.core.commands import Source
+from peer.methods import dflmoe
+from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
+from peer.training.errors import UnusableConfigurationError
+from peer.training.trainer import Trainer
+
+HEAD, WHOLE = "head", "model"
+"""What is kept of another site's network: the head alone, or all of it."""
+
+
+class Predictor(nn.Module):
+    """A site's local network, and where its method mixes, the mixture with the experts of other sites.
+
+    Args:
+        dam: the local network.
+        site: whose it is; only a mixture asks.
+        mixture: of the local feature; None where the local network predicts alone.
+        experts: heads or networks of other sites, by site.
+    """
+
+    def __init__(
+        self,
+        dam: Network,
+        *,
+        site: str = "",
+        mixture: Mixture | None = None,
+        experts: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.site, self.dam, self.mixture = site, dam, mixture
+        self.experts = nn.ModuleDict({_key(origin): expert for origin, expert in (experts or {}).items()})
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(b, classes)`` or ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
+        if self.mixture is None:
+            output: Output = self.dam(image)
+            return output.prediction
+        experts = {key.partition(":")[2]: expert for key, expert in self.experts.items()}
+        scene = StageContext(self.site, "", {}, {DAM: self.dam, MIXTURE: self.mixture}, experts)
+        return dflmoe.predict(scene, image)
+
+
+class Shares(nn.Module):
+    """A predictor whose output needs no further step: probabilities of classes, or the image as it is.
+
+    Args:
+        predictor: gives logits, or images.
+        classes: whether its output are logits of classes on dimension 1.
+    """
+
+    def __init__(self, predictor: nn.Module, *, classes: bool) -> None:
+        super().__init__()
+        self.predictor, self.classes = predictor, classes
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Probabilities on dimension 1, or images, float32."""
+        prediction: Tensor = self.predictor(image).float()
+        return prediction.softmax(dim=1) if self.classes else prediction
+
+
+def taken_from(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:
+    """What the site predicts with in a finished state, on the CPU in evaluation mode, and its description.
+
+    Args:
+        trainer: of the site; afterwards it holds the state with these sources, and has parted with its networks.
+        state: the checkpoint.
+        sources: what of other sites may be taken along; where the method needs others' networks and there are none,
+            the local network predicts alone, as a mixture of one expert does.
+
+    Raises:
+        ConfigurationError: the method predicts with more than a local network and a mixture of experts.
+    """
+    trainer.hold(state, sources)
+    kept, method, recipe = trainer.kept, trainer.method, trainer.recipe
+    dam = kept.dam.cpu().eval()
+    description: dict[str, Any] = {"network": dam.spec}
+    if method.predict is predict_locally:
+        return Predictor(dam).eval(), description
+    if method.predict is not dflmoe.predict:
+        raise UnusableConfigurationError(f"method {recipe.method!r} predicts with what no exported file can hold yet")
+    experts = {name: _bare(module) for name, module in trainer.parcels.received(sources).items()}
+    if not experts:
+        return Predictor(dam).eval(), description
+    origins = {str(source.origin): source.artifact.spec for source in sources}
+    description |= {
+        "site": str(recipe.site),
+        "mixture": _mixture_of(trainer),
+        "experts": {
+            name: {"network": dict(origins[name]), "part": WHOLE if isinstance(expert, Network) else HEAD}
+            for name, expert in experts.items()
+        },
+    }
+    mixture = _fresh(description, experts)
+    learnt = kept.networks[MIXTURE].state_dict()
+    mixture.load_state_dict({name: learnt[name] for name in mixture.state_dict()})
+    predictor = Predictor(dam, site=str(recipe.site), mixture=mixture, experts=experts)
+    return predictor.cpu().eval(), description
+
+
+def build(network: Mapping[str, Any], **beside: Any) -> Predictor:
+    """The predictor of a description, with weights that nobody has trained; a MONAI bundle's configuration calls this.
+
+    Args:
+        network: the local network's spec.
+        beside: ``site``, ``mixture`` and ``experts`` of a description that has them.
+
+    Raises:
+        ValueError: a spec names what is not installed here, or does not fit.
+    """
+    dam = models.build(network)
+    if "mixture" not in beside:
+        return Predictor(dam).eval()
+    experts = {}
+    for name, expert in beside["experts"].items():
+        with torch.device("meta"):
+            whole = models.build(expert["network"])
+        part: nn.Module = whole if expert["part"] == WHOLE else whole.head
+        experts[str(name)] = part.to_empty(device=torch.get_default_device())
+    mixture = _fresh(beside, experts)
+    return Predictor(dam, site=beside["site"], mixture=mixture, experts=experts).eval()
+
+
+def problem_of(description: Mapping[str, Any]) -> str | None:
+    """Why networks of this description may not be built here, as it comes from elsewhere; None if they may."""
+    specs = [description.get("network"), *(expert["network"] for expert in description.get("experts", {}).values())]
+    for spec in specs:
+        if not isinstance(spec, Mapping):
+            return "it describes no network"
+        if (problem := remote_spec_problem(spec)) is not None:
+            return problem
+    return None
+
+
+def _mixture_of(trainer: Trainer) -> dict[str, Any]:
+    """The arguments with which the method made this site's mixture."""
+    feature, parameters = trainer.kept.output.penultimate, trainer.recipe.parameters
+    return {
+        "features": feature.shape[1],
+        "classes": trainer.recipe.task.classes,
+        "spatial_dims": feature.ndim - 2,
+        "mixing": parameters["mixing"],
+        "attention": parameters["attention"],
+        "transform": parameters.get("transform", False),
+    }
+
+
+def _fresh(description: Mapping[str, Any], experts: Mapping[str, nn.Module]) -> Mixture:
+    """A mixture for exactly these experts."""
+    mixture = Mixture(own=description["site"], **description["mixture"])
+    for name, expert in experts.items():
+        mixture.invite(name, mixture.features if isinstance(expert, Network) else head_width(expert))
+    return mixture.eval()
+
+
+def _bare(expert: nn.Module) -> nn.Module:
+    """Without the mixture that came with a head: it was averaged in its own round."""
+    return expert.head if isinstance(expert, Expert) else expert
+
+
+def _key(site: str) -> str:
+    """The name of a site's module: some sites' names are already those of a module dictionary's methods."""
+    return f"site:{site}"

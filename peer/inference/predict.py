@@ -1,0 +1,266 @@
+"""A model on new data: probabilities of classes, label maps on the images' own grids, larger images.
+
+The model is a site's own, or one that an exported file holds. Run as ``python -m peer.inference.predict`` it reads one
+JSON document from standard input and writes one to standard output, so that who asks needs neither torch nor the memory
+for it. Nothing in the site's folder is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from peer.core.commands import Source
+from peer.core.worker_protocol import WorkerSetting, from_json
+from peer.data.datalist import CLASS_LABELS
+from peer.inference import output_files
+from peer.inference.export.load import opened
+from peer.training.errors import UnusableConfigurationError, reason_of
+from peer.training.images import ARRAYS, READERS, Preparation, load_images
+from peer.training.settings import DataSettings, TaskSettings
+from peer.training.trainer import Trainer
+
+SERIES = (".dcm", "")
+"""Endings of DICOM files; in three dimensions a folder of them is one volume."""
+SINGLE = (*ARRAYS, *(ending for ending in READERS if ending not in SERIES))
+"""Endings of files that are an image each."""
+DIGITS = 6
+"""Of a probability: what float32 holds."""
+
+Read: TypeAlias = Callable[[Sequence[Path]], Tensor]
+Finish: TypeAlias = Callable[[Tensor], Tensor]
+
+
+class PredictionContext(Protocol):
+    """What is known of a model: its task, and how its images are prepared."""
+
+    @property
+    def task(self) -> TaskSettings:
+        """The task."""
+
+    @property
+    def data(self) -> DataSettings:
+        """How images are prepared."""
+
+
+class PredictingModel(Protocol):
+    """A ``Trainer`` that holds a state, or an exported file."""
+
+    @property
+    def recipe(self) -> PredictionContext:
+        """What is known of it."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits or images, of prepared images ``(b, c, *space)``, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionInput:
+    """One image to predict: its name, its files, its result's place under the output folder; or what is wrong."""
+
+    name: str
+    images: tuple[Path, ...] = ()
+    place: Path = Path()
+    problem: str = ""
+
+
+def predict(model: PredictingModel, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    """Predict every image of the inputs, in their order; each result is written as soon as it is there.
+
+    Args:
+        model: predicts.
+        inputs: images, folders of images, and datalists.
+        out: the folder for label maps and larger images; probabilities of classes are only answered.
+
+    Returns:
+        ``predictions``, of each image ``file`` with ``class`` and ``probabilities``, or with ``output``, the file that
+        was written; and ``skipped``, ``file`` and ``reason`` of what could not be used.
+
+    Raises:
+        OSError: a result cannot be written.
+    """
+    task = model.recipe.task
+    read, finish = reading(task, model.recipe.data)
+    channels = task.classes if task.kind == "super_resolution" else 1
+    predictions: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    taken: dict[Path, str] = {}
+    for item in list(items(inputs, model.recipe.data)):  # before the first result is written: it is no input
+        try:
+            _check(item)
+            target = output_files.target(out / item.place, channels=channels)
+            if target in taken:
+                raise ValueError(f"its result would replace that of {taken[target]}; predict it by itself")
+            image = read(item.images)
+            prediction = model.predict(finish(image)[None])[0]
+        except Exception as error:  # whatever a reader raises, or memory that is too small for this one
+            skipped.append({"file": item.name, "reason": " ".join((str(error) or repr(error)).split())})
+            continue
+        if task.kind in CLASS_LABELS:
+            answer = classes(prediction)
+        else:
+            taken[target] = item.name
+            space = tuple(image.shape[1:])
+            labels = task.kind == "segmentation"
+            values = output_files.label_map(prediction.softmax(dim=0), space)[None] if labels else prediction.numpy()
+            output_files.write(target, values, like=item.images[0], grid=space)
+            answer = {"output": str(target)}
+        predictions.append({"file": item.name, **answer})
+    return {"predictions": predictions, "skipped": skipped}
+
+
+def items(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
+    """The images in files, in folders and their sub-folders, and in the ``test`` list (else ``training``) of datalists.
+
+    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to its folder; those in
+    the site's own one also to ``[data] root``.
+    """
+    for path in inputs:
+        try:
+            if path.is_dir():
+                yield from _in_folder(path, dims=len(data.input_size))
+            elif path.suffix.lower() == ".json":
+                own = path.resolve() == data.datalist.resolve()
+                yield from _in_datalist(path, data.root if own else path.parent)
+            else:
+                yield PredictionInput(str(path), (path,), Path(path.name))
+        except (OSError, ValueError) as error:
+            yield PredictionInput(str(path), problem=str(error))
+
+
+def _in_folder(folder: Path, *, dims: int) -> Iterator[PredictionInput]:
+    found = sorted(_images(folder, dims=dims))
+    if not found:
+        raise ValueError("holds no image")
+    for path in found:
+        yield PredictionInput(
+            str(path), (path,), path.relative_to(folder) if path != folder else Path(folder.resolve().name)
+        )
+
+
+def _images(folder: Path, *, dims: int) -> Iterator[Path]:
+    visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in visible if path.is_file()]
+    single = [path for path in files if path.name.lower().endswith(SINGLE)]
+    slices = [] if single else [path for path in files if path.suffix.lower() in SERIES]
+    yield from [*single, *([folder] if slices and dims == 3 else slices)]
+    for path in visible:
+        if path.is_dir():
+            yield from _images(path, dims=dims)
+
+
+def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    entries = (document.get("test") or document.get("training")) if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("has no list 'test' or 'training' of images")
+    for number, entry in enumerate(entries):
+        images = entry.get("image") if isinstance(entry, dict) else entry
+        names = [images] if isinstance(images, str) else images
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            yield PredictionInput(
+                f"{path}: entry {number}", problem=f"'image' must be a path or a list of paths, not {images!r}"
+            )
+            continue
+        first = Path(names[0])
+        inside = not first.is_absolute() and ".." not in first.parts
+        yield PredictionInput(names[0], tuple(root / name for name in names), first if inside else Path(first.name))
+
+
+def _check(item: PredictionInput) -> None:
+    """``ValueError`` where the item is none, or a file of it is not there."""
+    if item.problem:
+        raise ValueError(item.problem)
+    for path in item.images:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+
+
+def reading(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
+    """How an image is read on its own grid, and what then becomes the network's input."""
+    if task.kind == "super_resolution":
+        return lambda paths: _unit_image(paths, dims=task.spatial_dims, channels=task.in_channels), Tensor.contiguous
+    preparation = Preparation(task.in_channels, data.input_size, data.normalise)
+    return preparation.load, preparation.finish
+
+
+def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
+    """An image of super-resolution as training sees them: 8-bit pictures are brought to [0, 1]."""
+    return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
+
+
+def in_unit_range(image: Tensor) -> Tensor:
+    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
+    lowest, highest = (float(bound) for bound in image.aminmax())
+    if lowest < 0 or highest > 1:
+        raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
+    return image
+
+
+def classes(logits: Tensor) -> dict[str, Any]:
+    """The most likely class, and the probability of each, for logits ``(classes,)``."""
+    shares = logits.double().softmax(dim=0)
+    return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
+
+
+@contextlib.contextmanager
+def apart(setting: WorkerSetting, state: str) -> Iterator[WorkerSetting]:
+    """The setting with a home of its own that links to one checkpoint and to the artifacts of the site's.
+
+    A worker may be training there: it owns the folder, and what is half written in it.
+    """
+    with tempfile.TemporaryDirectory(prefix="mhfl-predict-") as folder:
+        there, here = Path(setting.home), Path(folder)
+        checkpoint = here / "checkpoints" / state
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.symlink_to(there / "checkpoints" / state)
+        (here / "artifacts").symlink_to(there / "artifacts")
+        yield dataclasses.replace(setting, home=folder)
+
+
+def main() -> None:
+    """Answer a request for predictions of ``inputs`` into ``out``.
+
+    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer; or with
+    ``setting``, ``state`` and ``sources`` of a site.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    request: Any = json.load(sys.stdin)
+    inputs, out = map(Path, request["inputs"]), Path(request["out"])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = _from_file(request, inputs, out) if "model" in request else _from_site(request, inputs, out)
+    except Exception as error:
+        sys.exit(reason_of(error))
+    json.dump(answer, sys.stdout)
+
+
+def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    model = opened(Path(request["model"]), sha256=request["sha256"])
+    facts = {key: model.card[key] for key in ("site", "generation", "round")}
+    task = model.recipe.task
+    if task.kind not in CLASS_LABELS and out.suffix == ".csv":
+        raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
+    return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}
+
+
+def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+    state, sources = str(request["state"]), from_json(tuple[Source, ...], request["sources"])
+    with apart(from_json(WorkerSetting, request["setting"]), state) as setting:
+        trainer = Trainer(setting)
+        trainer.hold(state, sources)
+        return predict(trainer, inputs, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A worker that loads the data, builds the model and tries a step of each stage, in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.site_folder import SiteFolder
+from peer.core import commands, events, limits, worker_protocol
+from peer.core.roster import SiteName
+from peer.daemon.worker_process import WorkerProcess, describe_exit
+from peer.preflight.finding import Finding
+from peer.records.recent import duration
+
+SAMPLE_S = 2.0
+"""A large volume on a slow network disk is read in less."""
+REHEARSAL_S = 600.0
+"""For the first steps of all stages: minutes on a CPU with volumes."""
+MEMORY_SHARE_MAX = 0.9
+"""Of what there is: the largest batch is not always the first one, and memory falls into pieces."""
+REMEDIES = {
+    "data": "correct [data] in site.toml",
+    "configuration": "correct [model] or [training] in site.toml, as the reason says",
+    "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
+}
+TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a worker said: its findings, and the size of what the site will send, where that is known."""
+
+    findings: tuple[Finding, ...]
+    artifact_bytes: int | None = None
+
+
+async def rehearse(
+    folder: SiteFolder,
+    federation: FederationConfig,
+    site: SiteConfig,
+    name: SiteName,
+    *,
+    worker: Sequence[str],
+    samples: int,
+) -> Trial:
+    """Have a worker do in a temporary folder what the first round would begin with.
+
+    Args:
+        folder: the site's; nothing is written to it.
+        federation: the federation.
+        site: the site's private configuration.
+        name: the site's.
+        worker: what to execute.
+        samples: how many it has to read.
+    """
+    try:
+        return await _rehearse(folder, federation, site, name, worker=worker, samples=samples)
+    except OSError as error:  # no temporary folder, or no room in it
+        text = f"a temporary folder cannot be used: {error}"
+        return Trial((Finding("worker", "failure", text, TEMPORARY),))
+
+
+async def _rehearse(
+    folder: SiteFolder,
+    federation: FederationConfig,
+    site: SiteConfig,
+    name: SiteName,
+    *,
+    worker: Sequence[str],
+    samples: int,
+) -> Trial:
+    answers: asyncio.Queue[events.Event] = asyncio.Queue()
+    with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
+        for part in ("artifacts", "checkpoints"):
+            (Path(home) / part).mkdir()
+        private = site.model_dump(mode="json")
+        if site.data.cache == "disk":  # all samples would go into the temporary folder
+            private["data"]["cache"] = "none"
+        setting = worker_protocol.WorkerSetting(
+            site_name=name,
+            federation_digest=federation.digest,
+            federation=federation.model_dump(mode="json"),
+            site=private,
+            home=home,
+            base_folder=str(folder.path),
+        )
+        foreman = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
+        try:
+            await foreman.send(commands.Initialise(1, 1))
+            begun = await _answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
+            if not isinstance(begun, events.Initialised):
+                return Trial((_failed("worker", begun),))
+            await foreman.send(commands.Rehearse(1, 2, federation.roster.others(name)))
+            tried = await _answer(answers, REHEARSAL_S)
+        finally:
+            await foreman.close()
+    if not isinstance(tried, events.Rehearsed):
+        return Trial((_begun(begun, site), _failed("rehearsal", tried)))
+    return Trial((_begun(begun, site), _rehearsed(tried, site)), tried.artifact_bytes)
+
+
+async def _answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
+    """The next answer; in its place a failure when none comes in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await answers.get()
+    except TimeoutError:
+        return events.WorkFailed(1, 0, "slow", f"no answer within {limit_s:.0f} s")
+
+
+def _failed(subject: str, answer: events.Event) -> Finding:
+    fault, reason = getattr(answer, "fault", "crash"), getattr(answer, "reason", "")
+    if fault == "slow":
+        return Finding(subject, "failure", reason, "look at the disk, and at what else this machine does")
+    if os.strerror(errno.ENOSPC) in reason:
+        return Finding(subject, "failure", reason, TEMPORARY)
+    if describe_exit(-signal.SIGKILL) in reason:
+        fault = "memory"
+    return Finding(subject, "failure", reason, REMEDIES.get(fault, "see the reason"))
+
+
+def _begun(answer: events.Initialised, site: SiteConfig) -> Finding:
+    unreadable = answer.samples.get("unreadable", 0)
+    size = f", {answer.artifact.bytes / 2**20:.1f} MiB a {answer.artifact.kind}" if answer.artifact is not None else ""
+    text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {unreadable} unreadable samples"
+    return Finding.judged("worker", text, "see `data validate`" if unreadable else "")
+
+
+def _rehearsed(answer: events.Rehearsed, site: SiteConfig) -> Finding:
+    steps = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds in answer.step_s.items())
+    memory = f"{answer.memory_bytes / 2**30:.1f} of {answer.available_bytes / 2**30:.1f} GiB"
+    text = (
+        f"a step of {site.training.batch_size} samples on {answer.device} takes: {steps}; "
+        f"a round trains for about {duration(answer.round_s)}; {memory} of memory"
+    )
+    tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
+    return Finding.judged("rehearsal", text, REMEDIES["memory"] if tight else "")

@@ -1,0 +1,214 @@
+"""The documents behind `rounds`, `evaluation`, `transfers` and so on, and the status of a site whose daemon is down.
+
+Each is plain data with stable keys, drawn from the journals and the egress ledger, so that the running daemon and a
+reader beside a stopped one say the same. All of them may be read while the daemon writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peer import errors
+from peer.config.site_folder import SiteFolder
+from peer.core import site_memory
+from peer.core.global_test_memory import evaluation_records
+from peer.core.limits import REFUSALS_SHOWN_MAX
+from peer.core.roster import federation_digest
+from peer.records.journal import Journal
+from peer.records.ledger import UNKNOWN, Ledger
+from peer.records.recent import Recent
+
+TRANSFER_KEYS = ("time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome")
+BULKY = frozenset({"tensors", "spec", "body", "signature", "certificate_der"})
+QUIET = frozenset({"ignored", "discarded", "manifest"})
+"""Rows that `events` leaves out unless it is asked for all."""
+EVENTS_SHOWN = 50
+TELLING = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
+"""Rows that say where a site is: the newest of each is enough, and hundreds of rounds need not be gone through."""
+
+
+def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
+    """One of a site's documents, from its disk; ``ValueError`` names what there is not."""
+    with contextlib.ExitStack() as stack:
+        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
+        if what == "rounds":
+            return rounds(read)
+        if what == "evaluation":
+            federation = _federation(folder)
+            sites, global_test = federation["sites"], federation["global_test"]
+            return evaluation(read, own=folder.site, sites=sites, global_test=global_test)
+        if what == "events":
+            last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
+            return events(read, last=last, everything=everything)
+        if what not in ("transfers", "egress"):
+            raise ValueError(f"there is no document {what!r}")
+        if not folder.egress_db.exists():
+            return transfers(read) if what == "transfers" else []
+        ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
+        return transfers(read, ledger) if what == "transfers" else egress(ledger)
+
+
+def journals(folder: SiteFolder) -> list[Journal]:
+    """The journals of every generation, oldest first, for reading."""
+    paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
+    return [Journal(path, read_only=True) for path in paths if path.exists()]
+
+
+def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
+    """The committed rounds of these journals, oldest first."""
+    kinds = ("committed", "compared", "evaluated")
+    return [record for journal in read for record in site_memory.round_records(journal.rows(kinds))]
+
+
+def evaluation(
+    read: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
+) -> list[dict[str, Any]]:
+    """The site's own model on every site's test split, a record an evaluated round, oldest first."""
+    kinds = ("evaluated", "report", "lapsed")
+    records = (
+        evaluation_records(journal.rows(kinds), own=own, sites=sites, global_test=global_test) for journal in read
+    )
+    return [record for found in records for record in found]
+
+
+def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
+    """What came in: one record a finished transfer."""
+    found = []
+    for journal in read:
+        for row in journal.records(("received",)):
+            record = {"time": row["time"], "direction": "in", "round": row["round"], **row["body"]}
+            found.append({key: record[key] for key in TRANSFER_KEYS})
+    return found
+
+
+def transfers(read: Sequence[Journal], ledger: Ledger | None = None) -> list[dict[str, Any]]:
+    """What came in and what left, by time."""
+    every = [*received(read), *(egress(ledger) if ledger is not None else ())]
+    return sorted(every, key=lambda record: record["time"])
+
+
+def egress(ledger: Ledger) -> list[dict[str, Any]]:
+    """What left, by time: ``bytes`` were sent, or were meant to be where the end is open or unknown."""
+    found = []
+    for record in ledger.transfers():
+        if record["outcome"] not in ("open", UNKNOWN):
+            record["bytes"] = record["sent_bytes"]
+        found.append({key: record[key] for key in TRANSFER_KEYS})
+    return found
+
+
+def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[dict[str, Any]]:
+    """The newest journal rows, oldest first, without bulk.
+
+    Args:
+        read: the journals, oldest first.
+        last: at most so many.
+        everything: also the rows that hardly ever matter.
+    """
+    found: list[dict[str, Any]] = []
+    for journal in reversed(read):
+        newest = journal.records(without=() if everything else QUIET, last=last - len(found))
+        found = [*({**row, "body": _slim(row["body"])} for row in newest), *found]
+    return found
+
+
+def status_when_down(folder: SiteFolder) -> dict[str, Any]:
+    """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
+    federation = _federation(folder)
+    with contextlib.ExitStack() as stack:
+        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
+        journal = next((journal for journal in reversed(read) if not journal.empty()), None)
+        return _status(folder, federation, journal)
+
+
+def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
+    memory, digest, left, refusals, last = site_memory.Memory(), federation["digest"], None, [], None
+    if journal is not None:
+        memory = site_memory.recover(journal.newest(TELLING))
+        digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
+        last = Recent(journal.records(("committed",), last=1)).last
+        run = journal.records(("began", "left"), last=1)
+        left = run[0]["body"] if run and run[0]["kind"] == "left" else None
+        refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
+        began = max((index for index, row in enumerate(refused) if row["kind"] == "began"), default=-1)
+        refusals = [
+            {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
+            for row in refused[began + 1 :]
+        ]
+    unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
+    unknown |= {"spoken": None, "artifact_bytes": None, "clock_skew_s": None, "address": None, "called_s": None}
+    return {
+        "daemon": "down",
+        "site": folder.site,
+        "federation": folder.federation,
+        "digest": digest,
+        "method": federation["method"],
+        "generation": memory.generation,
+        "phase": "new" if journal is None else "finished" if memory.finished else "down",
+        "phase_s": None,
+        "round": memory.open.number if memory.open is not None else memory.committed,
+        "rounds": federation["rounds"],
+        "committed": memory.committed,
+        "waiting_for": [],
+        "peers": {name: dict(unknown) for name in federation["sites"] if name != folder.site},
+        "training": {},
+        "samples": memory.samples,
+        "refusals": refusals,
+        "failure": f"{left['fault']}: {left['reason']}" if left is not None and left["fault"] else "",
+        "last_round": last,
+        "left_s": None,
+        "certificate_days": _certificate_days(folder),
+        "transfers": [],
+        "listen": "",
+        "pid": None,
+        "worker_pid": None,
+        "started": None,
+    }
+
+
+def sites(folder: SiteFolder) -> list[str]:
+    """The names in the site's federation.toml, sorted; without the checks of a start."""
+    return list(_federation(folder)["sites"])
+
+
+def _federation(folder: SiteFolder) -> dict[str, Any]:
+    """What `status` shows of the federation, read without the checks of a start, which take longer than the answer."""
+    path = folder.federation_toml
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {
+            "digest": federation_digest(found),
+            "method": found["method"]["name"],
+            "rounds": found["rounds"],
+            "sites": sorted(site["name"] for site in found["site"]),
+            "global_test": bool(found.get("global_test", False)),
+        }
+    except OSError as error:
+        raise errors.ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"{path} is not a federation.toml: {error}", "get the founder's federation.toml"
+        ) from error
+
+
+def _certificate_days(folder: SiteFolder) -> int | None:
+    """Whole days that the certificate on disk is valid for; nothing where there is none that can be read."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate((folder.pki / "cert.pem").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+
+def _slim(body: Any) -> Any:
+    if isinstance(body, dict):
+        return {key: _slim(value) for key, value in body.items() if key not in BULKY}
+    if isinstance(body, list):
+        return [_slim(item) for item in body]
+    return body

@@ -1,0 +1,290 @@
+"""A folder of runs as `mhfl-peer simulate` left it: what was asked for, what is there, and what is not.
+
+Arrays are read when they are asked for and never unpickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peer.errors import StateError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORMAT = 1
+"""Of the files that this program reads."""
+EVERY_LINK = "all"
+"""The name of the links of an undisturbed federation."""
+POOLED = "centralised"
+"""The bound that trains on everybody's data."""
+CLASSIFIES = frozenset({"classification", "time_series"})
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished federation: ``result.json``, and the arrays beside it."""
+
+    folder: Path
+    document: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def method(self) -> str:
+        """The row's label."""
+        return str(self.document["method"])
+
+    @property
+    def links(self) -> str:
+        """Name of what was lost."""
+        return str(self.document["links"])
+
+    @property
+    def setting(self) -> tuple[str, str]:
+        """Partition and set of networks: what one table is about."""
+        return str(self.document["partition"]), str(self.document["models"])
+
+    @property
+    def fold(self) -> int:
+        """Which fold was tested on."""
+        return int(self.document["fold"])
+
+    @property
+    def seed(self) -> int:
+        """Of partition and training."""
+        return int(self.document["seed"])
+
+    @property
+    def sites(self) -> Mapping[str, Mapping[str, Any]]:
+        """What is known of each site that took part."""
+        sites: Mapping[str, Mapping[str, Any]] = self.document["sites"]
+        return sites
+
+    @property
+    def matrix(self) -> Mapping[str, Mapping[str, Mapping[str, float | None]]]:
+        """Metrics by the model's site, then by the test data's site."""
+        matrix: Mapping[str, Mapping[str, Mapping[str, float | None]]] = self.document["matrix"]
+        return matrix
+
+    @property
+    def single_model(self) -> bool:
+        """Whether all sites end with the same network."""
+        return bool(self.document.get("single_model", False))
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """Versions, digests, time; empty where there is none."""
+        found: Mapping[str, Any] = self._json("manifest.json")
+        return found
+
+    @cached_property
+    def samples(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The datalist's entries by data site, in the arrays' order."""
+        found: Mapping[str, Any] = self._json("samples.json")
+        return found
+
+    @cached_property
+    def scores(self) -> Mapping[str, Sequence[Mapping[str, float]]]:
+        """Of dense tasks: what each test sample scored with its own site's model."""
+        found: Mapping[str, Any] = self._json("scores.json")
+        return found
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """The arrays of ``<name>.npz``; none where the run has no such file.
+
+        Raises:
+            StateError: the file is damaged, or holds objects.
+        """
+        import numpy as np
+
+        path = self.folder / f"{name}.npz"
+        if not path.exists():
+            return {}
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {key: archive[key] for key in archive.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise StateError(
+                f"{path} cannot be read: {error}", "delete this run's folder and simulate again"
+            ) from error
+
+    def classified(self, model: str, data: str) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """Probabilities ``(n, classes)`` and labels ``(n,)`` of a site's model on a site's test data."""
+        found = self._predictions
+        if f"p/{model}/{data}" not in found or f"y/{data}" not in found:
+            return None
+        return found[f"p/{model}/{data}"].astype("float64"), found[f"y/{data}"].astype("int64")
+
+    @cached_property
+    def _predictions(self) -> dict[str, NDArray[Any]]:
+        return self.arrays("predictions")
+
+    def _json(self, name: str) -> Any:
+        path = self.folder / name
+        return document(path) if path.exists() else {}
+
+
+@dataclass(frozen=True)
+class Results:
+    """An experiment and its finished runs.
+
+    Attributes:
+        folder: where they lie.
+        experiment: ``experiment.json``.
+        runs: the finished ones.
+        unfinished: ids of runs that were begun, or are known to be wanted, and have no result.
+    """
+
+    folder: Path
+    experiment: Mapping[str, Any]
+    runs: Sequence[RunResult]
+    unfinished: Sequence[str]
+
+    @property
+    def kind(self) -> str:
+        """Of the task."""
+        return str(self.experiment["task"]["kind"])
+
+    @property
+    def metric(self) -> str:
+        """The figure by which the task is judged."""
+        return str(self.experiment["metric"])
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The labels, in the order of the experiment's file."""
+        return list(self.experiment["methods"])
+
+    def method_of(self, label: str) -> str:
+        """The method behind a label."""
+        return str(self.experiment["methods"].get(label, {}).get("method", label))
+
+    @cached_property
+    def settings(self) -> list[tuple[str, str]]:
+        """Partitions and sets of networks that have a run, in the experiment's order."""
+        found = {run.setting for run in self.runs}
+        order = itertools.product(self.experiment["partitions"], self.experiment["models"])
+        return [setting for setting in order if setting in found]
+
+    @cached_property
+    def links(self) -> dict[str, Mapping[str, Any]]:
+        """What is lost, by name; the undisturbed federation first."""
+        return {str(links["name"]): links for links in self.experiment["links"]}
+
+    def select(self, setting: tuple[str, str], label: str, links: str = EVERY_LINK) -> list[RunResult]:
+        """The runs of one cell, by fold and seed."""
+        chosen = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
+        return sorted(chosen, key=lambda run: (run.fold, run.seed))
+
+    def ran(self, setting: tuple[str, str], links: str = EVERY_LINK) -> list[str]:
+        """The labels that have a run in this setting."""
+        return [label for label in self.methods if self.select(setting, label, links)]
+
+    def sites(self, setting: tuple[str, str]) -> list[str]:
+        """Every site of the setting, in order of their names."""
+        return sorted({site for run in self.runs if run.setting == setting for site in run.sites})
+
+    def undivided(self, partition: str) -> RunResult | None:
+        """A run that shows everybody's data: of the first fold and seed, with all sites, where nothing was pooled."""
+        runs = [run for run in self.runs if run.setting[0] == partition and self.method_of(run.method) != POOLED]
+        return min(runs, key=lambda run: (-len(run.sites), run.fold, run.seed), default=None)
+
+    def title(self, setting: tuple[str, str]) -> str:
+        """How the setting is called where there are several; empty where there is one."""
+        parts = [
+            f"{what} {name}"
+            for what, key, name in zip(("partition", "models"), ("partitions", "models"), setting, strict=True)
+            if len(self.experiment[key]) > 1
+        ]
+        return ", ".join(parts)
+
+    @property
+    def repeats(self) -> str:
+        """Over what means and deviations are taken."""
+        folds, seeds = int(self.experiment["folds"]), len(self.experiment["seeds"])
+        if folds:
+            return f"{folds} folds" + (f", each the mean of {seeds} seeds" if seeds > 1 else "")
+        return f"{seeds} seeds" if seeds > 1 else "one run"
+
+
+def read(folder: Path) -> Results:
+    """What lies in the folder.
+
+    Raises:
+        UsageError: it holds no experiment.
+        StateError: it is of another format, damaged, or no run has finished.
+    """
+    path = folder / "experiment.json"
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no results: there is no {path.name}", "name what `simulate --out` made")
+    experiment = document(path)
+    _same_format(path, experiment)
+    runs, unfinished = [], []
+    for place in sorted((folder / "runs").glob("*/")):
+        result = place / "result.json"
+        if result.is_file():
+            run = RunResult(place, document(result))
+            _same_format(result, run.document)
+            if _asked(experiment, run):
+                runs.append(run)
+        else:
+            unfinished.append(place.name)
+    if not runs:
+        raise StateError(f"{folder}: no run has finished yet", "let `simulate` finish at least one")
+    return Results(
+        folder, experiment, runs, sorted({*unfinished, *_wanted(experiment, runs)} - {run.id for run in runs})
+    )
+
+
+def _asked(experiment: Mapping[str, Any], run: RunResult) -> bool:
+    """Whether the run is one of the experiment as it is now: what its file does not name any more is not reported."""
+    partition, models = run.setting
+    return (
+        partition in experiment["partitions"]
+        and models in experiment["models"]
+        and run.method in experiment["methods"]
+        and run.links in {links["name"] for links in experiment["links"]}
+        and run.seed in experiment["seeds"]
+        and run.fold < max(int(experiment["folds"]), 1)
+    )
+
+
+def document(path: Path) -> Any:
+    """The JSON of a file; ``StateError`` where it is none."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read: {error}", "delete it and simulate again") from error
+
+
+def _same_format(path: Path, found: Any) -> None:
+    version = found.get("format") if isinstance(found, Mapping) else None
+    if version != FORMAT:
+        by = found.get("version") if isinstance(found, Mapping) else None
+        raise StateError(
+            f"{path} is of format {version}; this program reads format {FORMAT}",
+            f"report with the version that wrote it{f', mhfl-peer {by}' if by else ''}",
+        )
+
+
+def _wanted(experiment: Mapping[str, Any], runs: Iterable[RunResult]) -> set[str]:
+    """The ids that the experiment asks for: every fold and seed of each federation that has a run."""
+    if "runs" in experiment:
+        return set(experiment["runs"])
+    heads = {run.id.rpartition(".fold-")[0] for run in runs}
+    folds = range(max(int(experiment["folds"]), 1))
+    return {
+        f"{head}.fold-{fold}.seed-{seed}" for head, fold, seed in itertools.product(heads, folds, experiment["seeds"])
+    }

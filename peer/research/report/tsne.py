@@ -1,0 +1,118 @@
+"""t-SNE of body features, coloured by class and by site: what a site's network tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.research.report import plotting
+from peer.research.report.plotting import ReportFigure
+from peer.research.report.results import RunResult
+
+SAMPLES_MAX = 1000
+"""t-SNE of more takes minutes and shows no more."""
+SAMPLES_MIN = 12
+PERPLEXITY = 30.0
+NEIGHBOURS = 10
+RASTER_FROM = 1500
+"""More points than this are drawn as an image."""
+
+
+def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure | None:
+    """Of each run the features that a site's own network makes of every site's test samples.
+
+    Args:
+        runs: one a method, of the same data.
+        site: whose network.
+        name: of the picture.
+
+    Returns:
+        Nothing where no run has features of this site.
+    """
+    found = {}
+    for run in runs:
+        arrays = run.arrays("features")
+        if f"{site}/features" in arrays and len(arrays[f"{site}/labels"]) >= SAMPLES_MIN:
+            parts = (arrays[f"{site}/{what}"] for what in ("features", "labels", "origins"))
+            found[run.method] = _thinned(*parts)
+    if not found:
+        return None
+    columns = len(found)
+    figure, (above, below) = plotting.figure(max(4.4, 1.2 + 1.75 * columns), 4.1, rows=2, columns=columns)
+    sites = sorted(runs[0].sites)
+    for column, (label, (values, labels, origins)) in enumerate(found.items()):
+        places = embedded(values)
+        share = neighbours(values, labels)
+        above[column].set_title(f"{label}\n{share:.0%} same class", fontsize=8.5)
+        _scatter(above[column], places, labels, {k: f"class {k}" for k in np.unique(labels).tolist()})
+        _scatter(below[column], places, origins, dict(enumerate(sites)))
+    for axes, what in ((above[0], "by class"), (below[0], "by site")):
+        axes.set_ylabel(what, fontweight="bold")
+    for line in (above, below):
+        line[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), markerscale=1.8, handletextpad=0.2)
+    return plotting.finished(
+        figure,
+        name=name,
+        title=f"t-SNE of body features: {site}",
+        caption=f"What {site}'s network gives its head, for every site's test samples. Above each field: how many of "
+        f"the {NEIGHBOURS} nearest samples, in the features themselves, are of the same class; distances in the map "
+        f"mean little. Fold {runs[0].fold}, seed {runs[0].seed}. As figure 5 of MH-pFLID.",
+    )
+
+
+def embedded(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Places ``(n, 2)`` of features ``(n, d)`` by t-SNE, always the same; one place where all features are the same."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    spread = values.std(axis=0)
+    if not spread.any():
+        return np.zeros((len(values), 2))
+    scaled = (values - values.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    components = min(50, *scaled.shape)
+    reduced = PCA(components, random_state=0, svd_solver="full").fit_transform(scaled)
+    perplexity = min(PERPLEXITY, (len(values) - 1) / 3)
+    tsne = TSNE(2, perplexity=perplexity, init="pca" if components > 1 else "random", max_iter=500, random_state=0)
+    places: NDArray[np.float64] = tsne.fit_transform(reduced).astype(np.float64)
+    return places
+
+
+def neighbours(values: NDArray[Any], labels: NDArray[np.int64], count: int = NEIGHBOURS) -> float:
+    """The share of each sample's nearest others, by Euclidean distance of features ``(n, d)``, with its own label."""
+    wide = values.astype(np.float64)
+    norms = (wide**2).sum(axis=1)
+    distances = norms[:, None] + norms[None] - 2 * wide @ wide.T
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, : min(count, len(values) - 1)]
+    return float(np.mean(labels[nearest] == labels[:, None]))
+
+
+def _thinned(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """The same samples of each array, at most so many, always the same ones."""
+    count = len(arrays[0])
+    if count <= SAMPLES_MAX:
+        return arrays
+    chosen = np.sort(np.random.default_rng(0).choice(count, SAMPLES_MAX, replace=False))
+    return tuple(array[chosen] for array in arrays)
+
+
+def _scatter(axes: Any, places: NDArray[np.float64], values: NDArray[Any], labels: Mapping[int, str]) -> None:
+    for index, (value, label) in enumerate(labels.items()):
+        chosen = values == value
+        axes.scatter(
+            *places[chosen].T,
+            s=9,
+            linewidth=0,
+            alpha=0.85,
+            color=plotting.CLASS_COLOURS[index % len(plotting.CLASS_COLOURS)],
+            marker=plotting.MARKERS[(index // len(plotting.CLASS_COLOURS)) % len(plotting.MARKERS)],
+            label=label,
+            rasterized=len(places) > RASTER_FROM,
+        )
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.set_box_aspect(1)

@@ -1,0 +1,140 @@
+"""The arithmetic of the papers' tables: Local and Global Test of every site over folds, and the column "Mean".
+
+A result of one fold is a matrix: of each site's model the metric on each site's test split. Local Test is its diagonal;
+Global Test of a site is the mean of its row, every test split counting alike however large. What is undefined, None or
+not finite, is left out of means and counted.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+Matrix: TypeAlias = Mapping[str, Mapping[str, float | None]]
+"""The metric by the model's site, then by the test split's. One model of all sites stands in every site's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An unweighted mean, None of nothing: of ``count`` values, at one remove or more; ``undefined`` are left out."""
+
+    value: float | None
+    count: int
+    undefined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation (ddof 0) over the folds that have a value.
+
+    ``folds``: of each fold its value, None where it has none; ``undefined``: the values that are in none of them.
+    """
+
+    mean: float | None
+    std: float | None
+    folds: tuple[float | None, ...]
+    undefined: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """A method's line in a table: a cell for each site, and the column "Mean"."""
+
+    cells: Mapping[str, Spread]
+    mean: Spread
+
+
+def defined(value: float | None) -> TypeGuard[float]:
+    """Whether a value counts: it is there and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def average(values: Iterable[float | None]) -> Average:
+    """The mean of the values that are defined."""
+    listed = list(values)
+    kept = [value for value in listed if defined(value)]
+    return Average(statistics.fmean(kept) if kept else None, len(kept), len(listed) - len(kept))
+
+
+def combined(averages: Iterable[Average]) -> Average:
+    """The mean of means, each counting alike however many values are in it."""
+    parts = list(averages)
+    value = average(part.value for part in parts).value
+    return Average(value, sum(part.count for part in parts), sum(part.undefined for part in parts))
+
+
+def over_folds(averages: Sequence[Average]) -> Spread:
+    """Mean and standard deviation of one value a fold."""
+    kept = [fold.value for fold in averages if fold.value is not None]
+    mean = statistics.fmean(kept) if kept else None
+    return Spread(
+        mean=mean,
+        std=None if mean is None else math.sqrt(statistics.fmean((value - mean) ** 2 for value in kept)),
+        folds=tuple(fold.value for fold in averages),
+        undefined=sum(fold.undefined for fold in averages),
+    )
+
+
+def local_test(folds: Sequence[Matrix]) -> ResultRow:
+    """Every site's model on its own test split.
+
+    Args:
+        folds: the matrix of each.
+
+    Returns:
+        "Mean" averages over the sites inside each fold, and spreads over the folds.
+
+    Raises:
+        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+    """
+    return _row(folds, {site: [average([fold[site][site]]) for fold in folds] for site in _sites(folds)})
+
+
+def global_test(folds: Sequence[Matrix]) -> ResultRow:
+    """Every site's model on every site's test split, its own included.
+
+    Args:
+        folds: the matrix of each.
+
+    Returns:
+        As :func:`local_test` does. Of one model of all sites only "Mean" says anything: all cells are the same.
+
+    Raises:
+        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+    """
+    return _row(folds, {site: [average(fold[site].values()) for fold in folds] for site in _sites(folds)})
+
+
+def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
+    """The Global Test before it is averaged over test splits: every cell of the matrix over the folds.
+
+    Raises:
+        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+    """
+    sites = _sites(folds)
+    return {
+        model: {split: over_folds([average([fold[model].get(split)]) for fold in folds]) for split in sites}
+        for model in sites
+    }
+
+
+def _row(folds: Sequence[Matrix], cells: Mapping[str, Sequence[Average]]) -> ResultRow:
+    inside = [combined(column[fold] for column in cells.values()) for fold in range(len(folds))]
+    return ResultRow({site: over_folds(column) for site, column in cells.items()}, over_folds(inside))
+
+
+def _sites(folds: Sequence[Matrix]) -> list[str]:
+    """The sites, the same in every fold."""
+    if not folds:
+        raise ValueError("there is no fold")
+    sites = list(folds[0])
+    for number, fold in enumerate(folds):
+        if fold.keys() != folds[0].keys():
+            raise ValueError(f"fold {number} has the sites {sorted(fold)}, fold 0 has {sorted(sites)}")
+        for site in sites:
+            if site not in fold[site]:
+                raise ValueError(f"fold {number}: the model of {site!r} was not tested on its own split")
+    return sites

@@ -1,0 +1,214 @@
+"""Where a site's scalars go: TensorBoard and MLflow, in files of this machine; what is there is not written again.
+
+Nothing here talks to a network: metrics do not leave the site by this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from peer.errors import DiskError, StateError, UsageError
+from peer.records.journal import storage
+from peer.tracking.scalars import GenerationScalars, Place, Scalar
+
+SQLITE = "sqlite:///"
+METRICS_PER_CALL = 1000
+PARAMETERS_PER_CALL = 100
+PARAMETER_LENGTH_MAX = 500
+"""Bounds of MLflow's store."""
+
+
+class Tracker(Protocol):
+    """Takes scalars."""
+
+    def add(self, run: GenerationScalars) -> int:
+        """Write what of the run is not there yet, durably; how many scalars that were."""
+
+    def close(self) -> None:
+        """Let go of files."""
+
+
+class TensorBoard:
+    """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each generation.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with _installed("tensorboard"):
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer import event_file_writer
+        self._event, self._summary, self._writer = event_pb2.Event, summary_pb2.Summary, event_file_writer
+        self._folder = folder
+        self._written: dict[Path, set[Place]] = {}
+        self._open: dict[Path, Any] = {}
+
+    def add(self, run: GenerationScalars) -> int:
+        """Append to the run's folder; ``DiskError`` when it cannot be written."""
+        folder = self._folder / f"{run.federation}-{run.digest[:8]}" / run.site / run.name
+        if folder not in self._written:
+            self._written[folder] = set(self._read(folder))
+        written = self._written[folder]
+        new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written]
+        if new:
+            try:
+                self._append(folder, new)
+            except OSError as error:
+                raise DiskError(f"{folder} cannot be written: {error.strerror}") from error
+            written |= {(scalar.tag, scalar.step) for scalar in new}
+        return len(new)
+
+    def close(self) -> None:
+        """Close the files of events."""
+        for writer in self._open.values():
+            writer.close()
+        self._open.clear()
+
+    def _append(self, folder: Path, scalars: Sequence[Scalar]) -> None:
+        if folder not in self._open:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open[folder] = self._writer.EventFileWriter(str(folder))
+        writer = self._open[folder]
+        for scalar in scalars:
+            summary = self._summary(value=[self._summary.Value(tag=scalar.tag, simple_value=scalar.value)])
+            writer.add_event(self._event(wall_time=scalar.time_s, step=scalar.step, summary=summary))
+        writer.flush()
+
+    def _read(self, folder: Path) -> Iterator[Place]:
+        """What the files there hold already; a record that was cut off in the middle was never written."""
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+        for path in sorted(folder.glob("*tfevents*")):
+            for event in LegacyEventFileLoader(str(path)).Load():
+                for value in event.summary.value:
+                    yield value.tag, event.step
+
+
+class MLflow:
+    """A SQLite file of MLflow's: an experiment a federation, a run for each generation of a site.
+
+    Args:
+        database: the file; see the function of that name.
+
+    Raises:
+        UsageError: the package is not installed.
+        StateError: MLflow cannot use the file.
+    """
+
+    def __init__(self, database: Path) -> None:
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read at the import: it would tell MLflow's makers of each use
+        with _installed("mlflow"), _quiet():
+            from mlflow import MlflowClient, entities
+            from mlflow.exceptions import MlflowException
+            from sqlalchemy.exc import SQLAlchemyError
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        self._path, self._entities, self._problems = database, entities, (MlflowException, SQLAlchemyError)
+        self._written: dict[str, set[Place]] = {}
+        with self._named(), _quiet():
+            self._client = MlflowClient(tracking_uri=f"{SQLITE}{database}")
+
+    def add(self, run: GenerationScalars) -> int:
+        """Log to the run of the generation, which is made if it is not there."""
+        with self._named():
+            identity = self._run(run)
+            written = self._known(identity, run)
+            new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written]
+            metrics = [
+                self._entities.Metric(scalar.tag, scalar.value, round(scalar.time_s * 1000), scalar.step)
+                for scalar in new
+            ]
+            for start in range(0, len(metrics), METRICS_PER_CALL):
+                self._client.log_batch(identity, metrics=metrics[start : start + METRICS_PER_CALL])
+            written |= {(scalar.tag, scalar.step) for scalar in new}
+            if run.ended_s is not None and self._client.get_run(identity).info.status != "FINISHED":
+                self._client.set_terminated(identity, "FINISHED", end_time=round(run.ended_s * 1000))
+        return len(new)
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def _run(self, run: GenerationScalars) -> str:
+        """The run's identity in MLflow, found by its tags."""
+        tags = {"mhfl.federation": run.digest, "mhfl.site": run.site, "mhfl.generation": str(run.generation)}
+        experiment = self._client.get_experiment_by_name(run.federation)
+        if experiment is None:
+            artifacts = (self._path.parent / "mlflow-artifacts").as_uri()  # named, not made: models stay at the site
+            number = self._client.create_experiment(run.federation, artifact_location=artifacts)
+        else:
+            number = experiment.experiment_id
+        wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        found = self._client.search_runs([number], filter_string=wanted, max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        made = self._client.create_run(
+            number, start_time=round(run.began_s * 1000), tags=tags, run_name=f"{run.site} {run.name}"
+        )
+        facts = [self._entities.Param(name, value[:PARAMETER_LENGTH_MAX]) for name, value in run.facts.items()]
+        for start in range(0, len(facts), PARAMETERS_PER_CALL):
+            self._client.log_batch(made.info.run_id, params=facts[start : start + PARAMETERS_PER_CALL])
+        return str(made.info.run_id)
+
+    def _known(self, identity: str, run: GenerationScalars) -> set[Place]:
+        if identity not in self._written:
+            there = self._client.get_run(identity).data.metrics
+            tags = {scalar.tag for scalar in run.scalars} & there.keys()
+            histories = {tag: self._client.get_metric_history(identity, tag) for tag in tags}
+            self._written[identity] = {(tag, point.step) for tag, points in histories.items() for point in points}
+        return self._written[identity]
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except self._problems as error:
+            reason = str(error).splitlines()[0]
+            raise StateError(f"{self._path}: MLflow cannot use it: {reason}", "name another file") from error
+
+
+def database(uri: str) -> Path:
+    """The file of an MLflow store, made if it is not there.
+
+    Raises:
+        UsageError: it is anything but a SQLite file of this machine.
+        DiskError: it cannot be written.
+        StateError: it is no database.
+    """
+    name = uri.removeprefix(SQLITE)
+    if not uri.startswith(SQLITE) or not name or "?" in name:
+        kind = uri.partition(":")[0]  # the rest may hold a password
+        raise UsageError(
+            f"--mlflow: a store of the kind {kind!r} is no file of this machine, and metrics stay at the site",
+            "name sqlite:///FILE; `mlflow ui --backend-store-uri sqlite:///FILE` shows it",
+        )
+    path = Path(name).absolute()
+    if not path.parent.is_dir():
+        raise DiskError(f"{path.parent} does not exist", "make the folder first")
+    with storage(path), contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")  # MLflow would try for minutes to write what cannot be written
+    return path
+
+
+@contextlib.contextmanager
+def _installed(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--{package} needs {error.name}, which is not installed", "run `pip install 'mhfl-peer[scalars]'`"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of MLflow's about the libraries that it uses are not the operator's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,63 @@
+"""What makes work impossible, by whose hands it can be mended: the ``fault`` of a ``WorkFailed``."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from peer.core.commands import Source
+from peer.core.limits import TEXT_BYTES_MAX
+
+ALLOCATION = "can't allocate memory"  # what torch's allocator says on a CPU, in a bare RuntimeError
+
+
+class WorkError(Exception):
+    """The work cannot be done; the message is one line that names what is wrong and the remedy."""
+
+    fault = "crash"
+
+
+class UnusableDataError(WorkError):
+    """The site's data cannot be used."""
+
+    fault = "data"
+
+
+class UnusableConfigurationError(WorkError):
+    """The site's model, a layer name or a parameter does not fit."""
+
+    fault = "configuration"
+
+
+class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
+    """A received artifact must not be used; the message is the reason. Its origin's doing, not this site's."""
+
+    def __init__(self, source: Source, reason: str) -> None:
+        """The artifact as its command names it, and what is wrong with it."""
+        super().__init__(reason)
+        self.source = source
+
+
+class WorkInterrupted(Exception):  # noqa: N818 - no error: a Halt came
+    """The work stopped where it stood, because it was told to."""
+
+
+def fault_of(error: BaseException) -> str:
+    """``memory``, ``data``, ``configuration`` or ``crash``."""
+    if isinstance(error, WorkError):
+        return error.fault
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or ALLOCATION in str(error):
+        return "memory"
+    return "crash"
+
+
+def reason_of(error: BaseException) -> str:
+    """One line for the operator; of an unexpected error also its type, file and line."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, WorkError):
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        text = f"{type(error).__name__}: {text[: TEXT_BYTES_MAX // 2]}{where}"
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")  # a file's name may be no UTF-8

@@ -1,0 +1,178 @@
+"""The two configuration documents as training reads them: typed, with the plan's defaults filled in.
+
+The daemon has validated them (``peer.config.schema``); whoever drives a trainer without a daemon hands in the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peer.core.limits import CHECKPOINT_S
+from peer.core.plan import PLANS, Plan, Value, Work
+from peer.core.roster import Sha256, SiteName
+from peer.core.worker_protocol import WorkerSetting
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What every model of the federation maps to what."""
+
+    kind: str
+    spatial_dims: int
+    in_channels: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AugmentationSettings:
+    """Random geometry of training images; shares are of the image's size, ``flip`` is a probability an axis.
+
+    ``probability`` is that of the rotation, translation and scaling, which are drawn together.
+    """
+
+    flip: float = 0.5
+    rotate_degrees: float = 15.0
+    translate_share: float = 0.05
+    scale_share: float = 0.1
+    probability: float = 0.8
+
+    @property
+    def active(self) -> bool:
+        """Whether it ever moves an image."""
+        moves = max(self.rotate_degrees, self.translate_share, self.scale_share)
+        return self.flip > 0 or (self.probability > 0 and moves > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Where the site's samples are and what becomes of an image before the network sees it.
+
+    ``scale`` is how many times larger the target of super-resolution is than its image, of which ``input_size`` is the
+    size.
+    """
+
+    datalist: Path
+    root: Path
+    input_size: tuple[int, ...]
+    regions: Path | None = None
+    normalise: str = "none"
+    unreadable_share_max: float = 0.05
+    validation_share: float = 0.0
+    cache: str = "memory"
+    scale: int | None = None
+    augmentation: AugmentationSettings = AugmentationSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Everything that training needs to know, and nothing that changes while it runs."""
+
+    site: SiteName
+    federation: Sha256
+    federation_name: str
+    seed: int
+    home: Path
+    method: str
+    parameters: Mapping[str, Value]
+    works: Mapping[str, Work]
+    task: TaskSettings
+    data: DataSettings
+    model: Mapping[str, Any]
+    allow_models: tuple[str, ...]
+    device: str
+    precision: str
+    threads: int
+    batch_size: int
+    checkpoint_s: float
+    tells_samples: bool
+    weighted: bool = False
+    shared_model: Mapping[str, Any] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The method's choreography."""
+        return PLANS[self.method]
+
+    @property
+    def artifacts(self) -> Path:
+        """The folder of artifact files."""
+        return self.home / "artifacts"
+
+    @classmethod
+    def of(cls, setting: WorkerSetting) -> TrainingSettings:
+        """The recipe in a setting; a key that is missing takes the default of ``peer.config.schema``."""
+        federation, site = setting.federation, setting.site
+        method = dict(federation["method"])
+        name = method.pop("name")
+        plan = PLANS[name]
+        training, egress = _given(site.get("training")), _given(site.get("egress"))
+        weighted = federation.get("weighting", "uniform") == "samples"
+        return cls(
+            site=SiteName(setting.site_name),
+            federation=Sha256(setting.federation_digest),
+            federation_name=str(federation.get("name", "")),
+            seed=int(federation.get("seed", 0)),
+            home=Path(setting.home),
+            method=name,
+            parameters={**plan.defaults(), **_given(method)},
+            works={stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()},
+            task=TaskSettings(
+                **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
+            ),
+            data=_data(_given(site["data"]), Path(setting.base_folder)),
+            model=_given(site["model"]),
+            allow_models=tuple(site.get("allow_models", ())),
+            device=training.get("device", "auto"),
+            precision=training.get("precision", "fp32"),
+            threads=training.get("threads", 1),
+            batch_size=training.get("batch_size", 8),
+            checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
+            tells_samples=weighted and bool(egress.get("training_set_size", False)),
+            weighted=weighted,
+            shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
+        )
+
+
+def _given(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys that have a value: absent options are null in a dumped document."""
+    return {key: value for key, value in (document or {}).items() if value is not None}
+
+
+def _shared(given: Mapping[str, Any] | None, plan: Plan, task: str) -> dict[str, Any] | None:
+    """The table ``[shared_model]``, or the method's own choice for the task."""
+    if given is not None:
+        return _given(given)
+    return {"name": plan.shared_default[task]} if task in plan.shared_default else None
+
+
+def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
+    given = _given((stages or {}).get(stage))
+    return Work(
+        unit=given.get("unit", default.unit),
+        count=given.get("count", default.count),
+        learning_rate=float(given.get("learning_rate", default.learning_rate)),
+        weight_decay=float(given.get("weight_decay", default.weight_decay)),
+        decay=float(given.get("decay", default.decay)),
+    )
+
+
+def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
+    datalist = base_folder / document.get("datalist", "datalist.json")
+    given = {
+        key: document[key]
+        for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale")
+        if key in document
+    }
+    # A signal that is reversed in time is another signal.
+    still = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
+    return DataSettings(
+        datalist=datalist,
+        root=base_folder / document["root"] if "root" in document else datalist.parent,
+        input_size=tuple(document["input_size"]),
+        regions=base_folder / document["regions"] if "regions" in document else None,
+        augmentation=AugmentationSettings(**still | _given(document.get("augmentation"))),
+        **given,
+    )

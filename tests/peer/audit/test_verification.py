@@ -1,0 +1,321 @@
+"""The proof that a ledger is all that it was: what is found with and without witnesses, and what is said to be open."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.audit import evidence_files, verification
+from peer.config.site_folder import SiteFolder
+from peer.daemon.dispatch import now
+from peer.daemon.fetcher import encoded
+from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
+from peer.identity import certificates, enrolment
+from peer.identity.bundle import Bundle
+from peer.records.ledger import Head, Ledger, chain_hash
+
+KEYS = {
+    "site",
+    "federation",
+    "digest",
+    "source",
+    "made",
+    "rows",
+    "head",
+    "transfers",
+    "open",
+    "own_manifests",
+    "witnesses",
+    "vouched_rows",
+    "restored",
+    "problems",
+    "unproven",
+}
+
+
+@pytest.fixture
+def asia(books: Any) -> SiteFolder:
+    """A site that sent its model to europe in four rounds."""
+    for round in range(1, 5):
+        books.send("asia", "europe", round=round)
+    folder: SiteFolder = books.loopback.folder("asia")
+    return folder
+
+
+def edit(path: Path, *statements: str) -> None:
+    """Change the file behind the ledger's back."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+def anew(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Write a whole chain that holds together, of the same rows as somebody would like them to have been."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        bodies = [json.loads(body) for (body,) in connection.execute("SELECT body FROM ledger ORDER BY seq")]
+        connection.execute("DELETE FROM ledger")
+        head = Head(0, "0" * 64)
+        for body in filter(None, map(change, bodies)):
+            text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+            head = Head(head.count + 1, chain_hash(head.hash, text))
+            connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (head.count, text, head.hash))
+        connection.commit()
+
+
+def forget(folder: SiteFolder) -> None:
+    """The journal says nothing any more of what the site has signed."""
+    edit(folder.generation(1) / "journal.db", "DELETE FROM row WHERE kind = 'manifest'")
+
+
+@pytest.fixture
+def witness(asia: SiteFolder, books: Any, tmp_path: Path) -> Path:
+    """What europe has seen of asia."""
+    path = tmp_path / "from-europe.json"
+    path.write_bytes(evidence_files.encode(verification.witness(books.loopback.folder("europe"), "asia")))
+    return path
+
+
+def test_a_whole_ledger_is_called_whole_and_what_is_open_is_said(asia: SiteFolder) -> None:
+    found = verification.verify(asia)
+    assert found.keys() == KEYS
+    assert (found["site"], found["rows"], found["transfers"], found["own_manifests"]) == ("asia", 8, 4, 4)
+    assert (found["problems"], found["open"], found["witnesses"], found["vouched_rows"]) == ([], [], [], None)
+    assert len(found["unproven"]) == 1
+    assert "another site's witness is needed" in found["unproven"][0]
+
+
+def test_a_witness_vouches_for_the_rows_that_it_has_seen(asia: SiteFolder, witness: Path) -> None:
+    found = verification.verify(asia, [witness])
+    assert found["problems"] == []
+    told = {"file": str(witness), "by": "europe", "manifests": 1, "rows": 6, "generation": 1, "round": 4}
+    assert (found["witnesses"], found["vouched_rows"]) == ([told], 6)
+    assert found["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
+
+
+def test_a_site_without_a_ledger_has_nothing_to_prove(books: Any) -> None:
+    found = verification.verify(books.loopback.folder("asia"))
+    assert (found["rows"], found["head"], found["problems"]) == (0, {"count": 0, "hash": "0" * 64}, [])
+
+
+def test_a_transfer_under_way_is_open_and_no_problem(asia: SiteFolder) -> None:
+    with contextlib.closing(Ledger(asia.egress_db)) as ledger:
+        what = {"purpose": "train", "kind": "model", "sha256": "ab" * 32}
+        ledger.intend(peer="europe", round=5, generation=1, bytes=64, **what)
+    found = verification.verify(asia)
+    assert (found["open"], found["problems"]) == ([9], [])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE ledger SET body = replace(body, 'europe', 'mars') WHERE seq = 3",
+        "DELETE FROM ledger WHERE seq = 3",
+        "UPDATE ledger SET seq = CASE seq WHEN 3 THEN 5 ELSE 3 END + 100 WHERE seq IN (3, 5)",
+    ],
+)
+def test_what_is_changed_in_the_middle_is_found_without_help(asia: SiteFolder, statement: str) -> None:
+    edit(asia.egress_db, statement)
+    assert verification.verify(asia)["problems"]
+
+
+def test_a_cut_tail_shows_against_the_site_s_own_manifests(asia: SiteFolder) -> None:
+    edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 4")
+    problem = "the tail was cut: a witness has seen 6 rows, here are 4"
+    where = "the site's own journal: the manifest of round 4 of generation 1"
+    assert verification.verify(asia)["problems"] == [f"{problem} ({where})"]
+
+
+def test_a_cut_tail_shows_against_a_witness_when_the_journal_was_changed_as_well(
+    asia: SiteFolder, witness: Path
+) -> None:
+    edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 4")
+    forget(asia)
+    assert verification.verify(asia)["problems"] == []
+    (problem,) = verification.verify(asia, [witness])["problems"]
+    assert problem.startswith("the tail was cut: a witness has seen 6 rows, here are 4")
+    assert f"({witness} of europe: the manifest of round 4" in problem
+
+
+def test_a_chain_that_was_written_anew_shows_against_journal_and_witness(asia: SiteFolder, witness: Path) -> None:
+    anew(asia.egress_db, lambda body: {**body, "peer": "mars"} if body.get("peer") else body)
+    (problem,) = verification.verify(asia)["problems"]
+    assert problem.startswith("row 6 is not the one that a witness has seen (the site's own journal: ")
+    assert problem.endswith(", and 2 more)")
+    forget(asia)
+    assert verification.verify(asia)["problems"] == []
+    assert len(verification.verify(asia, [witness])["problems"]) == 1
+
+
+def test_a_ledger_that_is_gone_is_a_cut_tail(asia: SiteFolder) -> None:
+    asia.egress_db.unlink()
+    assert "here are 0" in verification.verify(asia)["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: {**body, "type": "gift"}, "row 1 is neither an intent nor an outcome"),
+        (lambda body: [body], "row 1 is neither an intent nor an outcome"),
+        (lambda body: {**body, "intent": [3]} if body["type"] == "outcome" else body, "row 2 is neither"),
+        (
+            lambda body: {**body, "intent": 1} if body["type"] == "outcome" else body,
+            "row 4 settles row 1 a second time",
+        ),
+        (lambda body: None if body["type"] == "intent" else body, "row 1 settles row 1, which is no transfer"),
+    ],
+)
+def test_rows_that_say_nothing_are_named_although_their_chain_holds(
+    asia: SiteFolder, change: Callable[[Any], Any], words: str
+) -> None:
+    forget(asia)
+    anew(asia.egress_db, change)
+    assert verification.verify(asia)["problems"][0].startswith(words)
+
+
+def test_a_forged_manifest_in_the_journal_is_a_problem_and_no_witness(asia: SiteFolder, books: Any) -> None:
+    with contextlib.closing(books.journal("asia")) as journal:
+        forged = books.signed("europe", Head(99, "ab" * 32), round=9)
+        journal.append("manifest", 9, {"artifact": "ab" * 32, **encoded(forged)})
+        journal.append("manifest", 10, {"artifact": "ab" * 32, "body": "?"})
+    first, second = verification.verify(asia)["problems"]
+    assert "the manifest of round 9 is not this site's: the certificate names europe, not asia" in first
+    assert "the manifest of round 10 is not this site's: it is no signed manifest in base64" in second
+
+
+def test_a_restored_backup_is_told_beside_what_was_lost_with_it(asia: SiteFolder, witness: Path, books: Any) -> None:
+    edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 2")
+    edit(asia.generation(1) / "journal.db", "DELETE FROM row WHERE round > 2")
+    with contextlib.closing(books.journal("asia")) as journal:
+        journal.append("regenerated", 1, {"generation": 2, "reported_by": "europe", "their_round": 4})
+    assert verification.verify(asia)["problems"] == []
+    found = verification.verify(asia, [witness])
+    (problem,) = found["problems"]
+    assert f"; the journal says that an older backup was restored on {now():%Y-%m-%d}" in problem
+    assert [(one["generation"], one["reported_by"]) for one in found["restored"]] == [(2, "europe")]
+
+
+# --- a witness is made -----------------------------------------------------------------------------------------------
+def test_a_witness_is_of_another_site_from_which_something_came(asia: SiteFolder, books: Any) -> None:
+    europe = books.loopback.folder("europe")
+    for name in ("europe", "mars", "asai"):
+        with pytest.raises(UsageError, match=f"--of {name}: not another site of this federation"):
+            verification.witness(europe, name)
+    with pytest.raises(StateError, match="asia has received no manifest of europe yet"):
+        verification.witness(asia, "europe")
+    assert len(verification.witness(europe, "asia", everything=True).manifests) == 4
+
+
+def test_a_witness_remembers_the_most_rows_not_the_last_ones(asia: SiteFolder, books: Any) -> None:
+    """After a restored backup a site's newer manifests cover fewer rows than those of before."""
+    edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 2")
+    books.send("asia", "europe", round=5, generation=2)
+    newest = verification.witness(books.loopback.folder("europe"), "asia")
+    assert (
+        evidence_files.wire.decode_manifest(evidence_files.unpack(newest.manifests[0].model_dump()).body).egress_count
+        == 6
+    )
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+def export(folder: SiteFolder, path: Path, **options: Any) -> Path:
+    path.write_bytes(evidence_files.encode(verification.export(folder, **options)))
+    return path
+
+
+def test_an_export_is_proven_anywhere(asia: SiteFolder, witness: Path, tmp_path: Path) -> None:
+    handed = export(asia, tmp_path / "asia.json")
+    found = verification.verify_export(handed, asia.federation_toml, [witness])
+    assert found.keys() == KEYS
+    assert (found["rows"], found["problems"], found["vouched_rows"]) == (8, [], 6)
+    assert found["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
+    stranger = verification.verify_export(handed, None)
+    assert "without --federation nobody vouches for the certificate" in stranger["unproven"][0]
+    with pytest.raises(UsageError, match="--witness needs --federation"):
+        verification.verify_export(handed, None, [witness])
+
+
+def test_rounds_that_are_not_shown_leave_their_hashes(asia: SiteFolder, witness: Path, tmp_path: Path) -> None:
+    handed = export(asia, tmp_path / "asia.json", rounds=(2, 3))
+    rows = json.loads(handed.read_bytes())["rows"]
+    assert [row["seq"] for row in rows] == [3, 4, 5, 6, 7, 8]
+    assert [row["body"] is not None for row in rows] == [True] * 4 + [False] * 2
+    found = verification.verify_export(handed, asia.federation_toml, [witness])
+    assert (found["problems"], found["rows"], found["transfers"]) == ([], 4, 2)
+    assert found["unproven"][:2] == [
+        "rows 1 to 2, which are not in this file",
+        "2 later rows, of which it holds nothing but the hash",
+    ]
+
+
+def test_an_export_since_a_time_begins_there(asia: SiteFolder, tmp_path: Path) -> None:
+    with contextlib.closing(Ledger(asia.egress_db, read_only=True)) as ledger:
+        since_s = ledger.transfers()[2]["time"]
+    found = verification.verify_export(export(asia, tmp_path / "a", since_s=since_s), asia.federation_toml)
+    assert (found["problems"], found["rows"], found["unproven"][0][:11]) == ([], 4, "rows 1 to 4")
+    nothing = verification.verify_export(export(asia, tmp_path / "b", since_s=2e9), asia.federation_toml)
+    assert (nothing["problems"], nothing["rows"], nothing["head"]["count"]) == ([], 0, 8)
+
+
+def test_what_a_site_signs_of_a_broken_ledger_is_broken(asia: SiteFolder, witness: Path, tmp_path: Path) -> None:
+    edit(asia.egress_db, "UPDATE ledger SET body = 'no json' WHERE seq = 3", "DELETE FROM ledger WHERE seq = 6")
+    problems = verification.verify_export(export(asia, tmp_path / "asia.json"), asia.federation_toml, [witness])[
+        "problems"
+    ]
+    assert problems[0] == "row 3 was changed, or a row before it was removed or moved"
+    assert "row 6 is missing: row 7 follows row 5" in problems
+    assert problems[-1].startswith("row 6 is not the one that a witness has seen")
+
+
+def test_an_export_s_end_is_the_end_of_its_rows(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
+    """A site that signs fewer rows than it says is found out by its own words."""
+    own, whole = books.identity("asia"), verification.export(asia)
+    short = whole.model_copy(update={"rows": whole.rows[:-2], "signature": ""})
+    signature = evidence_files.base64.b64encode(certificates.sign(own.key, short.signed_bytes())).decode()
+    path = tmp_path / "asia.json"
+    path.write_bytes(evidence_files.encode(short.model_copy(update={"signature": signature})))
+    assert verification.verify_export(path, None)["problems"] == ["the rows end with row 6, the file says row 8"]
+
+
+def test_an_export_of_another_federation_is_refused(asia: SiteFolder, tmp_path: Path) -> None:
+    handed = export(asia, tmp_path / "asia.json")
+    other = tmp_path / "federation.toml"
+    other.write_text(asia.federation_toml.read_text().replace("rounds = 3", "rounds = 4"))
+    with pytest.raises(FederationMismatch, match=r"asia\.json is of federation .*federation\.toml is "):
+        verification.verify_export(handed, other)
+    with pytest.raises(PeerMisbehaved, match="not an egress export"):
+        verification.verify_export(other, None)
+
+
+def test_a_site_whose_certificate_has_expired_still_answers_to_its_auditor(books: Any, tmp_path: Path) -> None:
+    past, draft = now() - timedelta(days=40), books.loopback.folder("asia").federation_toml.read_text()
+    authority = enrolment.Authority.create(tmp_path / "ca", draft[draft.index("name = ") :], "draft", now=past)
+    folder = SiteFolder(tmp_path / "old", "trial", books.loopback.folder("asia").site)
+    request = enrolment.request(folder, authority.federation, authority.federation_toml, now=past)
+    bundle = authority.admit(request.pem, fingerprint=request.fingerprint, now=past, days=30).bundle
+    enrolment.join(folder, Bundle.decode(bundle), now=past)
+    found = verification.verify_export(export(folder, tmp_path / "asia.json"), folder.federation_toml)
+    assert found["problems"] == []
+    assert any("its certificate was not valid on" in text for text in found["unproven"])
+
+
+def test_when_an_export_was_made_is_told(asia: SiteFolder, tmp_path: Path) -> None:
+    """An old one that is handed over again must not pass for today's."""
+    began_s = int(now().timestamp())
+    found = verification.verify_export(export(asia, tmp_path / "asia.json"), asia.federation_toml)
+    assert began_s <= found["made"] <= now().timestamp()
+    assert verification.verify(asia)["made"] is None
+
+
+def test_a_site_is_no_witness_of_itself(asia: SiteFolder, witness: Path) -> None:
+    document = json.loads(witness.read_bytes())
+    witness.write_text(json.dumps({**document, "by": "asia"}))
+    with pytest.raises(PeerMisbehaved, match="by asia itself"):
+        verification.verify(asia, [witness])

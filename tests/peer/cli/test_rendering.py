@@ -1,0 +1,214 @@
+"""How documents look to a person: every fact is there, nothing is a Python expression, nothing moves the cursor."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from peer.cli import rendering
+
+STATUS = {
+    "daemon": "running",
+    "site": "asia",
+    "federation": "trial",
+    "digest": "ab" * 32,
+    "method": "fedskd",
+    "generation": 2,
+    "phase": "train",
+    "phase_s": 1.0,
+    "round": 4,
+    "rounds": 10,
+    "committed": 3,
+    "waiting_for": [],
+    "peers": {},
+    "training": {},
+    "samples": {},
+    "refusals": [],
+    "failure": "",
+    "last_round": None,
+    "left_s": None,
+    "certificate_days": 364,
+    "transfers": [],
+    "pid": 7,
+    "worker_pid": 8,
+    "started": 0.0,
+}
+PEER = {
+    "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
+    "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "called_s": 1.0,
+}  # fmt: skip
+UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
+ROUND = {
+    "round": 1,
+    "generation": 1,
+    "sources": [{"site": "europe", "round": 1, "sha256": "cd" * 32, "fallback": ""}],
+    "contributors": ["asia", "europe"],
+    "missing": {},
+    "below_quorum": False,
+    "skipped": [],
+    "artifact_sha256": "ef" * 32,
+    "aggregate_sha256": None,
+    "agrees": {},
+    "metrics": {"train_total": 0.123456, "train_total_last": 9.0, "samples": 4.0, "auc": 0.75},
+    "threads": 1,
+    "duration_s": 61.26,
+}
+
+
+def text_of(drawn: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(drawn)
+    return out.getvalue()
+
+
+def lines_of(drawn: Any) -> list[list[str]]:
+    """The rows of a table, a list of cells each; the first is the head."""
+    lines = [line for line in text_of(drawn).splitlines() if line.strip() and "──" not in line]
+    return [[cell.strip() for cell in line.split("   ") if cell.strip()] for line in lines]
+
+
+def status(**changes: Any) -> str:
+    return text_of(rendering.status({**STATUS, **changes}))
+
+
+def test_a_status_says_who_where_and_how_far() -> None:
+    text = status()
+    assert "asia in trial abababababab  fedskd  generation 2" in text
+    assert "round 4/10" in text
+    assert "train" in text
+    assert "valid for 364 more days" in text
+    assert "down" not in text
+
+
+def test_a_certificate_that_has_expired_is_said_to_have() -> None:
+    text = status(certificate_days=-2)
+    assert "The certificate has expired: no peer can be called until it is renewed." in text
+    assert "-2" not in text
+    assert "valid for 0 more days" in status(certificate_days=0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [("new", "nothing was begun yet"), ("down", "what the journal says"), ("finished", "journal")]
+)
+def test_a_status_of_a_stopped_site_says_so(phase: str, words: str) -> None:
+    text = status(daemon="down", phase=phase, certificate_days=None)
+    assert "The daemon is down" in text
+    assert words in text
+    assert "certificate" not in text
+
+
+def test_a_status_says_whom_it_waits_for_and_for_how_long() -> None:
+    waits = [
+        {"site": "europe", "artifact": "model", "since_s": 3.2, "deadline_s": 56.8},
+        {"site": "africa", "artifact": "hello", "since_s": 1.0, "deadline_s": None},
+    ]
+    text = status(waiting_for=waits)
+    assert "Waiting for europe: model, for 3 s, at most 57 s more\n" in text
+    assert "Waiting for africa: hello, for 1 s\n" in text
+
+
+def test_a_status_tells_the_time_left_and_who_took_part() -> None:
+    last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
+    shown = text_of(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
+    assert "train, about 2 h 13 min left" in shown
+    assert "Round 3 was made with asia, europe, without africa (silent)." in shown
+
+
+def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
+    text = status(
+        training={"stage": "train", "step": 5, "steps": 20, "loss": {"total": 1.23456, "ce": float("nan")}},
+        transfers=[
+            {"direction": "in", "peer": "europe", "kind": "model", "bytes": 3 << 20, "received": 1 << 20},
+            {"direction": "out", "peer": "africa", "kind": "model", "bytes": 512, "purpose": "train", "round": 1},
+        ],
+        failure="memory: out of\n\x1b[2Jmemory",
+        refusals=[{"site": "europe", "round": 2, "reason": "not\x1b[2J its turn"}],
+    )
+    assert "train 5/20" in text
+    assert "total 1.235  ce nan" in text
+    assert "model from europe" in text
+    assert "3.0 MiB" in text
+    assert "model to africa" in text
+    assert "512 B" in text
+    assert "Failed: memory: out of  [2Jmemory\n" in text
+    assert "Refused in round 2: europe: not [2J its turn" in text
+    assert "\x1b" not in text
+
+
+def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
+    assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "10.0.0.7:7443"],
+        ["mars", "unknown", *["-"] * 7],
+    ]
+
+
+def test_rounds_say_from_whom_and_who_was_missing() -> None:
+    stale = {**ROUND, "round": 2, "sources": [{**ROUND["sources"][0], "fallback": "stale"}]}  # type: ignore[index]
+    alone = {**ROUND, "round": 3, "sources": [], "missing": {"europe": "silent"}, "artifact_sha256": None}
+    head, *rows = lines_of(rendering.rounds([ROUND, stale, alone]))
+    assert head == ["round", "from", "missing", "train s", "artifact", "metrics"]
+    assert rows == [
+        ["1", "europe", "61.3", "efefefefefef", "total 0.1235  auc 0.75"],
+        ["2", "europe (stale)", "61.3", "efefefefefef", "total 0.1235  auc 0.75"],
+        ["3", "itself", "europe (silent)", "61.3", "-", "total 0.1235  auc 0.75"],
+    ]
+
+
+def test_a_mean_is_shown_with_who_has_the_same() -> None:
+    averaged = {**ROUND, "aggregate_sha256": "cd" * 32, "agrees": {"europe": True, "africa": False}}
+    head, row = lines_of(rendering.rounds([averaged]))
+    assert head[5] == "mean"
+    assert row[4] == "cdcdcdcdcdcd = europe ≠ africa"
+
+
+def test_rounds_of_two_generations_can_be_told_apart() -> None:
+    _, *rows = lines_of(rendering.rounds([ROUND, {**ROUND, "generation": 2}]))
+    assert [row[0] for row in rows] == ["1 of gen 1", "1 of gen 2"]
+
+
+def test_transfers_are_one_line_each() -> None:
+    record = {
+        "time": 0.0, "direction": "out", "peer": "europe", "purpose": "train", "kind": "model", "round": 3,
+        "sha256": "ab" * 32, "bytes": 3 << 30, "outcome": "complete",
+    }  # fmt: skip
+    _, row = lines_of(rendering.transfers([record]))
+    assert row[1:] == ["out", "europe", "train", "model", "3", "abababababab", "3.0 GiB", "complete"]
+
+
+ARTIFACT = {"kind": "model", "owner": "asia", "sha256": "ab" * 32, "bytes": 9, "steps": 1, "training_samples": None}
+
+
+@pytest.mark.parametrize(
+    ("body", "facts"),
+    [
+        ({}, []),
+        ({"fault": "", "reason": None, "missing": {}, "sources": []}, []),
+        ({"artifact": ARTIFACT}, ["artifact=abababababab"]),
+        ({"sha256": "cd" * 32, "bytes": 0, "seconds": 0.123456}, ["sha256=cdcdcdcdcdcd  bytes=0  seconds=0.1235"]),
+        (
+            {"source": {"origin": "europe", "round": 2, "fallback": "", "artifact": ARTIFACT}},
+            ["source=origin europe, round 2, artifact abababababab"],
+        ),
+        ({"missing": {"europe": "silent"}, "below_quorum": True}, ["missing=europe silent  below_quorum=yes"]),
+        ({"contributors": ["asia", "europe"], "visiting": False}, ["contributors=asia, europe  visiting=no"]),
+        ({"reason": "x" * 70}, [f"reason={'x' * 57}..."]),
+        ({"reason": "two\nlines\x1b[2J"}, ["reason=two lines [2J"]),
+    ],
+)
+def test_an_event_is_read_without_brackets_and_quotes(body: Mapping[str, Any], facts: list[str]) -> None:
+    _, row = lines_of(rendering.events([{"seq": 1, "time": 0.0, "kind": "chosen", "round": 2, "body": body}]))
+    assert row[1:] == ["chosen", "2", *facts]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536 << 10, "1.5 MiB"), (5 << 40, "5120.0 GiB")],
+)
+def test_sizes_are_in_binary_units(count: int, text: str) -> None:
+    assert rendering.size(count) == text

@@ -1,0 +1,123 @@
+"""Log lines: one line each, whatever is in them; a traceback in the file and not on the operator's screen."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config import logs
+
+IDS = {"site": "asia", "federation": "0123456789ab", "generation": 2}
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Logging as it was before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def record(message: str, level: int = logging.INFO, *, error: BaseException | None = None, **extra: Any) -> Any:
+    trace = (type(error), error, error.__traceback__) if error is not None else None
+    made = logging.LogRecord("peer.daemon.dispatch", level, "daemon.py", 1, message, (), trace)
+    vars(made).update(extra)
+    return made
+
+
+def raised() -> BaseException:
+    try:
+        raise KeyError("lost\nkey")
+    except KeyError as error:
+        return error
+
+
+def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
+    text = logs.JsonFormatter(IDS).format(record("round committed", round=3, path=tmp_path, missing={"asia": "slow"}))
+    document = json.loads(text)
+    assert document.pop("time").endswith("+00:00")
+    assert document == {
+        "level": "info",
+        "logger": "peer.daemon.dispatch",
+        "message": "round committed",
+        **IDS,
+        "round": 3,
+        "path": str(tmp_path),
+        "missing": {"asia": "slow"},
+    }
+
+
+def test_the_file_has_the_traceback_in_its_line() -> None:
+    text = logs.JsonFormatter(IDS).format(record("call failed", logging.ERROR, error=raised()))
+    assert "\n" not in text
+    assert "in raised" in json.loads(text)["exception"]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_screen_has_the_traceback_only_when_it_is_asked_for(debug: bool) -> None:
+    text = logs.LineFormatter(debug=debug).format(record("call failed", logging.ERROR, error=raised(), peer="asia"))
+    first, *rest = text.split("\n")
+    assert "error: call failed  peer=asia" in first
+    assert bool(rest) is debug
+    assert ("Traceback" in text) is debug
+    assert debug or "KeyError" in first
+
+
+def test_what_others_say_cannot_move_the_cursor_or_begin_a_line() -> None:
+    text = logs.LineFormatter().format(record("peer refused", logging.WARNING, reason="no\n12:00:00 all well\x1b[2J"))
+    assert "\n" not in text
+    assert "\x1b" not in text
+    assert text.endswith("warning: peer refused  reason=no 12:00:00 all well [2J")
+
+
+def test_numbers_are_short() -> None:
+    assert logs.LineFormatter().format(record("committed", seconds=0.22036876699985442)).endswith("seconds=0.2204")
+
+
+def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for quiet in (False, True):
+        logs.set_up(tmp_path, IDS, quiet=quiet)
+        logging.getLogger("peer.test").info("told", extra={"quiet": quiet})
+        logging.getLogger("peer.test").debug("whispered")
+        logging.getLogger("asyncio").info("noise")
+    assert [json.loads(line)["quiet"] for line in (tmp_path / "daemon.log").read_text().splitlines()] == [False, True]
+    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["told  quiet=False"]
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    logs.set_up(tmp_path, IDS, quiet=True)
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, logging.handlers.RotatingFileHandler)
+    assert (handler.maxBytes, handler.backupCount) == (logs.FILE_BYTES_MAX, logs.FILES_KEPT)
+    log = logging.getLogger("peer.test")
+    for _ in range(3):
+        log.info("x" * (logs.FILE_BYTES_MAX // 2))
+    assert {path.name for path in tmp_path.iterdir()} == {"daemon.log", "daemon.log.1", "daemon.log.2"}
+
+
+def test_debug_shows_more(tmp_path: Path) -> None:
+    logs.set_up(tmp_path, IDS, quiet=True, debug=True)
+    logging.getLogger("peer.test").debug("whispered")
+    assert "whispered" in (tmp_path / "daemon.log").read_text()
+
+
+def test_every_json_line_says_whose_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(tmp_path, IDS, json_lines=True)
+    logging.getLogger("peer.test").info("told", extra={"round": 3})
+    shown = capsys.readouterr().err
+    assert shown == (tmp_path / "daemon.log").read_text(), "a collector that reads standard error gets the same"
+    document = json.loads(shown)
+    assert {key: document[key] for key in (*IDS, "pid", "round")} == {**IDS, "pid": os.getpid(), "round": 3}

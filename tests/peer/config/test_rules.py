@@ -1,0 +1,72 @@
+"""From the two files to the state machine's rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.config.rules import make_rules
+from peer.config.schema import EgressConfig, FederationConfig
+from peer.core.roster import RoundKey, SiteName
+
+KEY = RoundKey(b"\x07" * 32)
+TEXT = """
+name = "trial"
+rounds = 5
+seed = 3
+global_test = {}
+evaluation_every = 2
+quorum = 1
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+gamma = 2
+[schedule]
+kind = "ring"
+[fallback]
+kind = "stale"
+staleness_rounds_max = 2
+[pace]
+wait_max_s = 90
+linger_s = 7
+[[site]]
+name = "asia"
+[[site]]
+name = "europe"
+"""
+
+
+def made(wish: str = "true", **options: Any) -> Any:
+    return make_rules(FederationConfig.parse(TEXT.format(wish), "federation.toml"), SiteName("asia"), KEY, **options)
+
+
+def test_the_rules_are_what_the_federation_says() -> None:
+    rules = made(without=frozenset({SiteName("europe")}), stay=True)
+    assert (rules.site, rules.rounds, rules.method, rules.schedule_kind) == ("asia", 5, "fedskd", "ring")
+    assert (rules.fallback, rules.staleness_rounds_max, rules.quorum, rules.evaluation_every) == ("stale", 2, 1, 2)
+    assert (rules.pace.wait_max_s, rules.pace.linger_s, rules.parameters["gamma"]) == (90, 7, 2.0)
+    assert (rules.others, rules.stay) == ((), True)
+
+
+@pytest.mark.parametrize(
+    ("wish", "egress", "kept_home"),
+    [
+        ("true", EgressConfig(evaluate=True), ""),
+        ("true", EgressConfig(), "not permitted by asia: its [egress] evaluate is false"),
+        ("false", EgressConfig(evaluate=True), "federation.toml does not have global_test = true"),
+        ("true", None, "federation.toml does not have global_test = true"),
+    ],
+)
+def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
+    wish: str, egress: EgressConfig | None, kept_home: str
+) -> None:
+    assert made(wish, egress=egress).kept_home == kept_home
+
+
+def test_the_least_number_of_samples_is_the_site_s() -> None:
+    assert made(egress=EgressConfig(evaluate=True, evaluation_samples_min=25)).evaluation_samples_min == 25

@@ -1,0 +1,443 @@
+"""federation.toml and site.toml: what they may say, what it comes to, and what does not fit together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from peer.config import schema, toml
+from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
+from peer.core.limits import EVALUATION_SAMPLES_MIN
+from peer.core.plan import PLANS, Work
+from peer.core.roster import federation_digest
+from peer.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "deploy" / "examples"
+BASE: dict[str, Any] = {
+    "name": "trial",
+    "rounds": 3,
+    "task": {"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
+    "method": {"name": "fedskd"},
+    "site": [{"name": "europe", "address": "a.example:1"}, {"name": "asia"}, {"name": "africa"}],
+}
+SITE: dict[str, Any] = {"data": {"input_size": [32, 32, 32]}}
+
+
+def to_toml(document: Mapping[str, Any]) -> str:
+    """The document as TOML, in inline tables; a string in JSON is one in TOML."""
+
+    def value(inner: Any) -> str:
+        if isinstance(inner, Mapping):
+            return "{" + ", ".join(f"{json.dumps(key)} = {value(item)}" for key, item in inner.items()) + "}"
+        if isinstance(inner, list):
+            return "[" + ", ".join(map(value, inner)) + "]"
+        return repr(inner) if isinstance(inner, float) else json.dumps(inner)
+
+    return "".join(f"{json.dumps(key)} = {value(inner)}\n" for key, inner in document.items())
+
+
+def federation(**changes: Any) -> FederationConfig:
+    return FederationConfig.parse(to_toml({**BASE, **changes}), "federation.toml")
+
+
+def site(tmp_path: Path, **changes: Any) -> SiteConfig:
+    path = tmp_path / "site.toml"
+    path.write_text(to_toml({**SITE, **changes}))
+    return SiteConfig.load(path)
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    return {"task": {**BASE["task"], **changes}}
+
+
+def test_defaults_are_the_plans_and_the_documented_ones() -> None:
+    made = federation()
+    assert made.digest == federation_digest(tomllib.loads(to_toml(BASE)))
+    assert list(made.roster) == ["africa", "asia", "europe"]
+    assert made.addresses == {"europe": "a.example:1"}
+    assert made.plan is PLANS["fedskd"]
+    assert made.parameters == PLANS["fedskd"].defaults()
+    assert made.work("train") == PLANS["fedskd"].stages["train"]
+    assert made.pace.model_dump() == {
+        "wait_max_s": 3600.0,
+        "deadline_floor_s": 60.0,
+        "gather_s": None,
+        "silence_s": 15.0,
+        "beat_s": None,
+        "lead_rounds_max": 2,
+        "lag_rounds_max": 2,
+        "isolated_s": 86400.0,
+        "linger_s": 3600.0,
+        "artifact_rounds_max": 5,
+    }
+    assert (made.seed, made.weighting, made.quorum, made.global_test, made.evaluation_every) == (
+        0, "uniform", None, False, 0,
+    )  # fmt: skip
+    assert (made.schedule.kind, made.fallback.kind, made.fallback.staleness_rounds_max) == ("permutation", "self", 1)
+    assert (made.ca_certificate, made.shared_model) == (None, None)
+
+
+def test_what_the_file_gives_wins_over_the_plan() -> None:
+    made = federation(
+        method={"name": "fedskd", "gamma": 100, "taps": [2, 3]}, stages={"train": {"unit": "epoch", "count": 5}}
+    )
+    assert made.parameters == {**PLANS["fedskd"].defaults(), "gamma": 100.0, "taps": (2, 3)}
+    assert isinstance(made.parameters["gamma"], float)
+    assert made.work("train") == Work("epoch", 5, 1e-4)
+
+
+def test_worker_gets_plain_json_with_every_default() -> None:
+    dumped = federation().model_dump(mode="json")
+    assert json.loads(json.dumps(dumped)) == dumped
+    assert dumped["method"] == {"name": "fedskd", "gamma": 1.0, "terms": ["batch", "position", "region"],
+                                "taps": [1, 2, 3, 4], "activation": 0.0, "position_form": "auto",
+                                "accumulate": "float32", "segmentation_loss": "dice_ce"}  # fmt: skip
+    train = {"unit": "step", "count": 20, "learning_rate": 0.0001, "weight_decay": 0.0, "decay": 1.0}
+    assert dumped["stages"] == {"train": train}
+    assert dumped["site"][1] == {"name": "asia", "address": None, "description": ""}
+
+
+def test_defaults_that_are_written_out_change_the_digest_but_not_the_meaning() -> None:
+    """The digest is of the document: two sites must hold the same text, not merely the same meaning."""
+    implicit, explicit = federation(), federation(seed=0)
+    assert implicit.digest != explicit.digest
+    assert implicit.model_dump() == explicit.model_dump()
+
+
+def test_addresses_are_no_identity() -> None:
+    moved = [{"name": "europe", "address": "b.example:2", "description": "moved"}, *BASE["site"][1:]]
+    assert federation(site=moved).digest == federation().digest
+    assert federation(description="text").digest == federation().digest
+
+
+def test_large_federations_beat_less_often() -> None:
+    many = [{"name": f"s{index}"} for index in range(33)]
+    assert federation().beat_s == 3.0
+    assert federation(site=many).beat_s == 5.0
+    assert federation(site=many[:32]).beat_s == 3.0
+    assert federation(site=many, pace={"beat_s": 2.0}).beat_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rouns": 3}, r"rouns: unknown key \(did you mean 'rounds'\?\)"),
+        ({"name": "A"}, "name: site name 'A' must be"),
+        ({"rounds": 0}, "rounds = 0: input should be greater than or equal to 1"),
+        ({"rounds": 1.0}, "rounds = 1.0: input should be a valid integer"),
+        ({"weighting": "size"}, "weighting = size: input should be 'uniform' or 'samples'"),
+        ({"quorum": 3}, "quorum: 3 is more than the 2 other sites"),
+        (task(kind="regression"), "task.kind = regression: input should be 'classification', 'segmentation'"),
+        (task(spatial_dims=4), "task.spatial_dims = 4"),
+        (task(classes=1), "task.classes: classification needs at least 2, not 1"),
+        (task(kind="time_series"), "task.spatial_dims: a time series has 1, not 3"),
+        (task(chanels=1), r"task.chanels: unknown key \(did you mean 'in_channels'\?\)"),
+        ({"task": {}}, "task.kind is missing, and task.spatial_dims is missing"),
+        ({"method": {}}, "method.name is missing"),
+        ({"method": {"name": "fedsdk"}}, r"method.name: unknown method 'fedsdk' \(did you mean 'fedskd'\?\)"),
+        ({"method": {"name": "fedskd", "gama": 1}}, r"method.gama: unknown key \(did you mean 'gamma'\?\)"),
+        ({"method": {"name": "fedskd", "gamma": -1}}, "method.gamma: -1 is below 0.0"),
+        ({"method": {"name": "fedskd", "gamma": "1"}}, "method.gamma: must be a number, not '1'"),
+        ({"method": {"name": "fedskd", "terms": ["batsch"]}}, "method.terms: 'batsch' is none of batch"),
+        ({"method": {"name": "local", "gamma": 1.0}}, "method.gamma: unknown key"),
+        ({"stages": {"trian": {"count": 1}}}, r"stages.trian: unknown stage \(did you mean 'train'\?\)"),
+        ({"stages": {"train": {"cuont": 1}}}, r"stages.train.cuont: unknown key \(did you mean 'count'\?\)"),
+        ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit = hour: input should be 'step' or 'epoch'"),
+        ({"stages": {"train": 3}}, "stages.train = 3"),
+        ({"stages": 3}, "stages = 3"),
+        ({"schedule": {"kind": "star"}}, "schedule.kind = star"),
+        ({"schedule": {"kind": "derangement"}, "site": [{"name": "a"}]}, "schedule.kind: a derangement needs"),
+        ({"fallback": {"kind": "wait"}}, "fallback.kind = wait: input should be 'self' or 'stale'"),
+        ({"pace": {"silence_s": 8}}, "pace.silence_s: 8.0 leaves no room for 3 beats of 3.0 s"),
+        ({"pace": {"wait_max_s": 30}}, "pace.deadline_floor_s: 60.0 is above wait_max_s"),
+        ({"pace": {"gather_s": 0}}, "pace.gather_s = 0: input should be greater than 0"),
+        ({"site": []}, "site = .*at least 1"),
+        ({"site": [{"name": "a"}, {"name": "a"}]}, "site: 'a' is in the roster 2 times"),
+        ({"site": [{"name": "a-"}]}, r"site\[0\].name: site name 'a-' must be"),
+        ({"site": [{"name": "a", "address": "host"}]}, r"site\[0\].address: 'host' is not host:port"),
+        ({"site": [{"name": "a", "address": "host:0"}]}, r"site\[0\].address: 'host:0' has port 0, .* dial; "),
+        ({"site": [{"name": n, "address": "h:1"} for n in "ab"]}, "site: 2 sites have the address 'h:1'"),
+        ({"site": [{"name": "a", "adress": "h:1"}]}, r"site\[0\].adress: unknown key \(did you mean 'address'\?\)"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)  # fmt: skip
+def test_wrong_federations(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^federation.toml: {message}"):
+        federation(**changes)
+
+
+@pytest.mark.parametrize(
+    "line", ["method = {name = 'fedskd', gamma = 2026-01-01}", "method = {name = 3}", "method = 3"]
+)
+def test_odd_toml_types_are_config_errors(line: str) -> None:
+    bare = to_toml({key: value for key, value in BASE.items() if key != "method"})
+    with pytest.raises(ConfigError, match=r"federation.toml: method"):
+        FederationConfig.parse(bare + line, "federation.toml")
+
+
+def test_values_without_canonical_form_are_config_errors() -> None:
+    with pytest.raises(ConfigError, match=r"federation.toml: method.gamma = inf: only finite numbers"):
+        FederationConfig.parse(
+            to_toml(BASE).replace('{"name" = "fedskd"}', '{name = "fedskd", gamma = inf}'), "federation.toml"
+        )
+
+
+def test_shared_model_takes_any_hyper_parameter() -> None:
+    made = federation(shared_model={"name": "resnet10", "width": 16, "channels": [1, 2]})
+    assert made.model_dump(mode="json")["shared_model"] == {"name": "resnet10", "width": 16, "channels": [1, 2]}
+
+
+@pytest.mark.parametrize("method", ["feddal", "proxyfl", "fedavg"])
+def test_a_method_with_a_shared_network_needs_its_name(method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"shared_model: {method} needs one"):
+        federation(method={"name": method})
+    assert federation(method={"name": method}, shared_model={"name": "resnet10"}).plan.shared != "maybe"
+    assert federation(method={"name": "mh_pflid"}).shared_model is None
+
+
+def test_what_a_method_is_not_defined_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method.name: feddal is not defined for super_resolution"):
+        federation(**task(kind="super_resolution"), method={"name": "feddal"}, shared_model={"name": "srcnn"})
+    stale = {"fallback": {"kind": "stale"}, "shared_model": {"name": "resnet10"}}
+    with pytest.raises(ConfigError, match=r"fallback.kind: proxyfl averages, and a mean takes no stale artifact"):
+        federation(method={"name": "proxyfl"}, **stale)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedskd"])
+def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
+    one = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
+    check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
+    with pytest.raises(ConfigError, match=r"model: \w+ trains one model, \[shared_model\] resnet10 {'width': 8}"):
+        check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
+
+
+def test_super_resolution_has_output_channels() -> None:
+    assert federation(**task(kind="super_resolution", classes=1)).task.classes == 1
+
+
+def test_site_defaults(tmp_path: Path) -> None:
+    made = site(tmp_path)
+    assert made.folder == tmp_path
+    assert made.where == str(tmp_path / "site.toml")
+    assert made.listen == "127.0.0.1:7443"
+    assert made.data.datalist == "datalist.json"
+    assert made.model.name == "resnet10"
+    assert made.training.device == "auto"
+    assert made.egress.receivers == ("*",)
+    dumped = made.model_dump(mode="json")
+    assert json.loads(json.dumps(dumped)) == dumped
+
+
+def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
+    digest = "ab" * 32
+    made = site(tmp_path, refuse_certificates=[digest, digest.upper(), ":".join(["AB"] * 32)])
+    assert made.refuse_certificates == (digest,) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {}}, "data.input_size is missing"),
+        ({"data": {"input_size": []}}, "data.input_size = .*at least 1"),
+        ({"data": {"input_size": [0, 1, 1]}}, r"data.input_size\[0\] = 0"),
+        ({"data": {"input_size": [32, 32, 32], "cach": 1}}, r"data.cach: unknown key \(did you mean 'cache'\?\)"),
+        ({"data": {"input_size": [8], "augmentation": {"flip": 2}}}, "data.augmentation.flip = 2"),
+        ({"data": {"input_size": [8], "scale": 3}}, "data.scale = 3: input should be 2, 4 or 8"),
+        ({"listen": "7443"}, "listen: '7443' is not host:port"),
+        ({"refuse_certificates": ["ab"]}, r"refuse_certificates\[0\]: 'ab' is not a SHA-256"),
+        ({"allow_models": ["package.Class"]}, r"allow_models\[0\]: 'package.Class' is not package.module:Class"),
+        ({"allow_models": ["os:system; x"]}, r"allow_models\[0\]"),
+        ({"addresses": {"asia": "x"}}, "addresses.asia: 'x' is not host:port"),
+        ({"model": {"name": "../x"}}, "model.name: '../x' is not a model's name"),
+        ({"training": {"device": "cuda:x"}}, "training.device: 'cuda:x' is not auto, cpu, cuda or cuda:N"),
+        ({"training": {"precision": "fp16"}}, "training.precision = fp16: input should be 'fp32' or 'bf16'"),
+        ({"training": {"threads": 0}}, "training.threads = 0"),
+        ({"egress": {"kinds": ["weights"]}}, r"egress.kinds\[0\] = weights: input should be 'model', 'head'"),
+        ({"egres": {}}, r"egres: unknown key \(did you mean 'egress'\?\)"),
+    ],
+)
+def test_wrong_sites(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(tmp_path))}/site.toml: {message}"):
+        site(tmp_path, **changes)
+
+
+def test_site_that_fits(tmp_path: Path) -> None:
+    check_site(federation(), site(tmp_path), "europe")
+    check_site(federation(method={"name": "local"}), site(tmp_path, egress={"receivers": []}), "europe")
+    check_site(federation(), site(tmp_path, egress={"kinds": ["model"], "receivers": ["africa", "asia"]}), "europe")
+
+
+LARGER = task(kind="super_resolution", classes=1)
+
+
+@pytest.mark.parametrize("model", [{"name": "srcnn", "parameters": {"scale": 4}}, {"name": "a.b:C"}])
+def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> None:
+    made = site(tmp_path, data={"input_size": [8] * 3, "scale": 4}, model=model)
+    check_site(federation(**LARGER), made, "europe")
+
+
+@pytest.mark.parametrize(
+    ("federation_changes", "site_changes", "message"),
+    [
+        ({}, {"addresses": {"asa": "h:1"}}, r"addresses.asa: not in the roster \(did you mean 'asia'\?\)"),
+        ({}, {"egress": {"receivers": ["asia"]}}, "egress.receivers: fedskd also sends to africa"),
+        ({}, {"egress": {"receivers": ["*", "asai"]}}, r"egress.receivers: 'asai' is not in the roster \(did you mean"),
+        ({}, {"egress": {"kinds": ["head"]}}, "egress.kinds: fedskd sends a model, which is not listed"),
+        ({}, {"egress": {"kinds": []}}, "egress.kinds: fedskd sends a model, which is not listed"),
+        ({"method": {"name": "local"}}, {"egress": {"kinds": ["model"]}}, "egress.kinds: local never lets a model"),
+        ({"weighting": "samples"}, {}, "egress.training_set_size: weighting = \"samples\" tells it"),
+        ({}, {"data": {"input_size": [32, 32]}}, "data.input_size: 2 sizes for spatial_dims = 3"),
+        ({}, {"data": {"input_size": [8] * 3, "scale": 2}}, "data.scale: classification has none; leave it out"),
+        (LARGER, {}, "data.scale: super-resolution needs 2, 4 or 8"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2, "normalise": "unit"}},
+         "data.normalise: unit would part an image from its target; super-resolution takes none"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn"}},
+         r"model.parameters.scale: srcnn must have 2, as \[data\] scale has"),
+        (LARGER, {"data": {"input_size": [8] * 3, "scale": 2}, "model": {"name": "srcnn", "parameters": {"scale": 4}}},
+         "model.parameters.scale: srcnn must have 2"),
+    ],
+)  # fmt: skip
+def test_sites_that_do_not_fit(
+    tmp_path: Path, federation_changes: dict[str, Any], site_changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"site.toml: {message}"):
+        check_site(federation(**federation_changes), site(tmp_path, **site_changes), "europe")
+
+
+def test_every_problem_of_a_site_is_named_at_once(tmp_path: Path) -> None:
+    bad = site(tmp_path, egress={"receivers": ["asia"]}, data={"input_size": [32]})
+    with pytest.raises(ConfigError, match=r"data.input_size: .*, and egress.receivers: "):
+        check_site(federation(), bad, "europe")
+
+
+def test_roster_without_me(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^federation.toml: the roster \(africa, asia, europe\) does not name .*'here'"
+    ):
+        check_site(federation(), site(tmp_path), "here")
+
+
+def uncommented(path: Path) -> str:
+    """An example with its commented keys switched on: those are the lines that start with ``#`` and no space."""
+    return re.sub(r"(?m)^#(?=\S)", "", path.read_text())
+
+
+def keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str]:
+    """The fields of a model, and of the tables in it, that a document does not show."""
+    missing = {name for name in model.model_fields if name not in document}
+    for name, field in model.model_fields.items():
+        inner = document.get(name)
+        inner_types = () if get_origin(field.annotation) is dict else get_args(field.annotation)
+        for candidate in (field.annotation, *inner_types):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel) and inner:
+                table = (
+                    {key: value for row in inner for key, value in row.items()} if isinstance(inner, list) else inner
+                )
+                missing |= {f"{name}.{key}" for key in keys(candidate, table)}
+    return missing
+
+
+def test_example_federation_is_valid_and_shows_every_key() -> None:
+    example = FederationConfig.load(EXAMPLES / "federation.toml")
+    assert len(example.roster) == 4
+    document = tomllib.loads(uncommented(EXAMPLES / "federation.toml"))
+    full = FederationConfig.parse(uncommented(EXAMPLES / "federation.toml"), "full")
+    assert keys(FederationConfig, document) == set()
+    assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay", "decay"}
+    assert set(document["method"]) == {"name", *PLANS["fedskd"].parameters}
+    shown = {"ca_certificate", "quorum", "shared_model", "pace"}
+    assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
+    assert full.pace.model_dump(exclude={"gather_s", "beat_s"}) == example.pace.model_dump(
+        exclude={"gather_s", "beat_s"}
+    )
+
+
+def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
+    example = SiteConfig.load(EXAMPLES / "site.toml")
+    check_site(FederationConfig.load(EXAMPLES / "federation.toml"), example, "europe")
+    (tmp_path / "site.toml").write_text(uncommented(EXAMPLES / "site.toml"))
+    full = SiteConfig.load(tmp_path / "site.toml")
+    with pytest.raises(ConfigError, match=r"data.scale: classification has none; leave it out; "):
+        check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
+    assert keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
+    shown = {"addresses": True, "data": {"root": True, "regions": True, "scale": True,
+             "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
+             "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
+    assert full.model_dump(exclude=shown) == example.model_dump(exclude=shown)
+
+
+@pytest.mark.parametrize("name", ["federation.toml", "site.toml"])
+def test_examples_explain_each_key(name: str) -> None:
+    lines = (EXAMPLES / name).read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if re.match(r"#?[a-z_]+ = ", line) and not re.match(r"#?(name|address|description|asia|width) = ", line):
+            assert before.startswith("# "), line
+
+
+def test_needs_neither_torch_nor_grpc() -> None:
+    script = "import sys, peer.config.schema; print(sorted({'torch', 'monai', 'numpy', 'grpc', 'cryptography'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_kinds_are_those_of_the_method_unless_the_policy_names_others() -> None:
+    plan = PLANS["fedskd"]
+    assert EgressConfig().permitted_kinds(plan) == ("model",)
+    assert EgressConfig(kinds=("head",)).permitted_kinds(plan) == ("head",)
+    assert EgressConfig(kinds=("model",)).permitted_kinds(PLANS["local"]) == ()
+    assert EgressConfig().permitted_kinds(PLANS["local"]) == ()
+
+
+def test_receivers_are_all_or_those_that_are_named() -> None:
+    assert EgressConfig().permits_receiver("asia")
+    only = EgressConfig(receivers=("asia",))
+    assert [only.permits_receiver(name) for name in ("asia", "africa")] == [True, False]
+
+
+def test_nothing_is_evaluated_unless_the_policy_says_so() -> None:
+    assert (EgressConfig().evaluate, EgressConfig().evaluation_samples_min) == (False, EVALUATION_SAMPLES_MIN)
+
+
+@pytest.mark.parametrize("least", [0, -1, 2.5])
+def test_a_minimum_of_samples_is_at_least_one(least: float) -> None:
+    with pytest.raises(ValidationError):
+        EgressConfig.model_validate({"evaluation_samples_min": least})
+
+
+def metrics(**keys: object) -> schema.MetricsConfig:
+    return toml.validated(schema.MetricsConfig, keys, "site.toml: metrics")
+
+
+def test_nothing_is_shown_by_default() -> None:
+    assert metrics().listen is None
+    assert toml.validated(schema.DiscoveryConfig, {}, "site.toml").zeroconf is False
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9464", "127.8.8.8:1", "[::1]:9464", "localhost:9464"])
+def test_an_address_of_this_machine_alone_is_free(address: str) -> None:
+    assert metrics(listen=address).listen == address
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9464", "10.0.0.7:9464", "[::]:9464", "gpu-server:9464"])
+def test_an_address_that_others_reach_must_be_asked_for(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        metrics(listen=address)
+    assert address in str(caught.value)
+    assert "`public = true`" in str(caught.value)
+    assert metrics(listen=address, public=True).listen == address
+
+
+def test_an_address_without_a_port_is_none() -> None:
+    with pytest.raises(ConfigError, match="listen"):
+        metrics(listen="127.0.0.1")

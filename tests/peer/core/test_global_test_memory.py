@@ -1,0 +1,147 @@
+"""What is remembered of lent models and guests, and the table that it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.core.commands import Source
+from peer.core.global_test_memory import KINDS, NO_ANSWER, REASONS, Evaluation, evaluation_records, guest_row, record
+from peer.core.messages import UNMEASURED, EvaluationResult
+from peer.core.worker_protocol import to_json
+
+SITES = ("africa", "asia", "europe")
+KEY = ("asia", 1, 4)
+OWN = {"metrics": {"auc": 0.9, "loss": 0.5, "samples": 30.0, "auc_undefined": 0.0, "validation_auc": 0.1}}
+
+
+def told(site: str, sha256: str, **changes: Any) -> dict[str, Any]:
+    report = EvaluationResult(
+        **{"generation": 1, "round": 4, "sha256": sha256, "samples": 20, "metrics": {"auc": 0.6}, **changes}
+    )
+    return {"site": site, "report": to_json(report)}
+
+
+def table(*rows: tuple[str, int, Any]) -> list[dict[str, Any]]:
+    return evaluation_records(rows, own="europe", sites=SITES)
+
+
+def test_a_guest_is_needed_until_it_is_measured_and_known_for_ever(artifact: Any) -> None:
+    model, memory = artifact("asia", "after 4"), Evaluation()
+    memory.apply("guest", 4, guest_row(KEY, source=Source("asia", 4, model)))
+    assert memory.names() == {model.sha256}
+    report = EvaluationResult(1, 4, model.sha256, 20, {"auc": 0.5})
+    memory.apply("measured", 4, guest_row(KEY, report=report))
+    assert memory.names() == set()
+    assert memory.guests[KEY].report == report
+    assert not memory.guests[KEY].settled
+    memory.apply("settled", 4, guest_row(KEY, reason="taken"))
+    assert memory.guests[KEY].settled
+
+
+def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:
+    model, memory = artifact("asia", "after 4"), Evaluation()
+    memory.apply("guest", 4, guest_row(KEY, source=Source("asia", 4, model)))
+    memory.keep({model.sha256})
+    assert memory.guests[KEY].source is not None
+    memory.keep(set())
+    assert memory.guests[KEY].source is None
+    assert memory.guests[KEY].sha256 == model.sha256, "another model under the same name would show"
+
+
+def test_rows_of_a_model_that_is_lent_no_more_change_nothing(artifact: Any) -> None:
+    memory = Evaluation()
+    memory.apply("report", 4, told("asia", "ab" * 32))
+    memory.apply("lapsed", 4, {"reasons": {}, "retired": True})
+    assert memory == Evaluation()
+
+
+def test_every_cell_gives_the_unweighted_mean_over_the_sites() -> None:
+    rows = [
+        ("evaluated", 4, OWN),
+        ("report", 4, told("asia", "ab" * 32, metrics={"auc": 0.6, "loss": 1.0})),
+        ("report", 4, told("africa", "ab" * 32, samples=2000, metrics={"auc": 0.3, "auc_undefined": 1.0})),
+    ]
+    (found,) = table(*rows)
+    assert found["round"] == 4
+    assert found["cells"] == {
+        "africa": {"metrics": {"auc": 0.3}, "counts": {"samples": 2000, "auc_undefined": 1}},
+        "asia": {"metrics": {"auc": 0.6, "loss": 1.0}, "counts": {"samples": 20}},
+        "europe": {"metrics": {"auc": 0.9, "loss": 0.5}, "counts": {"samples": 30, "auc_undefined": 0}},
+    }
+    assert found["global_test"] == {"auc": pytest.approx(0.6)}, "africa told no loss"
+    assert found["mean"] == {
+        "auc": {"value": pytest.approx(0.6), "sites": 3},
+        "loss": {"value": pytest.approx(0.75), "sites": 2},
+    }
+
+
+def test_without_all_cells_there_is_a_mean_with_its_count_and_no_global_test() -> None:
+    rows = [
+        ("evaluated", 4, OWN),
+        ("report", 4, told("asia", "ab" * 32)),
+        ("lapsed", 4, {"reasons": {"africa": "silent"}, "retired": False}),
+    ]
+    (found,) = table(*rows)
+    assert found["cells"]["africa"] == {"reason": "silent"}
+    assert found["global_test"] is None
+    assert found["mean"]["auc"] == {"value": pytest.approx(0.75), "sites": 2}
+
+
+def test_figures_that_come_late_take_the_place_of_a_reason_and_not_the_other_way_round() -> None:
+    lapsed = ("lapsed", 4, {"reasons": {"asia": "silent"}, "retired": True})
+    figures = ("report", 4, told("asia", "ab" * 32))
+    for rows in ((lapsed, figures), (figures, lapsed)):
+        (found,) = table(("evaluated", 4, OWN), *rows)
+        assert found["cells"]["asia"]["metrics"] == {"auc": 0.6}
+
+
+@pytest.mark.parametrize("unmeasured", UNMEASURED)
+def test_a_site_that_says_nothing_says_why(unmeasured: Any) -> None:
+    rows = [("evaluated", 4, OWN), ("report", 4, told("asia", "ab" * 32, samples=0, metrics={}, unmeasured=unmeasured))]
+    (found,) = table(*rows)
+    assert found["cells"]["asia"] == {"reason": REASONS[unmeasured]}
+
+
+def test_what_is_kept_home_has_the_reason_in_every_other_cell() -> None:
+    (found,) = table(("evaluated", 4, {**OWN, "kept_home": "not permitted: because"}))
+    assert found["cells"]["asia"] == found["cells"]["africa"] == {"reason": "not permitted: because"}
+    assert "metrics" in found["cells"]["europe"]
+
+
+def test_rounds_are_listed_in_order_and_a_site_without_a_test_split_says_so() -> None:
+    found = table(("evaluated", 8, OWN), ("evaluated", 4, {"metrics": {}}))
+    assert [one["round"] for one in found] == [4, 8]
+    assert found[0]["cells"]["europe"] == {"reason": "no test samples"}
+    assert found[1]["cells"]["asia"] == {"reason": NO_ANSWER}
+
+
+def test_rows_of_other_rounds_and_sites_are_left_out() -> None:
+    (found,) = table(
+        ("report", 3, told("asia", "ab" * 32)), ("evaluated", 4, OWN), ("report", 4, told("mars", "ab" * 32))
+    )
+    assert set(found["cells"]) == set(SITES)
+    assert found["cells"]["asia"] == {"reason": NO_ANSWER}
+
+
+def test_nothing_measured_has_no_mean() -> None:
+    assert record(1, {"asia": {"reason": "silent"}}) == {
+        "round": 1,
+        "cells": {"asia": {"reason": "silent"}},
+        "mean": {},
+        "global_test": None,
+    }
+
+
+def test_the_kinds_are_those_that_change_memory(artifact: Any) -> None:
+    bodies = {
+        "guest": guest_row(KEY, source=Source("asia", 4, artifact("asia", "a"))),
+        "mislaid": guest_row(KEY),
+        "measured": guest_row(KEY, report=EvaluationResult(1, 4, None, unmeasured="not_received")),
+        "settled": guest_row(KEY),
+    }
+    for kind in set(KINDS) - {"report", "lapsed"}:
+        memory = Evaluation()
+        memory.apply(kind, 4, bodies[kind])
+        assert memory != Evaluation(), kind

@@ -1,0 +1,334 @@
+"""The state machine in a federation of its kind: nothing is trained twice, nothing waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from peer.core.rules import PaceRules
+
+FIVE = ("africa", "america", "asia", "europe", "oceania")
+FOUR = FIVE[:4]
+METHODS = ("fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid")
+FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+def check_invariants(world: Any) -> None:
+    """What holds in any run: rounds rise, sources are the scheduled ones and no older than allowed, nothing leaks."""
+    for name, machine in world.machines.items():
+        rounds = [round for round, _ in world.committed(name)]
+        assert rounds == sorted(set(rounds)), f"{name} committed a round twice: {rounds}"
+        rules = machine.rules
+        for round, body in world.committed(name):
+            pattern, sources = rules.pattern(round), body["sources"]
+            origins = [source["site"] for source in sources]
+            assert set(body["contributors"]) == {name, *origins}
+            assert all(source["fallback"] or source["round"] == round for source in sources)
+            if pattern == "permutation":
+                assert origins in ([], [rules.turn(round)])
+                allowed = rules.staleness_rounds_max if rules.fallback == "stale" else 0
+                assert all(0 <= round - source["round"] <= allowed for source in sources)
+            elif pattern == "circulate":
+                assert len(sources) <= 1
+                assert all(0 <= source["round"] <= round for source in sources)
+            elif pattern == "none":
+                assert sources == []
+            else:
+                assert origins == sorted(set(origins) - {name})
+                assert rules.plan.cached or all(source["round"] == round for source in sources)
+                assert rules.plan.cached or set(origins) | set(body["missing"]) == set(rules.roster) - {name}
+        for receiver, round, purpose in machine.sent:
+            if purpose == "train" and rules.pattern(round) == "permutation":
+                assert rules.roster.names[rules.order(round)[rules.roster.index(receiver)]] == name
+        if machine.round is not None:
+            assert machine.files >= machine.round.memory.names()
+
+
+def test_everybody_trains_on_the_scheduled_artifact(world: Any) -> None:
+    run = world(FOUR, rounds=6)
+    run.run_to_end()
+    check_invariants(run)
+    for name, machine in run.machines.items():
+        assert machine.exit.fault == ""
+        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4, 5, 6]
+        for round, body in run.committed(name):
+            turn = machine.rules.turn(round)
+            assert [source["site"] for source in body["sources"]] == ([] if turn == name else [turn])
+            assert body["missing"] == {}
+        assert run.committed(name)[-1][1]["metrics"] == {"auc": 0.5}
+
+
+def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_rounds(world: Any) -> None:
+    run = world(FOUR, rounds=12)
+    run.run_to_end()
+    for machine in run.machines.values():
+        assert machine.round.memory.held == {}
+        assert {round for round, _ in machine.round.memory.published} == set(range(8, 13))
+        assert machine.files >= {artifact.sha256 for artifact in machine.round.memory.published.values()}
+        assert len(machine.files) <= 7
+
+
+def test_a_silent_peer_costs_its_receiver_one_fallback_and_fifteen_seconds(world: Any) -> None:
+    run = world(FOUR, rounds=5)
+    run.run(until=lambda: len(run.committed("asia")) == 1)
+    run.kill("asia")
+    killed_s = run.now_s
+    run.run_to_end()
+    check_invariants(run)
+    for name in ("africa", "america", "europe"):
+        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4, 5]
+        for round, body in run.committed(name):
+            turn = run.machines[name].rules.turn(round)
+            if turn == "asia" and round > 2:
+                assert body["missing"] == {"asia": "silent"}
+    assert run.now_s - killed_s < 15 + 60 + 5 * 10
+
+
+def test_a_paused_peer_is_not_waited_for_and_goes_on_where_it_was(world: Any) -> None:
+    from peer.core import events
+
+    run = world(FOUR, rounds=4)
+    run.run(until=lambda: len(run.committed("europe")) == 1)
+    run.feed(run.machines["europe"], events.PauseRequested())
+    run.run(until=lambda: all(len(run.committed(name)) >= 3 for name in FOUR if name != "europe"))
+    assert len(run.committed("europe")) <= 2
+    run.feed(run.machines["europe"], events.ResumeRequested())
+    run.run_to_end()
+    check_invariants(run)
+    assert run.committed("europe")[-1][0] == 4
+
+
+def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(world: Any, phases: Any) -> None:
+    from peer.core import events
+
+    run = world(FOUR, rounds=3)
+    europe = run.machines["europe"]
+    run.run(until=lambda: europe.round.phase == phases.TRAIN)
+    run.feed(europe, events.StopRequested())
+    assert europe.round.phase == phases.LEAVING
+    assert europe.exit is None
+    run.run(until=lambda: europe.exit is not None, limit_s=30)
+    assert europe.exit.fault == ""
+
+
+def test_isolated_site_waits_then_catches_up(world: Any, phases: Any) -> None:
+    run = world(FOUR, rounds=12)
+    run.run(until=lambda: len(run.committed("europe")) == 1)
+    run.cut_off("europe")
+    europe = run.machines["europe"]
+    run.run(until=lambda: europe.round.phase == phases.ISOLATED)
+    run.run(until=lambda: len(run.committed("asia")) >= 8)
+    run.cut = set()
+    run.run_to_end()
+    check_invariants(run)
+    assert run.committed("europe")[-1][0] == 12
+    skipped = [round for _, body in run.committed("europe") for round in body["skipped"]]
+    assert skipped, "it jumped over the rounds that the others had passed"
+
+
+def test_a_site_alone_goes_on_after_a_day(world: Any) -> None:
+    run = world(("asia", "europe"), rounds=2)
+    run.run(until=lambda: run.machines["europe"].round.number == 1)
+    run.kill("asia")
+    run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=200_000)
+    assert [round for round, _ in run.committed("europe")] == [1, 2]
+    assert any(kind == "isolated" for kind, _, _ in run.machines["europe"].rows)
+
+
+def test_stale_fallback_uses_the_newest_artifact_within_its_age(world: Any) -> None:
+    run = world(("asia", "europe"), rounds=8, fallback="stale", staleness_rounds_max=3, schedule_kind="derangement")
+    run.run(until=lambda: len(run.committed("europe")) == 3)
+    run.kill("asia")
+    run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=700_000)
+    check_invariants(run)
+    ages = {
+        round: [(source["fallback"], round - source["round"]) for source in body["sources"]]
+        for round, body in run.committed("europe")
+    }
+    assert any(use and use[0][0] == "stale" for use in ages.values())
+    assert ages[8] == [], "older than three rounds is never used"
+
+
+def test_gathering_waits_for_everybody_or_for_the_operator(world: Any, phases: Any) -> None:
+    run = world(FOUR, rounds=2, dead=("asia",))
+    run.at(300, lambda: None)
+    run.run(until=lambda: run.now_s > 1290)
+    assert {m.round.phase for name, m in run.machines.items() if name != "asia"} == {phases.GATHERING}
+    run = world(FOUR, rounds=2, dead=("asia",), without=frozenset({"asia"}))
+    run.run_to_end()
+    assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
+    run = world(FOUR, rounds=2, dead=("asia",), pace=PaceRules(gather_s=40, linger_s=10))
+    run.run_to_end()
+    assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
+
+
+def test_a_slow_living_peer_is_waited_for(world: Any) -> None:
+    run = world(FOUR, rounds=3, pace=PaceRules())
+    run.slow["asia"] = 500.0
+    run.run_to_end()
+    assert all(body["missing"] == {} for name in FOUR for _, body in run.committed(name))
+
+
+def test_local_needs_nobody(world: Any) -> None:
+    run = world(FOUR, method="local", rounds=3)
+    for name in ("africa", "america", "asia"):
+        run.kill(name)
+    run.run_to_end()
+    assert [round for round, _ in run.committed("europe")] == [1, 2, 3]
+    assert run.machines["europe"].sent == []
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_circulating_models_come_home_with_all_their_steps(world: Any, share: float) -> None:
+    run = world(FOUR, rounds=4, parameters={"activation": share})
+    run.run_to_end()
+    check_invariants(run)
+    for name, machine in run.machines.items():
+        circulated = int(4 * share)
+        kinds = [kind for kind, _, _ in machine.rows]
+        assert kinds.count("adopted") == 1
+        assert "slot_lost" not in kinds
+        for round, body in run.committed(name):
+            if round <= circulated:
+                slot = machine.rules.turn(round)
+                assert [source["site"] for source in body["sources"]] == [machine.rules.holder(round, slot)]
+        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4]
+        assert "evaluated" in kinds
+
+
+def test_a_lost_slot_is_said_so_and_its_owner_goes_on_with_its_own_copy(world: Any) -> None:
+    run = world(FOUR, rounds=4, parameters={"activation": 0.5}, schedule_kind="derangement")
+    run.run(until=lambda: all(len(run.committed(name)) >= 1 for name in FOUR))
+    victim = run.machines["europe"].rules.holder(3, "europe")
+    run.kill(victim)
+    run.run_to_end()
+    assert any(kind == "slot_lost" for kind, _, _ in run.machines["europe"].rows)
+    assert run.committed("europe")[-1][0] == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("method", ["local", *METHODS])
+def test_every_method_trains_every_round_with_any_number_of_sites(world: Any, method: str, size: int) -> None:
+    run = world(FIVE[:size], method=method, rounds=3)
+    run.run(until=run.finished)
+    check_invariants(run)
+    for name in run.machines:
+        assert [round for round, _ in run.committed(name)] == [1, 2, 3]
+        assert all(body["missing"] == {} and not body["below_quorum"] for _, body in run.committed(name))
+        assert not {"refused", "ignored", "isolated", "slot_lost", "skipped"} & set(run.kinds(name))
+
+
+@pytest.mark.parametrize("dead", [1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_that_never_come_back_do_not_stop_the_others(world: Any, method: str, dead: int) -> None:
+    run = world(FOUR, method=method, rounds=6, pace=PaceRules(linger_s=60, isolated_s=300))
+    run.run(until=lambda: all(len(run.committed(name)) >= 1 for name in FOUR))
+    for name in FOUR[:dead]:
+        run.kill(name)
+    killed_s = run.now_s
+    run.run_to_end()
+    check_invariants(run)
+    for name in FOUR[dead:]:
+        assert [round for round, _ in run.committed(name)] == [1, 2, 3, 4, 5, 6]
+    assert run.now_s - killed_s < 15 + 5 * 10 + 60 + (300 if dead == 3 else 0) + 15
+
+
+@pytest.mark.parametrize("sites", [FOUR[1:], FOUR])
+def test_a_site_that_lost_its_disk_catches_up_although_another_is_dead(world: Any, sites: tuple[str, ...]) -> None:
+    run = world(sites, rounds=9)
+    run.run(until=lambda: all(len(run.committed(name)) >= 4 for name in sites))
+    run.kill(sites[0])
+    run.kill(sites[1])
+    lost = run.machines[sites[1]]
+    lost.rows, lost.files = [], set()
+    run.at(20, lambda: run.start(sites[1]))
+    run.run(until=lambda: all(run.machines[name].exit is not None for name in sites[1:]))
+    check_invariants(run)
+    assert lost.round.memory.generation == 2, "its peers remembered more of it than it did itself"
+    for name in sites[1:]:
+        assert run.committed(name)[-1][0] == 9
+
+
+def outages(longest_s: float, most: int, *, kinds: tuple[str, ...] = ("kill", "pause", "stop")) -> Any:
+    """What befalls sites: (what, site, when, for how long)."""
+    one = st.tuples(st.sampled_from(kinds), st.integers(0, 4), st.floats(0.5, 80), st.floats(0.5, longest_s))
+    return st.lists(one, max_size=most)
+
+
+def befall(run: Any, troubles: list[tuple[str, int, float, float]]) -> None:
+    """Have the outages happen."""
+    names = tuple(run.machines)
+    for what, index, at_s, long_s in troubles:
+        name = names[index % len(names)]
+        run.at(at_s, lambda what=what, name=name, long_s=long_s: getattr(run, f"{what}_for")(name, long_s))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=FIXTURES)
+@given(
+    seed=st.integers(0, 2**32),
+    method=st.sampled_from(METHODS),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    troubles=outages(8.0, 5, kinds=("kill",)),
+)
+def test_kills_within_the_silence_limit_change_no_bit(
+    world: Any, seed: int, method: str, share: float, troubles: list[Any]
+) -> None:
+    fixed = {"rounds": 3, "work_s": 4.0, "method": method, "parameters": {"activation": share}}
+    calm = world(FOUR[:3], **fixed)
+    calm.run_to_end()
+    run = world(FOUR[:3], seed=seed, **fixed)
+    befall(run, troubles)
+    run.run(until=run.finished)
+    check_invariants(run)
+    assert run.final_states() == calm.final_states()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kill_between_any_two_commands_changes_no_bit(world: Any, method: str, share: float) -> None:
+    fixed = {"rounds": 2, "method": method, "parameters": {"activation": share}, "schedule_kind": "ring"}
+    calm = world(("asia", "europe"), **fixed)
+    calm.run_to_end()
+    commands = calm.machines["europe"].carried_out
+    assert commands > 20
+    for last in range(commands):
+        run = world(("asia", "europe"), dead=("europe",), **fixed)
+        run.machines["europe"].fuses = [last]
+        run.start("europe")
+        run.run(until=run.finished)
+        check_invariants(run)
+        assert run.final_states() == calm.final_states(), f"killed after command {last}"
+        kinds = run.kinds("europe")
+        assert not {"skipped", "refused", "slot_lost"} & set(kinds)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=FIXTURES)
+@given(
+    seed=st.integers(0, 2**32),
+    sites=st.sampled_from([2, 3, 5]),
+    method=st.sampled_from(METHODS),
+    share=st.sampled_from([0.0, 0.5]),
+    fallback=st.sampled_from(["self", "stale"]),
+    cuts=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(1, 80), st.floats(1, 90)), max_size=8),
+    troubles=outages(120.0, 4),
+)
+def test_any_trouble_that_ends_lets_everybody_reach_the_last_round(
+    world: Any, seed: int, sites: int, method: str, share: float, fallback: str, cuts: list[Any], troubles: list[Any]
+) -> None:
+    names = FIVE[:sites]
+    pace = PaceRules(linger_s=300, isolated_s=600, deadline_floor_s=20)
+    run = world(
+        names, rounds=5, seed=seed, method=method, fallback=fallback, parameters={"activation": share}, pace=pace
+    )
+    for sender, receiver, at_s, long_s in cuts:
+        link = (names[sender % sites], names[receiver % sites])
+        run.at(at_s, lambda link=link, long_s=long_s: run.cut_for(*link, long_s))
+    befall(run, troubles)
+    run.run(until=run.finished, limit_s=1500)
+    check_invariants(run)
+    for name, machine in run.machines.items():
+        assert machine.exit.fault == ""
+        assert run.committed(name)[-1][0] == 5

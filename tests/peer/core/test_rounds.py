@@ -1,0 +1,348 @@
+"""Exchanges that go wrong: refused, rejected, lost and late artifacts, and models that travel and come home."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.messages import Unavailable
+from peer.core.rules import PaceRules
+from peer.core.state import Phase
+
+TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
+RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring"}
+# The ring of these tests gives europe the slots america, asia, america, asia; asia's slot is at america in round 2.
+
+
+def begun(solo: Any, **rules: Any) -> Any:
+    """A site in its first round, everybody greeted."""
+    site = solo(**{**TWO, **rules})
+    site.finish()
+    site.greet()
+    return site
+
+
+def rejected(site: Any, sha256: str, *, origin: str = "asia") -> list[commands.Command]:
+    """The worker finds an artifact unusable."""
+    order = site.order
+    return site.feed(
+        events.ArtifactRejected(order.generation, order.round, order.attempt, origin, sha256, "3 values are not finite")
+    )
+
+
+def discarded(out: list[commands.Command]) -> list[str]:
+    return [command.sha256 for command in out if isinstance(command, commands.Discard)]
+
+
+# What comes is checked against what was due.
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"true_round": 2}, "sent the artifact of round 2 for round 1"),
+        ({"true_round": 0}, "sent the artifact of round 0 for round 1"),
+    ],
+)
+def test_another_rounds_artifact_is_refused(solo: Any, changes: dict[str, Any], reason: str) -> None:
+    site = begun(solo)
+    out = site.deliver("asia", **changes)
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+    assert len(discarded(out)) == 1
+    assert site.order.sources == ()
+    assert site.body("chosen")["missing"] == {"asia": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "kind", "reason"),
+    [
+        ("europe", "model", "sent europe's model where asia's model was due"),
+        ("asia", "head", "sent asia's head where asia's model was due"),
+    ],
+)
+def test_another_artifact_than_the_due_one_is_refused(
+    solo: Any, artifact: Any, owner: str, kind: str, reason: str
+) -> None:
+    site = begun(solo)
+    site.deliver("asia", artifact=artifact(owner, "x", kind=kind))
+    assert site.site.refusals[-1]["reason"] == reason
+
+
+def test_the_second_digest_of_a_round_is_refused_and_named(solo: Any, artifact: Any) -> None:
+    site = begun(solo)
+    first, second = artifact("asia", "first"), artifact("asia", "second")
+    site.deliver("asia", artifact=first)
+    rows = [row for row in site.audit.rows if row[0] != "chosen"]
+    rows.append(("discarded", 1, {"sha256": first.sha256}))
+    site.restart(rows)
+    site.greet()
+    out = site.deliver("asia", artifact=second)
+    assert f"({second.sha256[:12]}, not {first.sha256[:12]})" in site.site.refusals[-1]["reason"]
+    assert discarded(out) == [second.sha256]
+
+
+def test_a_new_generation_may_send_another_digest(solo: Any, artifact: Any) -> None:
+    site = begun(solo)
+    first = artifact("asia", "first")
+    site.deliver("asia", artifact=first)
+    rows = [*(row for row in site.audit.rows if row[0] != "chosen"), ("discarded", 1, {"sha256": first.sha256})]
+    site.restart(rows)
+    site.greet()
+    site.deliver("asia", artifact=artifact("asia", "second"), origin_generation=2)
+    assert site.kinds.count("refused") == 0
+    assert [source.artifact.sha256 for source in site.order.sources] == [artifact("asia", "second").sha256]
+
+
+@pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
+def test_who_will_not_have_it_is_not_waited_for(solo: Any, answer: Unavailable) -> None:
+    site = begun(solo)
+    site.unavailable("asia", answer)
+    assert site.site.phase == Phase.TRAIN
+    assert site.body("chosen")["missing"] == {"asia": str(answer)}
+
+
+def test_who_is_silent_or_away_teaches_nothing_about_patience(solo: Any) -> None:
+    site = begun(solo)
+    site.beat("asia", 1, "paused", published=0)
+    assert site.site.phase == Phase.TRAIN
+    assert site.body("chosen")["waited_s"] is None
+    assert site.site.memory.waits_s == []
+
+
+def test_a_wait_that_ended_as_slow_counts_double(solo: Any) -> None:
+    site = begun(solo, pace=PaceRules(wait_max_s=100, silence_s=1000))
+    site.wait(100)
+    assert site.body("chosen")["missing"] == {"asia": "slow"}
+    assert site.site.memory.waits_s == [200.0]
+
+
+def test_an_absent_site_is_not_even_asked(solo: Any) -> None:
+    site = begun(solo, without=frozenset({"asia"}))
+    assert site.site.phase == Phase.TRAIN
+    assert site.body("chosen")["missing"] == {"asia": "absent"}
+
+
+# What the worker finds unusable.
+
+
+def test_a_rejected_artifact_is_left_out_and_its_origin_named(solo: Any, artifact: Any) -> None:
+    site = begun(solo)
+    site.deliver("asia", artifact=artifact("asia", "bad"))
+    bad = artifact("asia", "bad").sha256
+    out = rejected(site, bad, origin="nobody")
+    assert discarded(out) == [bad]
+    assert (site.order.round, site.order.sources) == (1, ())
+    assert site.body("chosen")["missing"] == {"asia": "refused"}
+    assert site.body("refused") == {"origin": "asia", "reason": "3 values are not finite"}
+    site.finish()
+    assert site.body("committed")["contributors"] == ["europe"]
+
+
+def test_a_peer_that_sends_our_own_bytes_cannot_have_our_file_deleted(solo: Any, artifact: Any) -> None:
+    site = begun(solo)
+    own = site.site.memory.published[(1, "europe")]
+    site.deliver("asia", artifact=artifact("asia", "initial"))
+    assert site.order.sources[0].artifact.sha256 == own.sha256
+    assert discarded(rejected(site, own.sha256)) == []
+    assert site.site.memory.published[(1, "europe")] == own
+
+
+def test_a_worker_that_rejects_what_nobody_sent_fails_like_one_that_crashes(solo: Any, artifact: Any) -> None:
+    site = begun(solo)
+    site.deliver("asia")
+    for _ in range(3):
+        rejected(site, artifact("asia", "never sent").sha256)
+        assert site.site.phase == Phase.TRAIN
+    rejected(site, artifact("asia", "never sent").sha256)
+    assert site.site.phase == Phase.FAILED
+    assert site.kinds.count("refused") == 0
+
+
+def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:
+    site = begun(solo, fallback="stale", staleness_rounds_max=3)
+    site.deliver("asia")
+    site.finish()
+    site.unavailable("asia", Unavailable.SKIPPED)
+    (stale,) = site.order.sources
+    assert (stale.round, stale.fallback) == (1, "stale")
+    rejected(site, stale.artifact.sha256)
+    assert site.order.sources == ()
+    site.finish()
+    site.unavailable("asia", Unavailable.SKIPPED)
+    assert site.order.sources == ()
+
+
+def test_too_few_usable_artifacts_are_recorded_as_below_quorum(solo: Any, artifact: Any) -> None:
+    site = solo(method="feddal", quorum=2)
+    site.finish()
+    site.greet()
+    site.finish()
+    site.deliver("africa")
+    site.deliver("asia")
+    site.unavailable("america", Unavailable.SKIPPED)
+    assert site.site.phase == Phase.AGGREGATE
+    assert site.body("chosen")["below_quorum"] is False
+    rejected(site, site.order.sources[0].artifact.sha256, origin="africa")
+    assert [source.origin for source in site.order.sources] == ["asia"]
+    site.finish()
+    record = site.body("committed")
+    assert record["below_quorum"] is True
+    assert record["missing"] == {"africa": "refused", "america": "skipped"}
+    assert record["contributors"] == ["asia", "europe"]
+
+
+def test_a_cached_head_that_is_rejected_before_the_exchange_is_no_lack_of_quorum(solo: Any) -> None:
+    site = begun(solo, method="dflmoe")
+    site.finish()
+    site.deliver("asia")
+    site.finish()
+    assert site.site.memory.committed == 1
+    (head,) = site.order.sources
+    assert (site.order.stage, head.fallback) == ("local", "stale")
+    rejected(site, head.artifact.sha256)
+    assert site.order.sources == ()
+    site.finish()
+    site.deliver("asia")
+    site.finish()
+    assert site.body("committed")["below_quorum"] is False
+
+
+def test_heads_of_silent_peers_stay_in_use(solo: Any) -> None:
+    site = begun(solo, method="dflmoe", rounds=9)
+    site.finish()
+    site.deliver("asia")
+    site.finish()
+    for _ in range(4):
+        site.finish()
+        site.unavailable("asia", Unavailable.SKIPPED)
+        assert [(head.origin, head.round, head.fallback) for head in site.order.sources] == [("asia", 1, "stale")]
+        site.finish()
+
+
+# Models that travel.
+
+
+def test_a_slot_whose_holder_is_silent_comes_from_its_owner(solo: Any, artifact: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=6)
+    site.finish()
+    site.greet()
+    site.deliver("america")
+    site.finish()
+    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("america", "asia")]
+    site.unavailable("america", Unavailable.RETIRED)
+    assert [(order.origin, order.owner) for order in site.fetches.values()] == [("asia", "asia")]
+    site.deliver("asia", true_round=1)
+    (copy,) = site.order.sources
+    assert (copy.origin, copy.artifact.owner, copy.round, copy.fallback) == ("asia", "asia", 1, "stale")
+    assert site.order.circulate == "asia"
+
+
+def test_an_owner_that_is_silent_too_is_given_up_in_the_same_moment(solo: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=6)
+    site.finish()
+    site.greet()
+    site.deliver("america")
+    site.now_s += 14
+    site.beat("africa", 1)
+    site.finish()
+    out = site.wait(1.0)
+    given_up = [command.origin for command in out if isinstance(command, commands.CancelFetch)]
+    assert given_up[:2] == ["america", "asia"]
+    assert [
+        (body["missing"], body["sources"]) for kind, round, body in site.audit.rows if (kind, round) == ("chosen", 2)
+    ] == [({"america": "silent", "asia": "silent"}, [])]
+
+
+def test_a_later_round_is_no_older_copy(solo: Any) -> None:
+    site = solo(**RING, method="fedcross", rounds=6)
+    site.finish()
+    site.greet()
+    site.deliver("america", true_round=5)
+    assert site.site.refusals[-1]["reason"] == "sent the artifact of round 5 for round 1"
+
+
+def test_a_site_without_a_copy_never_trains_its_own_model_under_anothers_name(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement")
+    site.finish()
+    site.greet()
+    site.unavailable("asia", Unavailable.SKIPPED)
+    assert site.body("chosen")["sources"] == []
+    assert site.site.memory.committed == 1, "it had nothing to train in round 1"
+    (order,) = site.fetches.values()
+    assert (order.round, order.origin, order.owner) == (2, "asia", "asia"), (
+        "it should hold the slot itself, but has none"
+    )
+    site.deliver("asia", true_round=1)
+    assert [source.artifact.owner for source in site.order.sources] == ["asia"]
+
+
+def travelled(solo: Any, **rules: Any) -> Any:
+    """A site whose model circulated for one of two rounds and is at asia now."""
+    site = begun(solo, rounds=2, parameters={"activation": 0.5}, **rules)
+    site.deliver("asia")
+    site.finish()
+    assert site.site.phase == Phase.HANDBACK
+    return site
+
+
+def test_the_model_comes_home_with_the_steps_it_was_trained(solo: Any, artifact: Any) -> None:
+    site = travelled(solo)
+    out = site.deliver("asia", artifact=artifact("europe", "trained at asia", steps=20))
+    assert site.order == commands.Adopt(1, 1, site.order.attempt, "initial", site.order.source)
+    assert site.order.source.artifact.steps == 20
+    assert discarded(out) == []
+    out = site.finish()
+    assert artifact("europe", "trained at asia").sha256 in discarded(out)
+    assert "slot_lost" not in site.kinds
+    assert site.site.memory.home
+    assert ("published", 2) in [(kind, round) for kind, round, _ in site.audit.rows if kind == "published"]
+
+
+def test_a_model_that_does_not_come_home_is_said_to_be_lost(solo: Any) -> None:
+    site = travelled(solo)
+    site.unavailable("asia", Unavailable.SKIPPED)
+    assert site.kinds[-1] == "slot_lost"
+    assert (site.order.source.origin, site.order.source.artifact.steps) == ("europe", 0)
+
+
+def test_a_copy_that_is_unusable_at_home_is_replaced_by_the_own_one(solo: Any, artifact: Any) -> None:
+    site = travelled(solo)
+    bad = artifact("europe", "bad", steps=20)
+    site.deliver("asia", artifact=bad)
+    order = site.order
+    site.feed(events.ArtifactRejected(1, 1, order.attempt, "asia", bad.sha256, "shapes differ"))
+    assert site.site.phase == Phase.ADOPT
+    assert site.order.source.origin == "europe"
+    assert site.body("refused") == {"origin": "asia", "reason": "shapes differ"}
+    assert "slot_lost" in site.kinds
+    out = site.finish()
+    assert bad.sha256 in discarded(out)
+    assert site.site.memory.home
+
+
+def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> None:
+    site = travelled(solo)
+    site.unavailable("asia", Unavailable.SKIPPED)
+    own = site.order.source.artifact.sha256
+    site.feed(events.ArtifactRejected(1, 1, site.order.attempt, "europe", own, "the file is cut short"))
+    assert site.site.memory.home
+    assert site.site.memory.state == "initial"
+    assert site.kinds.count("refused") == 0
+
+
+def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> None:
+    site = solo(**RING, rounds=2, parameters={"activation": 0.5})
+    site.finish()
+    site.greet()
+    site.deliver("america")
+    site.finish()
+    assert site.site.phase == Phase.HANDBACK
+    holder = site.rules.holder(2, "europe")
+    others = [name for name in site.rules.others if name != holder]
+    site.deliver(others[0], artifact=artifact("europe", "a fork", steps=1))
+    assert site.site.phase == Phase.HANDBACK, "the holder's copy is still to come"
+    out = site.deliver(holder, artifact=artifact("europe", "the real one", steps=2))
+    assert site.order.source.origin == holder
+    assert [command.origin for command in out if isinstance(command, commands.CancelFetch)] == [others[1]]

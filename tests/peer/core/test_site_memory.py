@@ -1,0 +1,268 @@
+"""Memory as the fold of the journal: what a restart knows, and what it does without files that are gone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.messages import Seen
+from peer.core.site_memory import APPLY, ROUND_KEYS, Memory, body_of, recover, round_records, used_sources
+from peer.core.state import Phase
+
+ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
+
+
+def trained_once(solo: Any, **rules: Any) -> Any:
+    """A site that has committed round 1."""
+    site = solo(**{**ALONE, **rules})
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    site.finish()
+    return site
+
+
+def test_nothing_is_remembered_of_nothing() -> None:
+    assert recover([]) == Memory()
+    assert Memory().names() == set()
+
+
+def test_rows_of_other_kinds_only_inform() -> None:
+    told: list[Any] = [
+        ("configured", 0, {}),
+        ("manifest", 1, {}),
+        ("denied", 1, {}),
+        ("paused", 1, {}),
+        ("unheard of", 9, {}),
+    ]
+    assert recover(told) == Memory()
+
+
+def test_every_kind_that_changes_memory_survives_json(solo: Any) -> None:
+    site = trained_once(solo, fallback="stale")
+    rows = [(kind, round, json.loads(json.dumps(body))) for kind, round, body in site.audit.rows]
+    assert recover(rows) == site.site.memory
+    assert {kind for kind, _, _ in rows} >= {"initialised", "published", "opened", "arrived", "chosen", "trained"}
+    assert {kind for kind, _, _ in rows} <= {*APPLY, "ignored"}
+
+
+def test_a_restart_serves_what_was_published_and_goes_on_where_it_was(solo: Any) -> None:
+    site = trained_once(solo)
+    site.deliver("asia")
+    assert site.site.phase == Phase.TRAIN
+    before = site.order
+    out = site.restart()
+    assert [command.round for command in out if isinstance(command, commands.Publish)] == [1, 2]
+    again = next(command for command in out if isinstance(command, commands.Train))
+    assert (again.round, again.stage, again.base, again.sources) == (
+        before.round,
+        before.stage,
+        before.base,
+        before.sources,
+    )
+    assert site.kinds[-1] == "began"
+
+
+def test_a_received_artifact_whose_file_is_gone_is_asked_for_again(solo: Any) -> None:
+    site = solo(**ALONE, fallback="stale", staleness_rounds_max=3)
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    site.finish()
+    (held,) = site.site.memory.held
+    kept = site.site.memory.names() - {held}
+    memory = recover(site.audit.rows, present=kept)
+    assert memory.held == {}
+    assert memory.open is not None
+    assert memory.open.number == 2
+    assert memory.names() == kept
+
+
+def test_a_source_that_is_gone_is_exchanged_again(solo: Any) -> None:
+    site = trained_once(solo)
+    site.deliver("asia")
+    opened = site.site.memory.open
+    (source,) = opened.sources
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {source.artifact.sha256})
+    assert (memory.open.number, memory.open.position, memory.open.sources) == (2, 0, ())
+    assert memory.open.state == opened.state
+
+
+def test_a_proxy_that_is_gone_is_exchanged_again_but_nothing_is_trained_twice(solo: Any) -> None:
+    site = solo(**ALONE, method="feddal")
+    site.finish()
+    site.greet()
+    site.finish()
+    site.deliver("asia")
+    assert site.site.phase == Phase.AGGREGATE
+    received = site.order.sources[0].artifact.sha256
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {received})
+    assert (memory.open.position, memory.open.state, memory.open.sources) == (1, site.order.base, ())
+    assert set(memory.published) == {(1, "europe")}
+
+
+def test_a_source_that_is_used_up_may_be_gone(solo: Any) -> None:
+    site = solo(**ALONE, method="feddal", evaluation_every=1)
+    site.finish()
+    site.greet()
+    site.finish()
+    site.deliver("asia")
+    used = site.order.sources
+    site.finish()
+    assert site.site.phase == Phase.EVALUATE
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {used[0].artifact.sha256})
+    assert (memory.open.position, memory.open.sources) == (3, used)
+
+
+def test_a_result_that_is_gone_is_made_again(solo: Any) -> None:
+    site = trained_once(solo, evaluation_every=1)
+    opened = site.site.memory.open
+    assert (site.site.phase, opened.number) == (Phase.EVALUATE, 1)
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {opened.artifact.sha256})
+    assert memory.open is None
+    assert memory.committed == 0
+
+
+def test_what_is_published_but_gone_is_not_offered(solo: Any) -> None:
+    site = trained_once(solo)
+    first = site.site.memory.published[(1, "europe")].sha256
+    memory = recover(site.audit.rows, present=site.site.memory.names() - {first})
+    assert set(memory.published) == {(2, "europe")}
+
+
+def test_a_due_publication_needs_its_file(solo: Any) -> None:
+    site = trained_once(solo)
+    cut = max(place for place, (kind, _, _) in enumerate(site.audit.rows) if kind == "committed") + 1
+    due = recover(site.audit.rows[:cut])
+    assert due.next is not None
+    assert due.next[0] == 2
+    gone = recover(site.audit.rows[:cut], present=due.names() - {due.next[1].sha256})
+    assert gone.next is None
+    assert gone.artifact is None
+
+
+@pytest.mark.parametrize(("method", "row"), [("fedskd", "initialised"), ("fedskd", "committed"), ("feddal", "trained")])
+def test_a_crash_before_the_publication_only_delays_it(solo: Any, method: str, row: str) -> None:
+    site = solo(**ALONE, method=method)
+    site.finish()
+    site.greet()
+    if row == "committed":
+        site.deliver("asia")
+    if row != "initialised":
+        site.finish()
+    cut = max(place for place, (kind, _, _) in enumerate(site.audit.rows) if kind == row) + 1
+    assert site.audit.rows[cut][0] == "published"
+    expected = site.audit.rows[cut]
+    out = site.restart(site.audit.rows[:cut])
+    assert ("published", *expected[1:]) in [(row.kind, row.round, row.body) for row in persisted(out)]
+
+
+def persisted(out: list[commands.Command]) -> list[commands.Persist]:
+    return [command for command in out if isinstance(command, commands.Persist)]
+
+
+def test_nobody_takes_anothers_place_with_the_same_bytes(artifact: Any) -> None:
+    head = artifact("asia", "head", kind="head")
+    copied = artifact("europe", "head", kind="head")
+    rows = [
+        ("arrived", 1, {"source": body_of(Source("asia", 1, head)), "origin_generation": 1}),
+        ("arrived", 1, {"source": body_of(Source("europe", 1, copied)), "origin_generation": 1}),
+    ]
+    memory = recover(rows)
+    assert memory.held == {head.sha256: Source("asia", 1, head)}
+    newer = ("arrived", 2, {"source": body_of(Source("asia", 2, head)), "origin_generation": 1})
+    assert recover([*rows, newer]).held == {head.sha256: Source("asia", 2, head)}
+
+
+def test_a_restored_backup_begins_a_new_generation(solo: Any) -> None:
+    site = trained_once(solo)
+    assert max(site.site.memory.published) == (2, "europe")
+    backup = [row for row in site.audit.rows if row[1] < 1 or row[0] in ("began", "initialised")]
+    site.restart(backup)
+    out = site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+    body = {"generation": 2, "reported_by": "asia", "their_round": 2}
+    assert ("regenerated", 0, body) in [(row.kind, row.round, row.body) for row in persisted(out)]
+    assert site.site.memory.generation == 2
+    assert all(command.generation == 2 for command in out if isinstance(command, commands.Fetch))
+    assert [command.round for command in out if isinstance(command, commands.Publish)] == [1]
+    site.restart()
+    assert site.site.memory.generation == 2, "the new generation is remembered"
+
+
+def test_a_site_that_remembers_as_much_stays_what_it_is(solo: Any) -> None:
+    site = trained_once(solo)
+    site.restart()
+    site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+    assert site.site.memory.generation == 1
+
+
+def test_a_liar_makes_a_site_begin_anew_once_a_run_at_most(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    for round in range(1, 50):
+        site.greet("asia", seen=Seen(site.site.memory.generation, 10**6, "ab" * 32))
+        site.greet("asia", seen=Seen(site.site.memory.generation + round, 1, "ab" * 32))
+    assert site.kinds.count("regenerated") == 1
+
+
+def test_an_absurd_generation_is_a_lie(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    site.greet("asia", seen=Seen(1_000_000, 1, "ab" * 32))
+    assert site.site.memory.generation == 1
+    assert site.site.refusals[-1]["site"] == "asia"
+    assert "generation 1000000" in site.site.refusals[-1]["reason"]
+
+
+def test_a_backup_noticed_during_a_pause_waits_for_the_operator(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    site.feed(events.PauseRequested())
+    out = site.greet("asia", seen=Seen(3, 1, "ab" * 32))
+    assert site.site.memory.generation == 4
+    assert site.site.phase == Phase.PAUSED
+    assert not [command for command in out if isinstance(command, commands.Halt | commands.Fetch | commands.Train)]
+
+
+def test_the_record_of_a_round_has_every_key(solo: Any) -> None:
+    site = trained_once(solo, evaluation_every=1)
+    site.finish()
+    (record,) = round_records(site.audit.rows)
+    assert set(record) == {"round", "agrees", *ROUND_KEYS}
+    assert record["round"] == 1
+    assert [source["site"] for source in record["sources"]] == ["asia"]
+    assert record["contributors"] == ["asia", "europe"]
+    assert record["metrics"] == {"auc": 0.5}
+    assert record["threads"] == 1
+    assert record["duration_s"] == 1.0
+
+
+def test_metrics_measured_after_the_commit_belong_to_the_round() -> None:
+    body = dict.fromkeys(ROUND_KEYS) | {"metrics": {"loss": 0.1}}
+    records = round_records([("committed", 2, body), ("evaluated", 2, {"metrics": {"auc": 0.9}})])
+    assert records[0]["metrics"] == {"loss": 0.1, "auc": 0.9}
+
+
+def test_what_a_round_used_counts_from_its_commit_to_the_next(solo: Any) -> None:
+    site = solo(**ALONE)
+
+    def used() -> tuple[Source, ...]:
+        return used_sources((kind, round, json.loads(json.dumps(body))) for kind, round, body in site.audit.rows)
+
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    first = site.order.sources
+    assert [source.origin for source in first] == ["asia"]
+    assert used() == ()
+    site.finish()
+    assert used() == first
+    site.deliver("asia")
+    second = site.order.sources
+    assert second != first == used()
+    site.finish()
+    assert used() == second

@@ -1,0 +1,180 @@
+"""Which address is dialled next: what works stays, what fails makes room, and lies cost a dial each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.core.roster import SiteName
+from peer.daemon.addresses import DISCOVERED_MAX, AddressBook, Candidates
+
+EUROPE = SiteName("europe")
+FEDERATION = """
+name = "trial"
+rounds = 1
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+[[site]]
+name = "africa"
+[[site]]
+name = "asia"
+address = "asia.example:1"
+[[site]]
+name = "europe"
+address = "europe.example:1"
+"""
+SITE = """
+[addresses]
+europe = "10.0.0.1:1"
+[data]
+input_size = [8]
+"""
+
+
+def dialled(candidates: Candidates, count: int) -> list[str | None]:
+    """The next addresses when none of them answers."""
+    found = []
+    for _ in range(count):
+        found.append(address := candidates.current)
+        if address is not None:
+            candidates.fail(address)
+    return found
+
+
+def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s() -> None:
+    candidates = Candidates(written="written:1", founded="founded:1")
+    assert candidates.current == "written:1"
+    candidates.discover("old:1")
+    candidates.discover("new:1")
+    assert dialled(candidates, 5) == ["written:1", "new:1", "old:1", "founded:1", "written:1"]
+
+
+def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards() -> None:
+    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates.fail("written:1")
+    assert candidates.succeed("founded:1")
+    assert not candidates.succeed("founded:1"), "that is no news"
+    candidates.fail("founded:1")
+    assert candidates.current == "founded:1", "one lost beat"
+    candidates.succeed("founded:1")
+    candidates.fail("founded:1")
+    candidates.fail("founded:1")
+    assert dialled(candidates, 3) == ["written:1", "founded:1", "written:1"]
+
+
+def test_the_only_address_is_dialled_again_and_again() -> None:
+    candidates = Candidates(founded="founded:1")
+    candidates.succeed("founded:1")
+    assert dialled(candidates, 4) == ["founded:1"] * 4
+
+
+def test_nothing_is_dialled_until_something_is_known() -> None:
+    candidates = Candidates()
+    assert candidates.current is None
+    assert candidates.discover("new:1")
+    assert candidates.current == "new:1"
+
+
+def test_an_announcement_moves_nothing_that_works_and_is_next_when_it_fails() -> None:
+    candidates = Candidates(founded="founded:1")
+    candidates.succeed("founded:1")
+    assert not candidates.discover("new:1")
+    assert dialled(candidates, 3) == ["founded:1", "founded:1", "new:1"]
+
+
+def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> None:
+    candidates = Candidates(written="written:1", founded="founded:1")
+    assert candidates.current == "written:1"
+    assert candidates.discover("new:1")
+    assert dialled(candidates, 3) == ["written:1", "new:1", "founded:1"]
+    assert not candidates.discover("new:1"), "it has its turn already"
+
+
+def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -> None:
+    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates.discover("true:1")
+    candidates.fail("written:1")
+    candidates.succeed("true:1")
+    for number in range(1000):
+        candidates.discover(f"lie:{number}")
+    candidates.fail("true:1")
+    candidates.fail("true:1")
+    tried = []
+    for number in range(3 * DISCOVERED_MAX):
+        candidates.discover(f"more:{number}")
+        tried += dialled(candidates, 1)
+    assert {"true:1", "written:1", "founded:1"} <= set(tried)
+
+
+def test_a_new_word_of_the_operator_is_tried_at_once_and_what_worked_after_it() -> None:
+    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates.succeed("written:1")
+    candidates.write("moved:1")
+    assert not candidates.succeed("written:1"), "the answer of a dial from before"
+    assert dialled(candidates, 3) == ["moved:1", "written:1", "founded:1"]
+    candidates.write(None)
+    assert set(dialled(candidates, 2)) == {"written:1", "founded:1"}
+
+
+# --- the book of all peers --------------------------------------------------------------------------------------------
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    return path
+
+
+@pytest.fixture
+def book(file: Path) -> AddressBook:
+    federation = FederationConfig.parse(FEDERATION, "federation.toml")
+    return AddressBook(own=SiteName("asia"), federation=federation, site=SiteConfig.load(file))
+
+
+def test_announcements_count_for_peers_alone(book: AddressBook) -> None:
+    assert book.discover(SiteName("africa"), "10.0.0.2:1")
+    assert book.address(SiteName("africa")) == "10.0.0.2:1"
+    assert not book.discover(SiteName("mars"), "10.0.0.3:1")
+    assert not book.discover(SiteName("asia"), "10.0.0.3:1"), "this site itself"
+
+
+def test_addresses_that_are_edited_are_taken_over_while_the_daemon_runs(
+    book: AddressBook, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    book.succeed(EUROPE, "10.0.0.1:1")
+    book.reread()
+    assert caplog.messages == ["peer found"], "the file is as it was"
+    file.write_text(SITE.replace("10.0.0.1:1", "10.0.0.99:1").replace("[8]", "[9]"))
+    book.reread()
+    assert book.address(EUROPE) == "10.0.0.99:1"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("[addresses", "is not TOML"),
+        (SITE.replace("10.0.0.1:1", "10.0.0.1"), "addresses.europe"),
+        (SITE.replace("europe", "eurpe"), "did you mean 'europe'"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_broken_is_named_once_and_changes_nothing(
+    book: AddressBook, file: Path, caplog: pytest.LogCaptureFixture, broken: str | None, reason: str
+) -> None:
+    file.write_text(broken) if broken is not None else file.unlink()
+    for _ in range(3):
+        book.reread()
+    (record,) = caplog.records
+    assert reason in vars(record)["reason"]
+    assert book.address(EUROPE) == "10.0.0.1:1"
+    file.write_text(SITE.replace("10.0.0.1:1", "10.0.0.99:1"))
+    book.reread()
+    assert book.address(EUROPE) == "10.0.0.99:1"

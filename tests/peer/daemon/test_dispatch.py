@@ -1,0 +1,504 @@
+"""Whole daemons in one process: real journals, real TLS on loopback, workers without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from peer.core import commands, events
+from peer.core.messages import EvaluationResult, Hello
+from peer.core.roster import Sha256, SiteName
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon, now
+from peer.demo.local_federation import LocalFederation
+from peer.errors import DiskError, PortInUse
+from peer.identity import certificates
+from peer.pb import peer_pb2 as pb
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+from peer.transport import tls, wire
+from peer.transport.client import FETCH, ExchangeClient, Offer, Refused
+
+LIMIT_S = 15.0
+SITES = ("asia", "europe")
+
+
+class Running:
+    """Daemons of one federation, each in its task."""
+
+    def __init__(self, loopback: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> None:
+        self.loopback = loopback
+        self.fake_worker = fake_worker
+        self.daemons: dict[str, Daemon] = {}
+        self.tasks: dict[str, asyncio.Task[commands.Exit]] = {}
+
+    def make(self, name: str, mode: str = "works", *, numbers: int = 64, **options: Any) -> Daemon:
+        folder = self.loopback.folder(name)
+        federation, site, own = startup.load(folder)
+        folder.logs.mkdir(exist_ok=True)
+        generation = max(folder.generations(), default=0) or folder.create_generation()
+        identities = {"folder": folder, "federation": federation, "site": site, "own": own}
+        worker = self.fake_worker(mode, numbers=numbers)
+        self.daemons[name] = Daemon(**identities, generation=generation, worker=worker, **options)
+        return self.daemons[name]
+
+    async def start(self, name: str, mode: str = "works", **options: Any) -> Daemon:
+        """A daemon that serves; its end is ``tasks[name]``."""
+        daemon = self.make(name, mode, **options)
+        ready = asyncio.Event()
+
+        async def serving(port: int) -> None:
+            ready.set()
+
+        task = self.tasks[name] = asyncio.create_task(daemon.run(serving))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({task, waiting}, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        return daemon
+
+    async def end(self, *names: str) -> list[Any]:
+        ends = [self.tasks[name] for name in names or self.tasks]
+        return await asyncio.wait_for(asyncio.gather(*ends), LIMIT_S)
+
+    async def stop(self) -> None:
+        for name, task in self.tasks.items():
+            if not task.done():
+                self.daemons[name].report(events.StopRequested())
+        ends = await asyncio.wait_for(asyncio.gather(*self.tasks.values(), return_exceptions=True), LIMIT_S)
+        assert all(isinstance(end, commands.Exit) for end in ends), ends
+
+    def rows(self, name: str) -> list[tuple[str, int, Any]]:
+        folder = self.loopback.folder(name)
+        journal = Journal(folder.generation(folder.generations()[-1]) / "journal.db", read_only=True)
+        found = list(journal.rows())
+        journal.close()
+        return found
+
+    def kinds(self, name: str) -> list[str]:
+        return [kind for kind, _, _ in self.rows(name)]
+
+    def sent(self, name: str) -> list[dict[str, Any]]:
+        ledger = Ledger(self.loopback.folder(name).egress_db, read_only=True)
+        found, problems = ledger.transfers(), ledger.verify()
+        ledger.close()
+        assert problems == []
+        return found
+
+
+@pytest.fixture
+async def running(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> AsyncIterator[Running]:
+    running = Running(enrolled, fake_worker)
+    yield running
+    await running.stop()
+
+
+async def until(daemon: Daemon, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The first status of which something holds; looked at whenever the daemon took in an event."""
+
+    async def look() -> dict[str, Any]:
+        while True:
+            changed, status = daemon.changed, daemon.status()
+            if holds(status):
+                return status
+            await changed.wait()
+
+    return await asyncio.wait_for(look(), LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def client_of(running: Running, name: str, **addresses: str) -> AsyncIterator[ExchangeClient]:
+    """Somebody with a site's certificate and without its daemon."""
+    folder, federation = running.loopback.folder(name), running.loopback.federation
+    pki = tls.Pki(folder.pki, SiteName(name), federation.ca_certificate or "", now)
+    where = {**federation.addresses, **addresses}
+    client = ExchangeClient(pki=pki, federation=federation.digest, address=where.get)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+# --- a federation from beginning to end ------------------------------------------------------------------------------
+async def test_two_sites_do_their_rounds_and_account_for_every_transfer(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    asia = await running.start("asia")
+    status = await until(asia, lambda status: status["phase"] == "gathering")
+    assert [wait["site"] for wait in status["waiting_for"]] == ["europe"]
+    await running.start("europe")
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    for name, other in (SITES, SITES[::-1]):
+        rows = running.rows(name)
+        done = [(round, body["sources"]) for kind, round, body in rows if kind == "committed"]
+        assert [(round, [source["site"] for source in sources]) for round, sources in done] == [
+            (round, [other]) for round in (1, 2, 3)
+        ]
+        sent = [(record["peer"], record["round"], record["outcome"]) for record in running.sent(name)]
+        assert sent == [(other, round, "complete") for round in (1, 2, 3)]
+        assert running.kinds(name)[-2:] == ["left", "spoken"]
+        spoken = rows[-1][2]
+        assert spoken.keys() == {other}
+        assert spoken[other]["messages"] > 6
+        assert spoken[other]["bytes"] > 10 * spoken[other]["messages"]
+        for at, (kind, round, body) in enumerate(rows):
+            if kind == "manifest":
+                before = [row for row in rows[:at] if row[0] == "published" and row[1] == round]
+                assert [row[2]["artifact"]["sha256"] for row in before] == [body["artifact"]]
+    told = "\n".join(str(vars(record)) for record in caplog.records)
+    bodies = [body["body"] for kind, _, body in running.rows("asia") if kind in ("manifest", "received")]
+    secret = certificates.read_round_key(running.loopback.folder("asia").pki / certificates.ROUND_KEY_FILE)
+    assert len(bodies) == 6
+    for text in (secret.hex(), str(secret), repr(secret), "PRIVATE KEY", *bodies):
+        assert text not in told
+
+
+async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(running: Running) -> None:
+    from peer.records import reports
+
+    asia = await running.start("asia", stay=True)
+    await running.start("europe", stay=True)
+    status = await until(
+        asia, lambda status: status["phase"] == "done" and status["peers"]["europe"]["phase"] == "done"
+    )
+    down = reports.status_when_down(asia.folder)
+    assert status.keys() == down.keys()
+    assert status["peers"]["europe"].keys() == down["peers"]["europe"].keys()
+    assert status["certificate_days"] == down["certificate_days"]
+    assert (status["daemon"], status["committed"], down["phase"]) == ("running", 3, "finished")
+    assert abs(status["peers"]["europe"]["clock_skew_s"]) < 5
+
+
+async def test_a_site_that_starts_again_goes_on_where_it_was(running: Running) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    asia.report(events.StopRequested())
+    asia.report(events.StopRequested())
+    assert await running.end("asia") == [commands.Exit()]
+    await running.start("asia")
+    await running.start("europe")
+    await running.end()
+    kinds = running.kinds("asia")
+    assert kinds.count("began") == 2
+    assert kinds.count("initialised") == 1
+    assert kinds.count("committed") == 3
+
+
+# --- workers that fail -----------------------------------------------------------------------------------------------
+async def test_a_worker_that_dies_is_replaced_and_the_round_done_again(running: Running) -> None:
+    await running.start("asia", "dies once")
+    await running.start("europe")
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    failed = [body for kind, _, body in running.rows("asia") if kind == "work_failed"]
+    assert [(body["fault"], body["count"]) for body in failed] == [("crash", 1)]
+    assert "signal 9" in failed[0]["reason"]
+    assert running.kinds("asia").count("committed") == 3
+
+
+async def test_what_would_only_fail_again_stops_the_training_until_the_operator_resumes(running: Running) -> None:
+    asia = await running.start("asia", "always fails")
+    await running.start("europe")
+    status = await until(asia, lambda status: status["phase"] == "failed")
+    assert status["failure"] == "memory: out of\n memory"
+    asia.report(events.ResumeRequested())
+    await until(asia, lambda status: status["phase"] == "train")
+    await until(asia, lambda status: status["phase"] == "failed")
+
+
+async def test_data_that_cannot_be_used_end_a_first_start_with_the_reason(running: Running) -> None:
+    await running.start("asia", "bad data")
+    assert await running.end() == [commands.Exit("data", "no data here")]
+
+
+async def test_stop_does_not_wait_for_the_first_model(running: Running) -> None:
+    asia = await running.start("asia", "mute")
+    assert asia.status()["phase"] == "initialising"
+    asia.report(events.StopRequested())
+    assert await running.end() == [commands.Exit()]
+    assert "initialised" not in running.kinds("asia")
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+async def test_a_transfer_that_is_open_at_the_end_is_on_record_as_broken(running: Running) -> None:
+    """A receiver that stops reading: flow control holds the transfer open until the site leaves."""
+    asia = await running.start("asia", numbers=4 << 20)
+    await until(asia, lambda status: status["phase"] == "gathering")
+    async with client_of(running, "europe") as client:
+        offer = await client.get_manifest(SiteName("asia"), wire.ArtifactRequest("model", 1, "train", SiteName("asia")))
+        artifact = offer.manifest.artifact
+        own = certificates.Identity.load(
+            running.loopback.folder("europe").pki,
+            name=SiteName("europe"),
+            ca_certificate=running.loopback.federation.ca_certificate,
+            now=now(),
+        )
+        address = running.loopback.federation.addresses[SiteName("asia")]
+        options = tls.channel_options(SiteName("asia"))
+        async with grpc.aio.secure_channel(address, tls.channel_credentials(own), options=options) as channel:
+            fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, pb.Chunk.FromString)
+            call = fetch(wire.encode_fetch_request(offer.request, sha256=artifact.sha256, offset=0))
+            first = await call.read()
+            assert len(first.data) > 0
+            assert [transfer["peer"] for transfer in asia.status()["transfers"]] == ["europe"]
+            asia.report(events.StopRequested())
+            assert await running.end("asia") == [commands.Exit()]
+    (record,) = running.sent("asia")
+    assert record["outcome"] == "broken"
+    assert len(first.data) <= record["sent_bytes"] < artifact.bytes
+
+
+async def test_the_last_beat_says_that_the_site_is_gone(running: Running) -> None:
+    asia = await running.start("asia")
+    europe = await running.start("europe", stay=True)
+    await running.end("asia")
+    status = await until(europe, lambda status: status["peers"]["asia"]["phase"] == "gone")
+    assert status["peers"]["asia"]["round"] == 3
+    assert asia.desk.spoken[SiteName("europe")].messages > 0
+
+
+async def test_a_port_in_use_ends_the_start_and_frees_everything(running: Running) -> None:
+    listen = running.loopback.federation.addresses[SiteName("asia")]
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", int(listen.rpartition(":")[2])))
+        taken.listen()
+        asia = await running.start("asia")
+        with pytest.raises(PortInUse, match=listen):
+            await running.end()
+    assert asia.foreman.pid is None
+    assert running.kinds("asia") == []
+    running.tasks.clear()
+    again = await running.start("asia")
+    await until(again, lambda status: status["phase"] == "gathering")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no folder", "a file"])
+async def test_a_disk_that_takes_no_artifact_ends_the_daemon_by_name(running: Running, there: bool) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    shutil.rmtree(asia.artifacts)
+    if there:
+        asia.artifacts.touch()
+    await running.start("europe")
+    with pytest.raises(DiskError, match=r"artifacts.* cannot be (written|used)"):
+        await running.end("asia")
+    del running.tasks["asia"]
+
+
+async def test_files_that_no_row_names_go_at_the_start_and_parts_stay(running: Running) -> None:
+    artifacts = running.make("asia").artifacts
+    stray, part = artifacts / f"{'ab' * 32}.safetensors", artifacts / f"{'cd' * 32}.part"
+    stray.touch()
+    part.touch()
+    await running.start("asia")
+    assert not stray.exists()
+    assert part.exists()
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+async def test_two_federation_files_that_differ_are_named_at_both_sites(running: Running) -> None:
+    file = running.loopback.folder("europe").federation_toml
+    file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
+    asia, europe = await running.start("asia"), await running.start("europe")
+    digests = [asia.federation.digest, europe.federation.digest]
+    for daemon, other in ((asia, "europe"), (europe, "asia")):
+        status = await until(daemon, lambda status: status["refusals"])
+        assert {refusal["site"] for refusal in status["refusals"]} == {other}
+        assert "federation digest differs" in status["refusals"][0]["reason"]
+        assert all(digest in status["refusals"][0]["reason"] for digest in digests)
+        assert status["peers"][other]["state"] == "unknown"
+        assert status["phase"] in ("initialising", "gathering")
+    await until(asia, lambda status: status["phase"] == "gathering")
+
+
+async def test_a_question_over_the_wire_is_no_presence(running: Running) -> None:
+    """`check` at a site that does not run: the other sites still wait for it."""
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    mine = asia.desk.greeting(SiteName("europe"))
+    question = Hello(mine.protocol, mine.federation, mine.roster, 0, 0.0, round_key_tag=mine.round_key_tag)
+    async with client_of(running, "europe") as client:
+        answer = await client.hello(SiteName("asia"), question)
+        status = asia.status()
+        assert answer.generation == 1
+        assert status["peers"]["europe"]["state"] == "unknown"
+        assert [wait["site"] for wait in status["waiting_for"]] == ["europe"]
+        await client.hello(SiteName("asia"), mine)
+    await until(asia, lambda status: status["peers"]["europe"]["state"] == "heard")
+
+
+async def test_a_peer_that_hangs_delays_the_end_by_a_second_only(running: Running) -> None:
+    address = running.loopback.federation.addresses[SiteName("europe")]
+    writers: list[asyncio.StreamWriter] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", int(address.rpartition(":")[2]))
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    asia.report(events.StopRequested())
+    await running.end()
+    assert loop.time() - began_s < 4
+    server.close()
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+# --- remote evaluation -----------------------------------------------------------------------------------------------
+GLOBAL = """
+name = "global"
+rounds = 3
+global_test = true
+evaluation_every = 2
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "fedskd"
+[schedule]
+kind = "derangement"
+[pace]
+beat_s = 0.2
+silence_s = 5
+linger_s = 10
+"""
+LENDS = """
+[data]
+input_size = [8]
+[training]
+device = "cpu"
+[egress]
+evaluate = {}
+"""
+
+
+@pytest.fixture(scope="module")
+def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
+    """Founds two sites that measure each other's models, or do not."""
+
+    def found(**permits: str) -> LocalFederation:
+        texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
+        return LocalFederation.found(tmp_path_factory.mktemp("global"), GLOBAL, texts)
+
+    return found
+
+
+@pytest.fixture
+async def evaluating(
+    lending: Callable[..., LocalFederation], fake_worker: Callable[..., tuple[str, ...]]
+) -> AsyncIterator[Callable[..., Running]]:
+    """Such sites, to be started."""
+    made: list[Running] = []
+
+    def make(**permits: str) -> Running:
+        made.append(Running(lending(**permits), fake_worker))
+        return made[-1]
+
+    yield make
+    for running in made:
+        await running.stop()
+
+
+def evaluation(running: Running, name: str) -> list[dict[str, Any]]:
+    from peer.records import reports
+
+    found: list[dict[str, Any]] = reports.document(running.loopback.folder(name), "evaluation", {})
+    return found
+
+
+def lent(running: Running, name: str) -> list[tuple[str, str, int, str]]:
+    sent = running.sent(name)
+    return [(row["kind"], row["peer"], row["round"], row["outcome"]) for row in sent if row["purpose"] == "evaluate"]
+
+
+async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluating: Callable[..., Running]) -> None:
+    running = evaluating()
+    for name in SITES:
+        await running.start(name)
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    for name, other in (SITES, SITES[::-1]):
+        records = evaluation(running, name)
+        assert [record["round"] for record in records] == [2, 3]
+        for record in records:
+            assert record["cells"][name] == {"metrics": {"auc": 0.75}, "counts": {"samples": 30}}
+            assert record["cells"][other]["counts"] == {"samples": 20}
+            assert record["global_test"] is not None
+        assert {("model", other, 3, "complete"), ("metrics", other, 3, "complete")} <= set(lent(running, name))
+        memory = running.daemons[name].round.memory
+        left = {path.stem for path in running.daemons[name].artifacts.glob("*.safetensors")}
+        assert left <= memory.names()
+        assert not left & {guest.sha256 for guest in memory.evaluation.guests.values()}, "a guest is left on disk"
+        kinds = running.kinds(name)
+        assert "work_failed" not in kinds
+        assert kinds.count("report") == kinds.count("measured") == kinds.count("settled") == 2
+
+
+async def test_a_site_whose_policy_forbids_it_neither_lends_nor_measures(evaluating: Callable[..., Running]) -> None:
+    running = evaluating(asia="false")
+    for name in SITES:
+        await running.start(name)
+    await running.end()
+    assert lent(running, "asia") == lent(running, "europe") == []
+    own = "not permitted by asia: its [egress] evaluate is false"
+    assert [record["cells"]["europe"] for record in evaluation(running, "asia")] == [{"reason": own}] * 2
+    theirs = {"reason": "not permitted by asia"}
+    assert [record["cells"]["asia"] for record in evaluation(running, "europe")] == [theirs] * 2
+    assert [record["global_test"] for record in evaluation(running, "europe")] == [None, None]
+
+
+async def test_a_guest_that_kills_its_process_leaves_the_rounds_alone(evaluating: Callable[..., Running]) -> None:
+    running = evaluating()
+    await running.start("asia", "guests kill it")
+    await running.start("europe")
+    await running.end()
+    kinds = running.kinds("asia")
+    assert kinds.count("committed") == 3
+    assert "work_failed" not in kinds
+    assert kinds.count("mislaid") == 4, "each guest was tried twice"
+    last = evaluation(running, "europe")[-1]
+    assert last["cells"]["asia"] == {"reason": "could not run the model"}
+    assert last["mean"]["auc"]["sites"] == 1
+
+
+async def test_only_what_was_lent_is_lent_and_reported_on(evaluating: Callable[..., Running]) -> None:
+    """Somebody with asia's certificate and without its daemon asks europe for more than there is."""
+    running = evaluating()
+    europe = await running.start("europe", stay=True)
+    await running.start("asia")
+    await until(europe, lambda status: status["phase"] == "done" and not europe.round.hosting.fetching)
+    async with client_of(running, "asia") as client:
+        for request, reason in (
+            (wire.ArtifactRequest("model", 1, "evaluate", SiteName("europe")), "no model is lent after round 1"),
+            (wire.ArtifactRequest("model", 3, "evaluate", SiteName("asia")), "no model is lent after round 3"),
+            (wire.ArtifactRequest("head", 3, "evaluate", SiteName("europe")), "sends no head"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                await client.get_manifest(SiteName("europe"), request, wait_s=0.0)
+        request = wire.ArtifactRequest("model", 3, "evaluate", SiteName("europe"))
+        offer = await client.get_manifest(SiteName("europe"), request, wait_s=0.0)
+        assert isinstance(offer, Offer)
+        assert offer.manifest.evaluation
+        forged = EvaluationResult(1, 3, Sha256("ab" * 32), 20, {"auc": 1.0})
+        with pytest.raises(Refused, match="another one"):
+            await client.put_report(SiteName("europe"), forged)
+        unasked = EvaluationResult(1, 1, offer.manifest.artifact.sha256, 20, {"auc": 1.0})
+        with pytest.raises(Refused, match="no model of round 1 is lent"):
+            await client.put_report(SiteName("europe"), unasked)
+    denied = [body["call"] for kind, _, body in running.rows("europe") if kind == "denied"]
+    assert {"model for round 1", "metrics of round 3", "metrics of round 1"} <= set(denied)

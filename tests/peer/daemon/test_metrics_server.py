@@ -1,0 +1,279 @@
+"""The Prometheus endpoint: what it answers, to whom ever asks however badly, and that it reads no row twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from peer.core import events
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon
+from peer.daemon.metrics import METRICS
+from peer.daemon.metrics_server import CONNECTIONS_MAX, HEAD_BYTES_MAX, MetricsServer
+from peer.demo.local_federation import LocalFederation
+from peer.errors import PortInUse
+from peer.records.ledger import chain_hash
+
+LIMIT_S = 20.0
+SHORT_S = 0.2
+GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n"
+OPENMETRICS = b"Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n"
+
+
+class Still(Daemon):
+    """A daemon that does not run."""
+
+    def report(self, event: events.Event) -> None:
+        """Nobody would take it."""
+
+
+@pytest.fixture
+async def daemon(enrolled: LocalFederation) -> AsyncIterator[Still]:
+    folder = enrolled.folder("asia")
+    federation, site, own = startup.load(folder)
+    folder.create_generation()
+    daemon = Still(folder=folder, federation=federation, site=site, own=own, generation=1)
+    yield daemon
+    await daemon.client.close()
+    daemon.journal.close()
+    daemon.ledger.close()
+
+
+class Served:
+    """A server on a port of its own, and a caller that sends bytes."""
+
+    def __init__(self, server: MetricsServer, port: int) -> None:
+        self.server, self.port = server, port
+
+    async def send(self, content: bytes, *, end: bool = False) -> bytes:
+        """Everything that comes back until the server hangs up."""
+        async with asyncio.timeout(LIMIT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            writer.write(content)
+            if end:
+                writer.write_eof()
+            found = b""
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+                while b"\r\n\r\n" not in found or len(found.partition(b"\r\n\r\n")[2]) < length(found):
+                    more = await reader.read(1 << 16)
+                    if not more:
+                        break
+                    found += more
+            writer.transport.abort()
+            return found
+
+    async def get(self, *headers: bytes) -> tuple[dict[str, str], bytes]:
+        """Headers and body of a scrape that succeeds."""
+        head, _, body = (await self.send(GET + b"".join(headers) + b"\r\n")).partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        assert first == "HTTP/1.1 200 OK"
+        found = dict(line.split(": ", 1) for line in lines)
+        assert int(found["Content-Length"]) == len(body)
+        return found, body
+
+
+def length(answer: bytes) -> int:
+    """The length that an answer promises of its body."""
+    found = answer.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    return int(found) if found else 0
+
+
+@pytest.fixture
+async def served(daemon: Still) -> AsyncIterator[Served]:
+    server = MetricsServer(daemon, head_s=SHORT_S, write_s=2 * SHORT_S)
+    yield Served(server, await server.start("127.0.0.1:0"))
+    await server.stop()
+
+
+async def test_a_scrape_in_the_plain_format_is_what_prometheus_client_reads(served: Served) -> None:
+    headers, body = await served.get()
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {family.name: family for family in parse(body.decode())}
+    samples = {sample.name for family in families.values() for sample in family.samples}
+    assert {name for name in samples if name.startswith("mhfl_")} <= METRICS.keys()
+    assert {"mhfl_site_info", "mhfl_peer_heard", "mhfl_egress_rows_total", "process_resident_memory_bytes"} <= samples
+    assert all(family.documentation for family in families.values())
+    assert families["mhfl_site_info"].samples[0].labels["site"] == "asia"
+
+
+async def test_openmetrics_and_compression_are_given_to_who_asks(served: Served) -> None:
+    headers, body = await served.get(OPENMETRICS, b"Accept-Encoding: gzip\r\n")
+    assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert headers["Content-Encoding"] == "gzip"
+    text = gzip.decompress(body).decode()
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in parse_openmetrics(text)}
+    assert families["mhfl_site"].type == "info"
+    assert families["mhfl_transfers"].type == "counter"
+
+
+@pytest.mark.parametrize("accept", [b"application/openmetrics-text;version=new", b"a,b;;;,=", b"\xff\x00", b""])
+async def test_who_asks_for_no_known_format_gets_the_plain_one(served: Served, accept: bytes) -> None:
+    headers, _ = await served.get(b"Accept: " + accept + b"\r\n")
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_promtool_finds_nothing_to_complain_of(served: Served) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool (Debian package prometheus) is not installed")
+    _, body = await served.get()
+    command = [promtool, "check", "metrics"]
+    checked = await asyncio.to_thread(subprocess.run, command, input=body, capture_output=True)
+    assert (checked.returncode, checked.stderr.decode()) == (0, "")
+
+
+async def test_head_has_the_length_and_no_body(served: Served) -> None:
+    answer = await served.send(b"HEAD /?x=1 HTTP/1.0\r\n\r\n", end=True)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert length(answer) > 0
+    assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_the_first_page_leads_to_the_metrics(served: Served) -> None:
+    assert b'href="/metrics"' in await served.send(b"GET / HTTP/1.1\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /secrets HTTP/1.1\r\n\r\n", b"404 Not Found"),
+        (b"GET /metrics/../pki HTTP/1.1\r\n\r\n", b"404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", b"405 Method Not Allowed"),
+        (b"GET metrics HTTP/1.1\r\n\r\n", b"400 Bad Request"),
+        (b"GET /metrics\r\n\r\n", b"400 Bad Request"),
+        (b"GET /metrics SPDY/3\r\n\r\n", b"400 Bad Request"),
+        (b"\r\n\r\n", b"400 Bad Request"),
+        (b"\x16\x03\x01\x02\x00\xff\xfe\r\n\r\n", b"400 Bad Request"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * (HEAD_BYTES_MAX // 6) + b"\r\n", b"431 Request Header"),
+        (b"GET /metrics HTTP/1.1\r\nHos", b"408 Request Timeout"),
+        (b"", b"408 Request Timeout"),
+    ],
+)
+async def test_what_is_no_request_for_metrics_is_told_so(
+    served: Served, caplog: pytest.LogCaptureFixture, request_bytes: bytes, status: bytes
+) -> None:
+    answer = await served.send(request_bytes)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert (b"Allow: GET, HEAD" in answer) == (b"405" in status)
+    await served.get()
+    assert not caplog.records
+
+
+async def test_who_leaves_in_the_middle_leaves_nothing_behind(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert await served.send(b"GET /metr", end=True) == b""
+    await served.get()
+    assert not caplog.records
+
+
+async def test_too_many_at_once_are_hung_up_on_and_make_room_again(served: Served) -> None:
+    opened = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2 * CONNECTIONS_MAX)]
+    answers = await asyncio.wait_for(asyncio.gather(*(all_of(reader) for reader, _ in opened)), LIMIT_S)
+    assert answers.count(b"") >= CONNECTIONS_MAX
+    assert any(answer.startswith(b"HTTP/1.1 408") for answer in answers)
+    for _, writer in opened:
+        writer.transport.abort()
+    await asyncio.wait_for(asyncio.gather(*served.server._tasks), LIMIT_S)
+    await served.get()
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    with contextlib.suppress(ConnectionError):
+        return await reader.read()
+    return b""
+
+
+async def test_who_stays_after_the_answer_is_hung_up_on(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(LIMIT_S):
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 200")
+    writer.transport.abort()
+
+
+async def test_a_port_in_use_names_the_key_and_the_remedy(daemon: Still) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(
+            PortInUse, match=rf"metrics\.listen = {address} cannot be bound: Address already in use; ch"
+        ):
+            await MetricsServer(daemon).start(address)
+    with pytest.raises(PortInUse, match=r"metrics\.listen = nowhere\.invalid:1 cannot be bound"):
+        await MetricsServer(daemon).start("nowhere.invalid:1")
+
+
+async def test_a_stop_ends_what_is_under_way_and_frees_the_port(daemon: Still) -> None:
+    server = MetricsServer(daemon)
+    port = await server.start("127.0.0.1:0")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics")
+    await asyncio.wait_for(server.stop(), LIMIT_S)
+    assert await asyncio.wait_for(all_of(reader), LIMIT_S) == b""
+    writer.transport.abort()
+    await server.stop()
+    other = MetricsServer(daemon)
+    assert await other.start(f"127.0.0.1:{port}") == port
+    await other.stop()
+
+
+async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_the_log_alone(
+    served: Served, daemon: Still, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asks may be anybody on the network: paths of this machine are not theirs."""
+    await served.get()
+    daemon.journal._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
+    answer = await served.send(GET + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert answer.endswith(b"\r\n\r\njournal or ledger cannot be read; the site's log says why\n")
+    assert any("journal.db is damaged" in getattr(record, "reason", "") for record in caplog.records)
+
+
+async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Still) -> None:
+    fill(daemon, transfers=10_000)
+    server = MetricsServer(daemon)
+    assert b"mhfl_egress_rows_total 20000.0" in (await server.scrape()).body
+    loop = asyncio.get_running_loop()
+    took_s = []
+    for _ in range(5):
+        began_s = loop.time()
+        await server.scrape()
+        took_s.append(loop.time() - began_s)
+    assert min(took_s) < 0.05
+    daemon.ledger.settle(
+        daemon.ledger.intend(peer="europe", purpose="train", kind="model", bytes=9), bytes=9, outcome="x"
+    )
+    assert b"mhfl_egress_rows_total 20002.0" in (await server.scrape()).body
+
+
+def fill(daemon: Daemon, *, transfers: int) -> None:
+    """Rows as the ledger writes them, without a commit for each."""
+    rows: list[tuple[int, str, str]] = []
+    head = "0" * 64
+    what: dict[str, Any] = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1}
+    what |= {"sha256": "ab" * 32, "bytes": 9}
+    for number in range(1, 2 * transfers + 1):
+        body = {"type": "intent", "time": 0.0, **what}
+        if number % 2 == 0:
+            body = {"type": "outcome", "time": 0.0, "intent": number - 1, "bytes": 9, "outcome": "complete"}
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        head = chain_hash(head, text)
+        rows.append((number, text, head))
+    with daemon.ledger._connection as connection:
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO ledger VALUES (?, ?, ?)", rows)
+        connection.execute("COMMIT")

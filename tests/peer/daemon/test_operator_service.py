@@ -1,0 +1,177 @@
+"""What the control socket answers for a running daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import events
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon
+from peer.daemon.operator_service import FOLLOW_MAX_S, FOLLOW_MIN_S, OperatorService
+from peer.demo.local_federation import LocalFederation
+from peer.errors import DaemonDown, StateError
+from peer.transport.control import ACTIONS, SHOWN, ControlClient, ControlServer
+
+
+class Quiet(Daemon):
+    """A daemon that does not run: it remembers what it is told."""
+
+    told: list[events.Event]
+
+    def report(self, event: events.Event) -> None:
+        self.told.append(event)
+
+
+@pytest.fixture
+async def daemon(enrolled: LocalFederation) -> AsyncIterator[Quiet]:
+    folder = enrolled.folder("asia")
+    federation, site, own = startup.load(folder)
+    folder.create_generation()
+    Quiet.told = []
+    daemon = Quiet(folder=folder, federation=federation, site=site, own=own, generation=1)
+    yield daemon
+    await daemon.client.close()
+    daemon.journal.close()
+    daemon.ledger.close()
+
+
+@pytest.fixture
+async def ask(daemon: Quiet, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Asks over a real socket: ``await ask("show", "status")``."""
+    path = daemon.folder.prepare_control_socket()
+    server = ControlServer(OperatorService(daemon))
+    await server.start(path)
+
+    def call(method: str, *words: Any, **arguments: Any) -> Any:
+        with ControlClient(path) as client:
+            found = getattr(client, method)(*words, **arguments)
+            return next(found) if method == "follow" else found
+
+    async def in_a_thread(method: str, *words: Any, **arguments: Any) -> Any:
+        return await asyncio.to_thread(call, method, *words, **arguments)
+
+    yield in_a_thread
+    await server.stop()
+
+
+async def test_every_document_is_shown_over_the_socket(daemon: Quiet, ask: Callable[..., Any]) -> None:
+    daemon.journal.append("began", 0, {"generation": 1})
+    shown = {what: await ask("show", what, **({"rounds": 2} if what == "plan" else {})) for what in SHOWN}
+    assert shown["status"]["phase"] == "new"
+    assert shown["peers"] == shown["status"]["peers"]
+    assert shown["rounds"] == shown["evaluation"] == shown["transfers"] == shown["egress"] == []
+    assert [row["kind"] for row in shown["events"]] == ["began"]
+    assert [round["round"] for round in shown["plan"]["rounds"]] == [1, 2]
+    assert shown["plan"]["federation"] == "trial"
+
+
+async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: Quiet) -> None:
+    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    intent = daemon.ledger.intend(**what, bytes=9)
+    console = OperatorService(daemon)
+    (open_row,) = await console.show("egress", {})
+    daemon.ledger.settle(intent, bytes=4, outcome="broken")
+    (broken,) = await console.show("transfers", {})
+    assert [(row["bytes"], row["outcome"]) for row in (open_row, broken)] == [(9, "open"), (4, "broken")]
+    for kind in ("began", "ignored", "left"):
+        daemon.journal.append(kind, 0, {})
+    assert [row["kind"] for row in await console.show("events", {"last": 2})] == ["began", "left"]
+    assert [row["kind"] for row in await console.show("events", {"last": 2, "everything": True})] == ["ignored", "left"]
+
+
+async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: Quiet) -> None:
+    artifact = {
+        "kind": "model",
+        "owner": "asia",
+        "sha256": "ab" * 32,
+        "bytes": 9,
+        "steps": 0,
+        "spec": {},
+        "tensors": [],
+    }
+    for round in (1, 2):
+        body = {"metrics": {"auc": 0.5, "samples": 30.0}, "artifact": artifact}
+        daemon.journal.append("evaluated", round, body)
+        daemon.round.memory.apply("evaluated", round, body)
+    daemon.journal.append("lapsed", 1, {"reasons": {"europe": "paused"}, "retired": True})
+    daemon.round.memory.apply("lapsed", 1, {"reasons": {}, "retired": True})
+    daemon.round.now_s = 1000.0
+    found = await OperatorService(daemon).show("evaluation", {})
+    assert [record["cells"]["europe"] for record in found] == [{"reason": "paused"}, {"reason": "silent"}]
+    assert [record["cells"]["asia"]["metrics"] for record in found] == [{"auc": 0.5}] * 2
+
+
+@pytest.mark.parametrize(
+    ("action", "event"),
+    [("pause", events.PauseRequested), ("resume", events.ResumeRequested), ("stop", events.StopRequested)],
+)
+async def test_wishes_become_events(
+    daemon: Quiet, ask: Callable[..., Any], action: str, event: type[events.Event]
+) -> None:
+    answer = await ask("act", action)
+    assert (answer["site"], answer["action"]) == ("asia", action)
+    assert [type(told) for told in daemon.told] == [event]
+    assert action in ACTIONS
+
+
+async def test_what_there_is_not_is_refused(daemon: Quiet, ask: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="no document 'secrets'"):
+        await OperatorService(daemon).show("secrets", {})
+    with pytest.raises(StateError, match="nothing to show called 'secrets'"):
+        await ask("show", "secrets")
+    with pytest.raises(StateError, match="no action 'destroy'"):
+        await ask("act", "destroy")
+
+
+async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: Quiet) -> None:
+    loop = asyncio.get_running_loop()
+    documents = OperatorService(daemon).follow("status", {})
+    took_s = []
+    for happens in (False, True, False):
+        began_s = loop.time()
+        await anext(documents)
+        took_s.append(loop.time() - began_s)
+        if happens:
+            daemon.changed.set()
+    assert took_s[0] < FOLLOW_MIN_S
+    assert took_s[1] >= 0.9 * FOLLOW_MAX_S
+    assert 0.9 * FOLLOW_MIN_S <= took_s[2] < took_s[1]
+    await documents.aclose()
+
+
+async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Quiet) -> None:
+    path = daemon.folder.prepare_control_socket()
+    server = ControlServer(OperatorService(daemon))
+    await server.start(path)
+    loop, followed = asyncio.get_running_loop(), asyncio.Event()
+
+    def follow() -> int:
+        seen = 0
+        with ControlClient(path) as client:
+            try:
+                for _ in client.follow("rounds"):
+                    seen += 1
+                    loop.call_soon_threadsafe(followed.set)
+            except DaemonDown:
+                pass
+        return seen
+
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    await asyncio.wait_for(followed.wait(), 10)
+    daemon.changed.set()
+    await asyncio.wait_for(server.stop(), 10)
+    assert await asyncio.wait_for(following, 10) >= 1
+
+
+async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: Quiet, ask: Callable[..., Any]) -> None:
+    """The control socket is there before the port, and answers while the worker writes its last checkpoint."""
+    assert not await ask("well")
+    port = await daemon.server.start("127.0.0.1:0")
+    daemon.served = f"127.0.0.1:{port}"
+    assert await ask("well")
+    await daemon.server.stop()

@@ -1,0 +1,266 @@
+"""From a folder to a running process and to its exit code: what is refused, what signals do, what systemd hears."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config.site_folder import SiteFolder, make_private
+from peer.core.roster import SiteName
+from peer.daemon import startup
+from peer.daemon.startup import Options
+from peer.daemon.systemd_notify import notify
+from peer.demo.local_federation import LocalFederation
+from peer.errors import CertificateError, ConfigError, LockedError, StateError, UsageError
+from peer.records.journal import Journal
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """A start sets logging up for the whole process: put it back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def folder(enrolled: LocalFederation) -> SiteFolder:
+    return enrolled.folder("asia")
+
+
+def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
+    journal = Journal(folder.generation(generation) / "journal.db", read_only=True)
+    found = [kind for kind, _, _ in journal.rows()]
+    journal.close()
+    return found
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("number", "mode"), [(signal.SIGTERM, "works"), (signal.SIGINT, "mute")])
+def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
+    program: Any, folder: SiteFolder, number: signal.Signals, mode: str
+) -> None:
+    process = program.start("asia", mode)
+    status = program.status("asia", "initialising" if mode == "mute" else "gathering")
+    assert status["pid"] == process.pid
+    process.send_signal(number)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    assert told.count("left") == 1
+    assert "left" in kinds(folder)
+    assert not folder.control_socket().exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(status["worker_pid"], 0)
+
+
+def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Any, folder: SiteFolder) -> None:
+    first = program.start("asia")
+    program.status("asia", "gathering")
+    with pytest.raises(LockedError, match=str(first.pid)):
+        startup.run(folder, Options())
+    program.status("asia", "gathering")
+
+
+def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Any) -> None:
+    process = program.start("asia", "bad data")
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 10
+    assert "no data here" in told
+
+
+def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Any, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(LIMIT_S)
+        process = program.start("asia", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert systemd.recv(100) == b"READY=1"
+        process.terminate()
+        while (told := systemd.recv(100)).startswith(b"STATUS="):
+            assert told.startswith(b"STATUS=round 0 of")
+        assert told == b"STOPPING=1"
+
+
+def test_a_kill_leaves_a_site_that_starts_again(program: Any, folder: SiteFolder) -> None:
+    process = program.start("asia")
+    program.status("asia", "gathering")
+    process.kill()
+    process.wait()
+    assert folder.control_socket().exists()
+    program.start("asia")
+    assert program.status("asia", "gathering")["generation"] == 1
+    assert kinds(folder).count("initialised") == 1
+
+
+# --- before the first byte -------------------------------------------------------------------------------------------
+def test_systemd_that_is_gone_is_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for address in (str(tmp_path / "gone"), "@gone", "/" + "x" * 200):
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        notify("READY=1")
+    assert [record.getMessage() for record in caplog.records] == ["systemd not told"] * 3
+
+
+@pytest.mark.parametrize("name", ["mars", "asia", ""])
+def test_a_stranger_or_oneself_cannot_be_absent(folder: SiteFolder, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"--without {name}: not another site of this federation; there are europe"):
+        startup.run(folder, Options(without=("europe", name)))
+    assert folder.generations() == ()
+
+
+def test_require_refuses_to_begin(folder: SiteFolder) -> None:
+    with pytest.raises(StateError, match="holds nothing to resume"):
+        startup.run(folder, Options(resume="require"))
+    assert folder.generations() == ()
+
+
+@pytest.mark.parametrize("rows", [None, (), ("configured", "began", "left")])
+def test_require_refuses_a_generation_without_a_model(folder: SiteFolder, rows: tuple[str, ...] | None) -> None:
+    """A journal that was lost, or a first start that failed: to go on from there would be to begin."""
+    folder.create_generation()
+    if rows is not None:
+        journal = Journal(folder.generation(1) / "journal.db")
+        for kind in rows:
+            journal.append(kind, 0, {})
+        journal.close()
+    with pytest.raises(StateError, match="holds nothing to resume"):
+        startup.run(folder, Options(resume="require"))
+
+
+def configured(folder: SiteFolder, *, accept: bool = False) -> None:
+    """What a start does with the configuration before anything runs."""
+    federation, site, _ = startup.load(folder)
+    startup.keep_configuration(folder, 1, federation, site, accept=accept)
+
+
+def would_refuse(folder: SiteFolder) -> StateError | None:
+    """What `check` says of that, without writing anything."""
+    federation, site, _ = startup.load(folder)
+    return startup.changed(folder, federation, site)
+
+
+@pytest.fixture
+def begun(folder: SiteFolder) -> SiteFolder:
+    """A generation that knows its configuration."""
+    folder.create_generation()
+    configured(folder)
+    return folder
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_site_that_never_ran_has_nothing_to_keep(folder: SiteFolder) -> None:
+    assert would_refuse(folder) is None
+    folder.create_generation()
+    assert would_refuse(folder) is None
+
+
+def test_the_same_configuration_goes_on_without_a_word(begun: SiteFolder) -> None:
+    configured(begun)
+    assert kinds(begun) == ["configured"]
+
+
+def test_a_federation_toml_that_was_edited_is_refused_by_digest(begun: SiteFolder) -> None:
+    before = startup.load(begun)[0].digest
+    edit(begun.federation_toml, "rounds = 3", "rounds = 4")
+    after = startup.load(begun)[0].digest
+    for accept in (False, True):
+        with pytest.raises(StateError, match=f"belongs to federation {before[:12]}, .* now {after[:12]}"):
+            configured(begun, accept=accept)
+    assert "--resume fresh" in str(would_refuse(begun))
+    assert kinds(begun) == ["configured"]
+
+
+def test_a_key_that_only_a_newer_program_knows_is_no_change_until_it_is_set(folder: SiteFolder) -> None:
+    folder.create_generation()
+    federation, site, _ = startup.load(folder)
+    settings = {key: value for key, value in startup.settings(federation, site).items() if key != "training.batch_size"}
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
+        journal.append("configured", 0, settings)
+    assert would_refuse(folder) is None
+    configured(folder)
+    edit(folder.site_toml, "[training]", "[training]\nbatch_size = 3")
+    assert "training.batch_size was None" in str(would_refuse(folder))
+
+
+def test_another_address_is_no_other_federation(begun: SiteFolder) -> None:
+    federation = startup.load(begun)[0]
+    edit(begun.federation_toml, federation.addresses[SiteName("europe")], "10.0.0.7:7443")
+    configured(begun)
+
+
+def test_a_changed_key_is_named_with_both_values_and_can_be_accepted(begun: SiteFolder) -> None:
+    edit(begun.site_toml, "[training]", "[training]\nbatch_size = 4")
+    with pytest.raises(StateError, match=r"site\.toml: training\.batch_size was 8 .* and is 4 now.*--accept-change"):
+        configured(begun)
+    assert "training.batch_size" in str(would_refuse(begun))
+    configured(begun, accept=True)
+    configured(begun)
+    assert would_refuse(begun) is None
+    assert kinds(begun) == ["configured", "configured"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[training]", "[training]\ncheckpoint_s = 1.0"),
+        ("[data]", '[data]\ncache = "none"'),
+        ("[data]", "[data]\nunreadable_share_max = 0.5"),
+        ("[data]", "[egress]\nevaluate = true\n[data]"),
+    ],
+)
+def test_what_changes_no_bit_may_change(begun: SiteFolder, old: str, new: str) -> None:
+    edit(begun.site_toml, old, new)
+    configured(begun)
+
+
+def test_an_enrolment_that_is_not_whole_is_refused_before_the_lock(folder: SiteFolder) -> None:
+    (folder.pki / "round.key").unlink()
+    with pytest.raises(CertificateError, match=r"round\.key"):
+        startup.run(folder, Options())
+    assert not folder.logs.exists()
+
+
+def test_a_site_toml_that_is_gone_is_named(folder: SiteFolder) -> None:
+    folder.site_toml.unlink()
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        startup.load(folder)
+
+
+def test_a_lock_is_kept_by_no_start_that_failed(folder: SiteFolder) -> None:
+    make_private(folder.generation(1))
+    with pytest.raises(StateError):
+        startup.run(folder, Options(resume="require"))
+    with folder.locked():
+        pass
+
+
+def test_afresh_begins_after_the_newest_generation_that_peers_have_seen(folder: SiteFolder) -> None:
+    """A restored backup counted on without a new folder: its number again would look like another one to the peers."""
+    folder.create_generation()
+    journal = Journal(folder.generation(1) / "journal.db")
+    journal.append("regenerated", 2, {"generation": 2, "reported_by": "europe", "their_round": 3})
+    journal.close()
+    assert startup.next_generation(folder) == 3
+    folder.create_generation(3)
+    assert startup.next_generation(folder) == 4

@@ -1,0 +1,91 @@
+"""What systemd is told, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peer.daemon import systemd_notify
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(LIMIT_S)
+        yield channel
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdog_is_for_this_process_alone(environ: dict[str, str], limit_s: float | None) -> None:
+    assert systemd_notify.watchdog_s(environ) == limit_s
+
+
+async def test_systemd_hears_of_changes_and_signs_of_life(systemd: socket.socket) -> None:
+    words = iter(["round 1 of 2, train", "round 1 of 2, train", "round 2 of 2, train"])
+    environ = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "100000"}
+    watching = asyncio.create_task(systemd_notify.watch(lambda: next(words), environ=environ))
+    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(3)]
+    watching.cancel()
+    assert heard == [
+        b"STATUS=round 1 of 2, train\nWATCHDOG=1",
+        b"WATCHDOG=1",
+        b"STATUS=round 2 of 2, train\nWATCHDOG=1",
+    ]
+
+
+async def test_without_a_watchdog_only_changes_are_told(systemd: socket.socket) -> None:
+    words = iter(["one", "one", "two"])
+    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
+    watching = asyncio.create_task(systemd_notify.watch(lambda: next(words), every_s=0.01, environ=environ))
+    heard = [await asyncio.to_thread(systemd.recv, 200) for _ in range(2)]
+    watching.cancel()
+    assert heard == [b"STATUS=one", b"STATUS=two"]
+
+
+async def test_nobody_is_told_where_nobody_asked() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        await systemd_notify.watch(lambda: pytest.fail("nobody asks"), environ={})
+
+
+async def test_what_is_told_is_one_line_whatever_it_holds(systemd: socket.socket) -> None:
+    """A reason of the worker's may hold line feeds, behind which systemd would read commands."""
+    environ = {"NOTIFY_SOCKET": systemd.getsockname()}
+    failed = "round 1 of 2, failed: out of memory\nWATCHDOG=trigger\n"
+    watching = asyncio.create_task(systemd_notify.watch(lambda: failed, environ=environ))
+    heard = await asyncio.to_thread(systemd.recv, 200)
+    watching.cancel()
+    assert heard == b"STATUS=round 1 of 2, failed: out of memory WATCHDOG=trigger"
+
+
+def test_a_process_without_a_descriptor_to_spare_goes_on(
+    systemd: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Signs of life come from one task: an error would end it, and systemd a daemon that is well."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(systemd.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        systemd_notify.notify("WATCHDOG=1", {"NOTIFY_SOCKET": systemd.getsockname()})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [record.getMessage() for record in caplog.records] == ["systemd not told"]

@@ -1,0 +1,310 @@
+"""Workers that die in every way: each death is told once, with its reason, and the next order gets a new worker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.core import commands, events, worker_protocol
+from peer.core.commands import Halt, Source
+from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.core.messages import Artifact, TensorSpec
+from peer.core.roster import Sha256, SiteName
+from peer.daemon.worker_process import LOG_BYTES_MAX, NICEST, WORKER, EvaluationProcess, WorkerProcess, describe_exit
+
+SETTING = worker_protocol.WorkerSetting("asia", "ab" * 32, {}, {}, "/nowhere", "/nowhere")
+LIMIT_S = 20.0
+BEGIN = """
+import json, os, select, signal, socket, sys
+connection = socket.socket(fileno=int(sys.argv[-1]))
+lines = connection.makefile("rb")
+def take():
+    return json.loads(lines.readline() or os._exit(3))
+def say(kind, **fields):
+    connection.sendall(json.dumps({"type": kind, **fields}).encode() + b"\\n")
+def wait_for_the_end():
+    ended = select.poll()
+    ended.register(connection, select.POLLRDHUP)
+    ended.poll()
+"""
+HALTS = """
+setting = take()
+while True:
+    order = take()
+    say("Halted", generation=order["generation"], attempt=order["attempt"])
+"""
+
+
+class Shop:
+    """A foreman whose workers run a script of the test, and the events that it reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "worker.log"
+        self.events: asyncio.Queue[events.Event] = asyncio.Queue()
+        self.foremen: list[WorkerProcess] = []
+
+    def foreman(self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S) -> WorkerProcess:
+        command = command or (sys.executable, "-I", "-S", "-c", BEGIN + script)
+        foreman = WorkerProcess(SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s)
+        self.foremen.append(foreman)
+        return foreman
+
+    async def next(self) -> Any:
+        return await asyncio.wait_for(self.events.get(), LIMIT_S)
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+    shop = Shop(tmp_path)
+    yield shop
+    for foreman in shop.foremen:
+        await foreman.close()
+    assert shop.events.empty(), "an event that no test expects"
+
+
+def heavy_order() -> commands.Train:
+    """An order that no socket buffer holds."""
+    tensors = tuple(TensorSpec(f"{'layer' * 40}{index}", "F32", (1,)) for index in range(8_000))
+    artifact = Artifact("model", SiteName("asia"), Sha256("cd" * 32), 1, 0, {}, tensors)
+    return commands.Train(1, 1, 1, "train", "initial", (Source(SiteName("asia"), 1, artifact),))
+
+
+def test_the_worker_is_the_real_one_unless_a_test_says_otherwise() -> None:
+    assert (sys.executable, "-P", "-m", "peer.training.worker") == WORKER
+
+
+async def test_one_worker_hears_the_setting_first_and_then_every_order(shop: Shop) -> None:
+    foreman = shop.foreman("""
+assert take()["site_name"] == "asia"
+for _ in range(2):
+    order = take()
+    say("Halted", generation=os.getpid(), attempt=order["attempt"])
+take()
+""")
+    assert foreman.pid is None
+    await foreman.send(Halt(1, 7))
+    pid = foreman.pid
+    assert await shop.next() == events.Halted(pid, 7)
+    await foreman.send(Halt(1, 8))
+    assert await shop.next() == events.Halted(pid, 8)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    await foreman.close()
+    assert foreman.pid is None
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"signal 9 \(out of memory\?\): it said nothing"),
+        ("take(); take(); os.abort()", "signal 6: it said nothing"),
+        ("take(); take(); print('last \\x1b[2J words', flush=True); os._exit(5)", r"exit code 5: last  \[2J words"),
+        ('take(); take(); connection.sendall(b\'{"type": "Hal\'); os._exit(6)', "exit code 6: it said nothing"),
+        ("take(); take(); connection.sendall(b'hello?\\n'); take()", "answer makes no sense: Expecting value"),
+        ("take(); take(); connection.sendall(b'{\"type\": []}\\n'); take()", "answer makes no sense: "),
+        ("take(); take(); say('Halted', generation=1); take()", "answer makes no sense: Halted.attempt is missing"),
+        ("take(); take(); say('Persist'); take()", "answer makes no sense: no message of type 'Persist'"),
+        (f"take(); take()\nwhile True: connection.sendall(b'x' * {WORKER_LINE_BYTES_MAX})", "answer makes no sense: "),
+    ],
+    ids=["import", "kill", "abort", "words", "half a line", "garbage", "no type", "field", "command", "endless"],
+)
+async def test_a_death_is_told_once_about_the_order_in_hand(shop: Shop, script: str, reason: str) -> None:
+    foreman = shop.foreman(script)
+    await foreman.send(Halt(3, 7))
+    failed = await shop.next()
+    assert (failed.generation, failed.attempt, failed.fault) == (3, 7, "crash")
+    assert foreman.pid is None
+    assert re.search(reason, failed.reason), failed.reason
+
+
+@pytest.mark.parametrize("last", ["say('WorkFailed', generation=1, attempt=1, fault='memory', reason='full')", "pass"])
+async def test_the_order_after_a_failure_goes_to_a_new_worker(shop: Shop, last: str, tmp_path: Path) -> None:
+    """The first worker lingers after its last word, as one with a GPU does: no order may be lost on it."""
+    mark = tmp_path / "mark"
+    foreman = shop.foreman(f"""
+setting, order = take(), take()
+if not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "w").close()
+    {last}
+    connection.shutdown(socket.SHUT_WR)
+    wait_for_the_end()
+    sys.exit(1)
+say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+""")
+    await foreman.send(Halt(1, 1))
+    failed = await shop.next()
+    assert isinstance(failed, events.WorkFailed)
+    assert failed.fault == ("memory" if "memory" in last else "crash")
+    await foreman.send(Halt(1, 2))
+    assert await shop.next() == events.Halted(1, 2)
+
+
+async def test_a_failure_counts_for_the_newest_order_also_when_that_was_not_read(shop: Shop) -> None:
+    foreman = shop.foreman("""
+take(); take(); take()
+say("WorkFailed", generation=1, attempt=1, fault="data", reason="none")
+""")
+    await foreman.send(commands.Initialise(1, 1))
+    await foreman.send(Halt(1, 2))
+    assert await shop.next() == events.WorkFailed(1, 2, "data", "none")
+
+
+async def test_a_worker_that_does_not_read_holds_nobody_up(shop: Shop) -> None:
+    foreman = shop.foreman("wait_for_the_end()")
+    assert len(worker_protocol.encode(heavy_order())) > 1 << 20
+    await asyncio.wait_for(foreman.send(heavy_order()), LIMIT_S)
+    await asyncio.wait_for(foreman.send(Halt(1, 2)), LIMIT_S)
+
+
+async def test_a_worker_that_hears_nothing_any_more_is_killed(shop: Shop) -> None:
+    foreman = shop.foreman("take(); take(); connection.close(); lines.close(); signal.pause()", stop_s=0.1)
+    await foreman.send(Halt(1, 1))
+    assert "signal 9" in (await shop.next()).reason
+
+
+async def test_close_kills_a_worker_that_stays(shop: Shop) -> None:
+    foreman = shop.foreman("take(); say('Halted', **{'generation': 1, 'attempt': 1}); signal.pause()", stop_s=0.1)
+    await foreman.send(Halt(1, 1))
+    await shop.next()
+    pid = foreman.pid
+    assert pid is not None
+    await foreman.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_nothing_starts_after_close(shop: Shop) -> None:
+    foreman = shop.foreman(HALTS)
+    await foreman.close()
+    await foreman.send(Halt(1, 1))
+    assert foreman.pid is None
+    assert not shop.log.exists()
+
+
+async def test_a_worker_that_is_no_program_counts_as_one_that_died(shop: Shop) -> None:
+    foreman = shop.foreman("", command=("/no/such/program",))
+    await foreman.send(Halt(1, 4))
+    failed = await shop.next()
+    assert (failed.attempt, failed.fault) == (4, "crash")
+    assert "cannot be started" in failed.reason
+    assert "/no/such/program" in failed.reason
+
+
+async def test_a_log_that_cannot_be_written_counts_as_a_death_too(shop: Shop) -> None:
+    shop.log.mkdir()
+    foreman = shop.foreman(HALTS)
+    await foreman.send(Halt(1, 1))
+    assert "cannot be started" in (await shop.next()).reason
+
+
+async def test_the_reason_is_never_the_last_words_of_an_earlier_worker(shop: Shop) -> None:
+    shop.log.write_text("CUDA out of memory\n")
+    foreman = shop.foreman("os._exit(9)")
+    await foreman.send(Halt(1, 1))
+    assert (await shop.next()).reason == "the worker ended with exit code 9: it said nothing"
+
+
+async def test_a_long_log_is_put_aside(shop: Shop, make_long: Callable[[Path], None]) -> None:
+    make_long(shop.log)
+    foreman = shop.foreman(HALTS)
+    await foreman.send(Halt(1, 1))
+    await shop.next()
+    assert shop.log.stat().st_size == 0
+    assert shop.log.with_suffix(".log.1").stat().st_size > LOG_BYTES_MAX
+
+
+@pytest.fixture
+def make_long() -> Callable[[Path], None]:
+    """Makes a log that is over its limit and takes no space."""
+
+    def make(path: Path) -> None:
+        path.touch()
+        os.truncate(path, LOG_BYTES_MAX + 1)
+
+    return make
+
+
+def test_exits_in_words() -> None:
+    assert [describe_exit(code) for code in (0, 3, -15)] == ["exit code 0", "exit code 3", "signal 15"]
+
+
+# --- the second worker -----------------------------------------------------------------------------------------------
+TELLS = """
+setting = take()
+while True:
+    order = take()
+    figures = {"pid": float(os.getpid()), "nice": float(os.getpriority(os.PRIO_PROCESS, 0))}
+    figures["apart"] = float((setting["duty"], setting["site"]["training"]["device"]) == ("measure", "cpu"))
+    fields = {key: order[key] for key in ("generation", "round", "attempt")}
+    say("Measured", metrics=figures, **fields)
+"""
+MODEL = Artifact("model", SiteName("asia"), Sha256("ab" * 32), 9, 0, {"name": "net"}, (TensorSpec("w", "F32", (2,)),))
+
+
+def measure(attempt: int) -> commands.Measure:
+    return commands.Measure(1, 2, attempt, Source(SiteName("asia"), 2, MODEL))
+
+
+@pytest.fixture
+async def examiner(tmp_path: Path) -> AsyncIterator[Callable[[str], tuple[EvaluationProcess, asyncio.Queue[Any]]]]:
+    """Makes an examiner whose process runs a script, and the queue of what it tells."""
+    made: list[EvaluationProcess] = []
+
+    def make(script: str) -> tuple[EvaluationProcess, asyncio.Queue[Any]]:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        command = (sys.executable, "-I", "-S", "-c", BEGIN + script)
+        setting = dataclasses.replace(SETTING, site={"training": {"device": "cuda", "threads": 2}})
+        made.append(EvaluationProcess(setting, tmp_path / "examiner.log", told.put_nowait, command=command))
+        return made[-1], told
+
+    yield make
+    for one in made:
+        await one.close()
+
+
+async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(examiner: Callable[..., Any]) -> None:
+    one, told = examiner(TELLS)
+    await one.send(measure(1))
+    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
+
+
+async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
+    examiner: Callable[..., Any],
+) -> None:
+    one, told = examiner(TELLS)
+    pids = []
+    for attempt in (1, 2):
+        await one.send(measure(attempt))
+        pids.append((await asyncio.wait_for(told.get(), LIMIT_S)).metrics["pid"])
+        one.dismiss()
+    await one.close()
+    one.dismiss()
+    assert pids[0] != pids[1]
+    assert told.empty()
+
+
+async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(examiner: Callable[..., Any]) -> None:
+    one, told = examiner("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
+    await one.send(measure(7))
+    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    assert isinstance(event, events.MeasurementFailed)
+    assert (event.generation, event.attempt, event.fault) == (1, 7, "crash")
+    assert "signal 9" in event.reason
+
+
+def test_a_package_in_the_folder_that_the_daemon_is_started_in_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer" / "__init__.py").write_text("raise RuntimeError('somebody else')")
+    done = subprocess.run([*WORKER, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,177 @@
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+from monai.data import NibabelReader
+
+from peer.data.adapters import lidc
+from peer.data.adapters.nodule import READERS_MAX, SIDE, Nodule, NoduleReading, Scan
+from peer.data.datalist import inspect_datalist
+from peer.errors import StateError
+
+SHARES = {"africa": 0.15, "america": 0.35, "asia": 0.60, "europe": 0.85}
+
+
+def nodule(patient: str, id: int, malignancy: int, *, thickness: float = 1.25, readings: int = 1) -> Nodule:
+    scan = Scan(id=id, patient=patient, slice_thickness_mm=thickness, pixel_mm=1.0, slices_mm=np.array([0.0, 1.0]))
+    voxel = np.ones((1, 1, 1), dtype=bool)
+    return Nodule(scan, tuple(NoduleReading(10 * id + k, malignancy, np.zeros(3, int), voxel) for k in range(readings)))
+
+
+@pytest.mark.parametrize(
+    ("thickness", "site"),
+    [(0.6, "africa"), (1.0, "africa"), (1.25, "asia"), (1.5, "asia"), (2.0, "europe"), (2.5, "europe"),
+     (3.0, "america"), (5.0, "america")],
+)  # fmt: skip
+def test_slice_thickness_decides_the_site(thickness: float, site: str) -> None:
+    assert lidc.site_of(thickness) == site
+
+
+def test_what_is_dropped_and_why() -> None:
+    assert lidc.dropped_for(nodule("p", 1, 3)) == "indeterminate"
+    assert lidc.dropped_for(nodule("p", 1, 5, readings=READERS_MAX + 1)) == "joined"
+    assert lidc.dropped_for(nodule("p", 1, 5, readings=READERS_MAX)) is None
+    assert lidc.dropped_for(nodule("p", 1, 2)) is None
+
+
+def test_split_keeps_each_patient_at_one_site_and_on_one_side() -> None:
+    nodules = [nodule(f"p{index // 3}", index, 1 + 4 * (index % 2)) for index in range(90)]
+    nodules.append(nodule("p0", 999, 5, thickness=3.0))  # a second scan that would belong to another site
+    splits = lidc.split(nodules, seed=0)
+    assert not splits["america"].training
+    assert not splits["america"].test
+    own = splits["asia"]
+    sides = [{found.scan.patient for found in side} for side in (own.training, own.test)]
+    assert not sides[0] & sides[1]
+    assert len(sides[1]) == 9  # 30 % of 30 patients
+    assert sum(found.scan.patient == "p0" for side in (own.training, own.test) for found in side) <= 4
+    assert {found.scan.id for found in own.test} == {
+        found.scan.id for found in nodules if found.scan.patient in sides[1]
+    }
+
+
+@pytest.mark.parametrize("share", SHARES.values())
+@pytest.mark.parametrize(("malignant", "benign", "most"), [(200, 200, 100), (30, 200, 100), (200, 30, 100), (3, 1, 9)])
+def test_skewed_has_the_share_and_as_many_as_there_are(share: float, malignant: int, benign: int, most: int) -> None:
+    nodules = [nodule(f"p{index}", index, 5 if index < malignant else 1) for index in range(malignant + benign)]
+    chosen = lidc.skewed(nodules, share=share, seed=0, most=most)
+    ones = sum(lidc.is_malignant(found) for found in chosen)
+    assert len({found.name for found in chosen}) == len(chosen) <= most
+    assert abs(ones - share * len(chosen)) <= 0.5
+    larger = len(chosen) + 2
+    assert larger > most or share * larger > malignant or (1 - share) * larger > benign
+
+
+def test_shells_are_labels_from_the_centre_outwards() -> None:
+    labels = lidc.shells()
+    assert labels.shape == (SIDE, SIDE, SIDE)
+    assert np.unique(labels).tolist() == [1, 2, 3, 4, 5, 6]
+    middle = SIDE // 2
+    along = labels[middle:, middle, middle]
+    assert along[0] == 1
+    assert (np.diff(along.astype(int)) >= 0).all()
+    assert labels[0, 0, 0] == 6
+    np.testing.assert_array_equal(labels, labels[::-1].transpose(2, 0, 1))
+    # A third of the way out: 2/6 of the half side is 5.33 voxels, so that labels 1 and 2 make a ball of that radius.
+    assert (labels <= 2).sum() == pytest.approx(4 / 3 * np.pi * (SIDE / 6) ** 3, rel=0.05)
+
+
+@pytest.fixture
+def small(annotations) -> Path:
+    """A SYNTHETIC data base: 10 patients at every site, boxes that are long when malignant."""
+    for thickness in (1.0, 1.25, 2.0, 3.0):
+        for index in range(10):
+            scan = annotations.scan(f"p{thickness}-{index}", thickness=thickness)
+            annotations.reading(scan, 2, side=8)
+            annotations.reading(scan, 4, at=(70, 70), side=10, slices=range(5, 8 + index % 3))
+            annotations.reading(scan, 5, at=(70, 70), side=10, slices=range(5, 8 + index % 3))
+            annotations.reading(scan, 3, at=(120, 20))
+    return annotations.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(small: Path, tmp_path: Path) -> None:
+    written = []
+    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
+        lidc.prepare(tmp_path / name, seed=seed, training_max=6, database=small)
+        written.append(contents(tmp_path / name))
+    assert written[0] == written[1]
+    assert written[0].keys() != written[2].keys()
+
+
+def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -> None:
+    summary = lidc.prepare(tmp_path / "out", training_max=6, database=small)
+    assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
+    used = sum(site[side]["nodules"] for site in summary["sites"].values() for side in ("training", "test"))
+    assert summary["nodules"] == 120
+    assert summary["dropped"] == {"indeterminate": 40, "joined": 0, "surplus_for_training": 80 - used}
+    for site in summary["sites"].values():
+        assert site["test"] == {
+            "patients": 3, "nodules": 6, "malignant": 3, "malignant_share": 0.5, "clipped": 0,
+            "slice_thickness_mm": site["test"]["slice_thickness_mm"],
+        }  # fmt: skip
+
+
+def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="not empty"):
+        lidc.prepare(tmp_path, database=small)
+    assert [path.name for path in tmp_path.iterdir()] == [small.name]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The real task."""
+    out = tmp_path_factory.mktemp("lidc") / "out"
+    return out, lidc.prepare(out)
+
+
+@pytest.mark.data
+def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = prepared
+    assert summary["nodules"] == 2654
+    assert summary["dropped"]["indeterminate"] == 952
+    assert summary["dropped"]["joined"] == 14
+    subjects = {}
+    for site, share in SHARES.items():
+        listed = inspect_datalist(out / site / "datalist.json", classes=2)
+        assert not listed.problems
+        training, test = summary["sites"][site]["training"], summary["sites"][site]["test"]
+        assert training["nodules"] == len(listed.training) == 100
+        assert training["malignant_share"] == pytest.approx(share, abs=0.005)
+        assert test["nodules"] == len(listed.test) >= 59
+        assert 0.25 < test["malignant_share"] < 0.45  # 0.32 of all nodules are malignant
+        subjects[site] = listed.subjects("training") | listed.subjects("test")
+    assert all(not subjects[one] & subjects[other] for one, other in combinations(subjects, 2))
+
+
+@pytest.mark.data
+def test_the_scaling_takes_the_size_out_of_the_real_task(prepared: tuple[Path, dict[str, Any]]) -> None:
+    floors = prepared[1]["floors"]
+    assert floors["volume"]["pooled"] > 0.85
+    assert floors["scaled_volume"]["pooled"] == pytest.approx(0.5, abs=0.06)
+    assert 0.6 < floors["scaled_surface"]["pooled"] < 0.75
+
+
+@pytest.mark.data
+def test_real_volumes_load_with_monai_and_hold_one_volume(prepared: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = prepared
+    reader = NibabelReader()
+    for site in SHARES:
+        document = json.loads((out / site / "datalist.json").read_text())
+        for entry in document["training"][:10] + document["test"][:10]:
+            voxels, _ = reader.get_data(reader.read(out / site / entry["image"]))
+            assert voxels.shape == (SIDE, SIDE, SIDE)
+            assert (voxels.min(), voxels.max()) == (0, pytest.approx(1))
+            if not entry["clipped"]:
+                assert voxels.sum() == pytest.approx(4 / 3 * np.pi * lidc.RADIUS**3, rel=0.015)
+            assert entry["label"] == (entry["malignancy"] > 3)
+        regions = nibabel.load(out / site / document["regions"])
+        np.testing.assert_array_equal(np.asarray(regions.dataobj), lidc.shells())
+        assert nibabel.aff2axcodes(regions.affine) == ("L", "P", "S")

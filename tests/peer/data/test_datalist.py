@@ -1,0 +1,160 @@
+"""Datalists: what is read, and every problem with its names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.data.datalist import Datalist, inspect_datalist
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a.png", "b.png", "c.png", "d.png", "mask.png"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+GOOD: dict[str, list[Any]] = {
+    "training": [
+        {"image": "a.png", "label": 0, "subject": "p1"},
+        {"image": ["b.png", "c.png"], "label": 1, "subject": 2},
+    ],
+    "test": [{"image": "d.png", "label": 1}],
+}
+
+
+def inspected(folder: Path, document: object, **options: Any) -> Datalist:
+    path = folder / "datalist.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return inspect_datalist(path, **{"classes": 2, **options})
+
+
+def test_a_good_datalist_is_read_whole(folder: Path) -> None:
+    found = inspected(folder, GOOD)
+    assert found.problems == ()
+    first, second = found.training
+    assert (first.name, first.images, first.label, first.subject) == ("a.png", (folder / "a.png",), 0, "p1")
+    assert (second.images, second.subject) == ((folder / "b.png", folder / "c.png"), "2")
+    assert found.counts("training") == {0: 1, 1: 1}
+    assert found.counts("test") == {1: 1}
+    assert found.subjects("training") == {"p1", "2"}
+    assert found.subjects("test") == set()
+
+
+def test_paths_are_relative_to_the_root(folder: Path, tmp_path: Path) -> None:
+    elsewhere = folder / "lists"
+    elsewhere.mkdir()
+    assert inspected(elsewhere, GOOD, root=folder).problems == ()
+    assert "files are missing" in inspected(elsewhere, GOOD).problems[0]
+
+
+def test_test_entries_without_label_are_only_counted(folder: Path) -> None:
+    found = inspected(folder, {**GOOD, "test": ["./d.png", {"image": "d.png"}]})
+    assert (found.problems, found.test, found.unlabelled) == ((), (), 2)
+
+
+def test_labels_of_segmentation_are_files(folder: Path) -> None:
+    found = inspected(folder, {"training": [{"image": "a.png", "label": "mask.png"}]}, task="segmentation")
+    assert found.problems == ()
+    assert found.training[0].label == folder / "mask.png"
+    gone = inspected(folder, {"training": [{"image": "a.png", "label": "gone.png"}]}, task="segmentation")
+    assert gone.problems == (f"files are missing: {folder / 'gone.png'}; correct the paths or set [data] root",)
+
+
+def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(folder: Path) -> None:
+    document = {"training": ["a.png", {"image": "b.png", "label": "mask.png"}], "test": ["c.png", {"image": "d.png"}]}
+    found = inspected(folder, document, task="super_resolution", classes=1)
+    assert (found.problems, found.unlabelled) == ((), 0)
+    assert [sample.label for sample in (*found.training, *found.test)] == [None, folder / "mask.png", None, None]
+    assert found.test[0].images == (folder / "c.png",)
+    assert found.counts("training") == {}
+    other = inspected(folder, document, task="segmentation")
+    assert other.problems == ("training[0]: must be an object with 'image' and 'label'",)
+    assert other.unlabelled == 2
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "fits"),
+    [
+        ("a.png", "b.npy", False),
+        ("a.npz", "b.PNG", False),
+        ("a.dcm", "b.npz", False),
+        ("a.png", "b.bmp", True),
+        ("a.npz", "b.npy", True),
+        ("a.nii.gz", "b.npy", True),
+        ("a.npy", "b.nii", True),
+        ("a.dcm", "b.nii.gz", True),
+    ],
+)
+def test_a_label_in_another_order_of_axes_is_named(folder: Path, image: str, label: str, fits: bool) -> None:
+    (folder / image).touch()
+    (folder / label).touch()
+    found = inspected(folder, {"training": [{"image": image, "label": label}]}, task="segmentation")
+    problem = f"labels are stored in another order of axes than their images: {folder / label}; save both as arrays, or"
+    assert found.problems == (() if fits else (f"{problem} neither",))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("a.png", "must be an object with 'image' and 'label'"),
+        ({"label": 0}, "'image' must be a path or a list of paths, not None"),
+        ({"image": [], "label": 0}, "'image' must be a path or a list of paths, not []"),
+        ({"image": "a.png", "label": True}, "'label' of a.png must be a class number (0, 1, ...), not True"),
+        ({"image": "a.png"}, "'label' of a.png must be a class number (0, 1, ...), not None"),
+        ({"image": "a.png", "label": 0, "subject": [1]}, "'subject' of a.png must be a text or a number, not [1]"),
+    ],
+)
+def test_a_malformed_entry_is_named(folder: Path, entry: object, problem: str) -> None:
+    found = inspected(folder, {"training": [entry, *GOOD["training"]]})
+    assert found.problems == (f"training[0]: {problem}",)
+    assert len(found.training) == 2
+
+
+def test_many_malformed_entries_are_counted(folder: Path) -> None:
+    found = inspected(folder, {"training": [*["x"] * 8, *GOOD["training"]]})
+    assert len(found.problems) == 6
+    assert found.problems[-1] == "and 3 more entries of this kind"
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ("{", "is not JSON"),
+        ([], "has no list 'training'"),
+        ({"training": {}}, "has no list 'training'"),
+        ({"training": [], "test": 1}, "'test' must be a list"),
+        ({"training": []}, "'training' holds no usable sample"),
+        (
+            {**GOOD, "training": [*GOOD["training"], {"image": "gone.png", "label": 0}]},
+            "gone.png; correct the paths or set [data] root",
+        ),
+        (
+            {**GOOD, "training": [*GOOD["training"], {"image": "d.png", "label": 2}]},
+            "labels are not 0 to 1: d.png has 2; correct them or [task] classes",
+        ),
+        ({**GOOD, "test": [{"image": "d.png", "label": -1}]}, "labels are not 0 to 1: d.png has -1"),
+        ({"training": GOOD["training"][:1]}, "'training' holds one class only (0); a classifier needs two"),
+        (
+            {**GOOD, "test": [{"image": "d.png", "label": 1, "subject": "2"}]},
+            "subjects are in training and in test: 2; keep each on one side",
+        ),
+        ({**GOOD, "test": [{"image": "a.png", "label": 0}]}, "images are in training and in test"),
+    ],
+)
+def test_a_problem_is_named(folder: Path, document: object, problem: str) -> None:
+    problems = inspected(folder, document).problems
+    assert any(problem in found for found in problems), problems
+
+
+def test_a_missing_datalist_is_a_problem(folder: Path) -> None:
+    assert "No such file" in inspect_datalist(folder / "none.json").problems[0]
+
+
+def test_without_a_class_count_labels_have_no_upper_bound(folder: Path) -> None:
+    document = {"training": [*GOOD["training"], {"image": "d.png", "label": 9}]}
+    assert inspected(folder, document, classes=None).problems == ()

@@ -1,0 +1,288 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from peer.data.survey import stored_shape, survey
+
+
+def write_nifti(path: Path, shape: tuple[int, ...], value: float = 0.0) -> None:
+    nibabel.save(nibabel.Nifti1Image(np.full(shape, value, dtype=np.float32), np.eye(4)), path)
+
+
+def write_dicom(path: Path, rows: int, columns: int) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    slice_ = FileDataset(path, {}, file_meta=meta, preamble=b"\0" * 128)
+    slice_.Rows, slice_.Columns = rows, columns
+    slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit = 16, 16, 15
+    slice_.PixelRepresentation, slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 0, 1, "MONOCHROME2"
+    slice_.PixelData = np.zeros((rows, columns), dtype=np.uint16).tobytes()
+    slice_.save_as(path, enforce_file_format=True)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    write_nifti(tmp_path / "volume.nii.gz", (3, 4, 5))
+    write_nifti(tmp_path / "volume.nii", (3, 4, 5, 2))
+    Image.new("RGB", (7, 6)).save(tmp_path / "colour.png")
+    Image.new("L", (7, 6)).save(tmp_path / "grey.jpg")
+    np.save(tmp_path / "signal.npy", np.zeros((2, 9)))
+    np.savez(tmp_path / "signal.npz", other=np.zeros(1), image=np.zeros((2, 8)))
+    write_dicom(tmp_path / "slice.dcm", 5, 6)
+    (tmp_path / "series").mkdir()
+    for index in range(3):
+        write_dicom(tmp_path / "series" / f"{index}", 5, 6)
+    return tmp_path
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("volume.nii.gz", (3, 4, 5)),
+        ("volume.nii", (3, 4, 5, 2)),
+        ("colour.png", (6, 7, 3)),
+        ("grey.jpg", (6, 7)),
+        ("signal.npy", (2, 9)),
+        ("signal.npz", (2, 8)),
+        ("slice.dcm", (5, 6)),
+        ("series", (5, 6, 3)),
+    ],
+)
+def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...], whole: bool) -> None:
+    assert stored_shape(images / name, whole=whole) == shape
+
+
+def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "cut.nii.gz"
+    random = np.random.default_rng(0).normal(size=(20, 20, 20)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(random, np.eye(4)), path)
+    path.write_bytes(path.read_bytes()[:9000])
+    assert stored_shape(path) == (20, 20, 20)
+    with pytest.raises(ValueError, match="ended before the end-of-stream"):
+        stored_shape(path, whole=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path, value: float) -> None:
+    write_nifti(tmp_path / "bad.nii", (2, 2, 2), value)
+    assert stored_shape(tmp_path / "bad.nii") == (2, 2, 2)
+    with pytest.raises(ValueError, match="NaN or an infinity"):
+        stored_shape(tmp_path / "bad.nii", whole=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("volume.nii.gz", "not a gzip file"),
+        ("volume.nii", "cannot work out file type"),
+        ("picture.png", "cannot identify image"),
+        ("signal.npz", "pickled"),
+        ("slice.dcm", "missing DICOM"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / name).write_bytes(b"something else")
+    with pytest.raises(ValueError, match=f"(?i){reason}"):
+        stored_shape(tmp_path / name)
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="pickle"):
+        stored_shape(tmp_path / "objects.npy")
+
+
+def test_an_unknown_ending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.xyz").touch()
+    with pytest.raises(ValueError, match=r"'\.xyz', none of \.nii"):
+        stored_shape(tmp_path / "a.xyz")
+
+
+def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folder is empty"):
+        stored_shape(tmp_path)
+
+
+def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:
+    path = images / "datalist.json"
+    training = [
+        {"image": "volume.nii.gz", "label": 1, "subject": "a"},
+        {"image": ["colour.png", "grey.jpg"], "label": 0, "subject": "a"},
+        {"image": "signal.npy", "label": 0},
+    ]
+    path.write_text(json.dumps({"training": training, "test": [{"image": "volume.nii", "label": 1}, "signal.npz"]}))
+    assert survey(path, whole=True) == {
+        "datalist": str(path),
+        "splits": {
+            "training": {
+                "samples": 3,
+                "subjects": 1,
+                "unnamed": 1,
+                "classes": {"0": 2, "1": 1},
+                "shapes": {"3x4x5": 1, "6x7x3": 1, "6x7": 1, "2x9": 1},
+                "labels": 0,
+                "label_shapes": {},
+            },
+            "test": {
+                "samples": 1,
+                "subjects": 0,
+                "unnamed": 1,
+                "classes": {"1": 1},
+                "shapes": {"3x4x5x2": 1},
+                "labels": 0,
+                "label_shapes": {},
+            },
+        },
+        "unlabelled": 1,
+        "problems": [],
+    }
+
+
+def test_survey_names_missing_and_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    path = tmp_path / "datalist.json"
+    entries = [{"image": "absent.png", "label": 0}, {"image": "broken.png", "label": 1}]
+    path.write_text(json.dumps({"training": entries}))
+    missing, unreadable = survey(path)["problems"]
+    assert "absent.png" in missing
+    assert "broken.png" in unreadable
+    assert "cannot be read" in unreadable
+
+
+def test_survey_of_another_root(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    np.save(tmp_path / "images" / "a.npy", np.zeros(3))
+    path = tmp_path / "datalist.json"
+    path.write_text(json.dumps({"training": [{"image": "a.npy", "label": label} for label in (0, 1)]}))
+    assert survey(path, root=tmp_path / "images")["splits"]["training"]["shapes"] == {"3": 2}
+
+
+# --- label files ----------------------------------------------------------------------------------------------------
+def surveyed(folder: Path, *entries: dict[str, str], task: str, **options: Any) -> dict[str, Any]:
+    path = folder / "datalist.json"
+    path.write_text(json.dumps({"training": entries}))
+    return survey(path, task=task, **options)
+
+
+def write_label(path: Path, labels: object) -> None:
+    array = np.asarray(labels)
+    if path.suffix == ".png":
+        Image.fromarray(array.astype(np.uint8)).save(path)
+    elif path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        nibabel.save(nibabel.Nifti1Image(array.astype(np.float32), np.eye(4)), path)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_survey_of_label_maps(images: Path, whole: bool) -> None:
+    write_label(images / "a.nii", np.eye(3)[:, :, None] * [0, 2])
+    write_nifti(images / "b.nii", (3, 3, 2))
+    entries = [{"image": "a.nii", "label": "a.nii"}, {"image": "a.nii", "label": "b.nii"}]
+    found = surveyed(images, *entries, task="segmentation", classes=3, whole=whole)
+    assert found["problems"] == []
+    assert found["splits"]["training"]["labels"] == 2
+    assert found["splits"]["training"]["classes"] == {"0": 2, "2": 1}
+    assert found["splits"]["training"]["label_shapes"] == {"3x3x2": 2}
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "shape", "fits"),
+    [
+        ("colour.png", "l.png", (6, 7), True),
+        ("colour.png", "l.png", (7, 6), False),
+        ("colour.png", "l.png", (6, 7, 3), False),
+        ("colour.png", "l.nii", (7, 6), True),
+        ("grey.jpg", "l.nii.gz", (6, 7), False),
+        ("slice.dcm", "l.nii", (6, 5), True),
+        ("volume.nii", "l.nii", (3, 4, 5), True),
+        ("volume.nii", "l.npy", (1, 3, 4, 5), True),
+        ("volume.nii.gz", "l.nii", (3, 4, 6), False),
+        ("volume.nii.gz", "l.nii", (3, 4, 5, 1), True),
+        ("volume.nii.gz", "l.nii", (3, 4, 5, 2), False),
+        ("signal.npy", "l.npy", (9,), True),
+        ("signal.npz", "l.npy", (9,), False),
+    ],
+)
+def test_a_label_map_lies_on_its_images_grid(
+    images: Path, image: str, label: str, shape: tuple[int, ...], fits: bool
+) -> None:
+    write_label(images / label, np.zeros(shape))
+    found = surveyed(images, {"image": image, "label": label}, task="segmentation")
+    stored = "x".join(map(str, shape))
+    problem = f"label files are not on the grid of their images: {images / label} ({stored}); make them anew"
+    assert found["problems"] == ([] if fits else [problem])
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "problem"),
+    [
+        ([0, 2], 2, "label maps hold other values than 0 to 1: {} (2); map them or correct [task] classes"),
+        ([0, -1], None, "label maps hold other values than 0, 1, ...: {} (-1); map them or correct [task] classes"),
+        ([0, 0.5], None, "label maps hold other values than 0, 1, ...: {} (0.5); map them or correct [task] classes"),
+        ([0, np.nan], 2, "files cannot be read: {} (holds a NaN or an infinity); replace them or take them out of the"),
+        ([0, 255], None, None),
+    ],
+)
+def test_values_that_are_no_labels_are_named(
+    images: Path, labels: list[float], classes: int | None, problem: str | None
+) -> None:
+    np.save(images / "image.npy", np.zeros((2, 2)))
+    write_label(images / "label.npy", labels)
+    found = surveyed(images, {"image": "image.npy", "label": "label.npy"}, task="segmentation", classes=classes)
+    if problem is None:
+        assert found["problems"] == []
+        assert found["splits"]["training"]["classes"] == {"0": 1, "255": 1}
+    else:
+        (told,) = found["problems"]
+        assert told.startswith(problem.format(images / "label.npy"))
+        assert found["splits"]["training"]["classes"] == {}
+
+
+def test_the_label_of_an_archive_is_its_label_array(images: Path) -> None:
+    np.savez(images / "both.npz", image=np.full(4, 0.5), label=np.array([0, 1, 1, 3]))
+    found = surveyed(images, {"image": "both.npz", "label": "both.npz"}, task="segmentation", whole=True)
+    assert found["problems"] == []
+    assert found["splits"]["training"]["classes"] == {"0": 1, "1": 1, "3": 1}
+
+
+def test_survey_of_large_images(images: Path) -> None:
+    np.save(images / "small.npy", np.zeros((3, 4)))
+    for name, size in (("twice", (6, 8)), ("eight", (3, 24, 32)), ("thrice", (9, 12)), ("skewed", (6, 12))):
+        np.save(images / f"{name}.npy", np.ones(size))
+    entries = [{"image": "small.npy", "label": f"{name}.npy"} for name in ("twice", "eight", "thrice", "skewed")]
+    found = surveyed(images, *entries, {"image": "small.npy"}, task="super_resolution", whole=True)
+    misfits = f"{images / 'thrice.npy'} (9x12), {images / 'skewed.npy'} (6x12)"
+    assert found["problems"] == [
+        f"label files are not 2, 4 or 8 times the size of their images: {misfits}; make them anew"
+    ]
+    assert (found["splits"]["training"]["labels"], found["splits"]["training"]["classes"]) == (4, {})
+
+
+def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path) -> None:
+    np.save(images / "dark.npy", np.array([0.0, -0.5]))
+    write_label(images / "bytes.png", [[0, 255]])
+    np.save(images / "bright.npy", np.array([0, 255], dtype=np.uint8))
+    entries = [{"image": name} for name in ("dark.npy", "bytes.png", "bright.npy")]
+    assert surveyed(images, *entries, task="super_resolution")["problems"] == []
+    told = f"{images / 'dark.npy'} (-0.5 to 0), {images / 'bright.npy'} (0 to 255)"
+    assert surveyed(images, *entries, task="super_resolution", whole=True)["problems"] == [
+        f"values are not from 0 to 1: {told}; scale them"
+    ]
+
+
+def test_labels_that_cannot_be_read_are_named(images: Path) -> None:
+    (images / "broken.png").write_bytes(b"no picture")
+    (problem,) = surveyed(images, {"image": "grey.jpg", "label": "broken.png"}, task="segmentation")["problems"]
+    assert problem.startswith(f"files cannot be read: {images / 'broken.png'} (cannot identify image")

@@ -1,0 +1,85 @@
+"""What is compared: the site's own images where they can be read, and every difference that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.inference.export.equivalence import DRAWN, READ, Samples, compared, samples_of
+from peer.training.errors import UnusableConfigurationError
+
+IMAGES = Samples(tuple(torch.full((1, 4), float(value)) for value in range(3)), (), READ)
+
+
+def probabilities(images: Tensor) -> Tensor:
+    return torch.cat([images[:, :, 0], 1 - images[:, :, 0]], dim=1) / 4
+
+
+def test_what_is_equal_is_recorded() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run(images: Tensor) -> Tensor:
+        seen.append(tuple(images.shape))
+        return probabilities(images) + 3e-5
+
+    record = compared("one beside another", run, probabilities, IMAGES)
+    assert record == {
+        "what": "one beside another",
+        "difference": pytest.approx(3e-5, rel=1e-2),
+        "tolerance": 1e-4,
+        "samples": 3,
+        "source": READ,
+    }
+    assert seen == [(1, 1, 4)] * 3 + [(2, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (
+            lambda images: probabilities(images) + 2e-4,
+            "difference is 0.0002, over the tolerance of 0.0001; nothing was",
+        ),
+        (lambda images: probabilities(images) * float("nan"), "difference is nan, over the tolerance"),
+        (lambda images: probabilities(images)[:, :1], r"gives \(1, 1\), not \(1, 2\)"),
+        (lambda images: probabilities(images[:1].expand_as(images)), "difference is"),
+    ],
+    ids=["off", "nan", "shape", "batch"],
+)
+def test_what_differs_is_an_error(wrong: Callable[[Tensor], Tensor], reason: str) -> None:
+    drawn = Samples((torch.arange(4.0).reshape(1, 4),), (), READ)
+    with pytest.raises(UnusableConfigurationError, match=f"it beside that: .*{reason}"):
+        compared("it beside that", wrong, probabilities, drawn)
+
+
+def test_a_difference_of_large_values_is_relative() -> None:
+    assert compared(
+        "x", lambda images: images + 1e-2, lambda images: images, Samples((torch.full((1, 2), 1e3),), (), READ)
+    )
+
+
+def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them(
+    make_hospital: Callable[[str], Any],
+) -> None:
+    hospital = make_hospital("time_series")
+    (hospital.data / "test0.npz").write_bytes(b"broken")
+    recipe = hospital.trainer().recipe
+    found = samples_of(recipe)
+    assert [files[0].name for files in found.files] == [f"test{index}.npz" for index in (1, 2, 3, 4)]
+    assert found.source == READ
+    assert abs(float(found.images[0].mean())) < 1e-5  # zscore
+    for path in hospital.data.glob("test*"):
+        path.unlink()
+    drawn = samples_of(recipe)
+    assert (drawn.source, drawn.files) == (DRAWN, ())
+    assert [tuple(image.shape) for image in drawn.images] == [(2, 24)] * 4
+    assert torch.equal(drawn.images[0], samples_of(recipe).images[0])
+
+
+def test_images_of_any_size_are_cut(make_hospital: Callable[[str], Any]) -> None:
+    found = samples_of(make_hospital("super_resolution").trainer().recipe)
+    assert [tuple(image.shape) for image in found.images] == [(3, 6, 6)] * 2

@@ -1,0 +1,147 @@
+"""A bundle as MONAI's own tools read, check and run it: what it predicts is what the site predicts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import monai.bundle
+import nibabel
+import numpy as np
+import pytest
+import torch
+from monai.bundle.properties import InferProperties, MetaProperties
+from monai.bundle.workflows import ConfigWorkflow
+
+from peer.inference.export import monai_bundle
+from peer.inference.export.graph import quiet
+from peer.inference.export.process import export
+from peer.inference.predict import predict, reading
+from peer.training.trainer import INITIAL
+
+MakeHospital = Callable[[str], Any]
+REQUIRED = (
+    "version changelog monai_version pytorch_version numpy_version required_packages_version task description authors "  # noqa: SIM905
+    "copyright network_data_format".split()
+)
+"""Keys of metadata.json that MONAI's specification demands."""
+
+
+def exported(hospital: Any, facts: dict[str, Any], out: Path) -> dict[str, Any]:
+    return export(hospital.trainer(), INITIAL, (), form="bundle", out=out, facts=facts)
+
+
+def run(folder: Path, data: Path, results: Path) -> None:
+    """What `python -m monai.bundle run` does."""
+    places = {"bundle_root": str(folder), "dataset_dir": str(data), "output_dir": str(results)}
+    with quiet():
+        workflow = ConfigWorkflow(str(folder / monai_bundle.INFERENCE), workflow_type="inference", **places)
+        workflow.initialize()
+        needed = [known["id"] for known in (*InferProperties.values(), *MetaProperties.values()) if known["required"]]
+        assert [name for name in needed if name not in workflow.parser] == []
+        workflow.run()
+        workflow.finalize()
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """A folder for the images to predict, and for nothing else."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    return folder
+
+
+def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
+    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
+) -> None:
+    hospital = make_hospital("segmentation")
+    made = exported(hospital, facts, tmp_path / "bundle")
+    text = (tmp_path / "bundle" / monai_bundle.INFERENCE).read_text()
+    assert json.loads(text)["network_def"]["_target_"] == made["definition"] == "monai.networks.nets.UNet"
+    assert "peer." not in text  # nothing of this program is needed
+    assert [check["what"].split(",")[0] for check in made["checks"]] == [
+        "this model beside the site's networks",
+        "the bundle's network",
+        "the bundle's preprocessing beside the site's",
+    ]
+    for index in (2, 3):
+        shutil.copy(hospital.data / f"{index}.nii.gz", new)
+    run(tmp_path / "bundle", new, tmp_path / "results")
+    own = predict(hospital.trainer(), [new], tmp_path / "own")["predictions"]
+    assert len(own) == 2
+    for row in own:
+        expected = nibabel.load(row["output"])
+        (path,) = (tmp_path / "results").glob(f"{Path(row['file']).name.partition('.')[0]}_*.nii.gz")
+        found = nibabel.load(path)
+        assert np.array_equal(found.get_fdata(), expected.get_fdata())
+        assert np.allclose(found.affine, expected.affine)
+
+
+def test_a_bundle_of_another_network_classifies_as_the_site_does(
+    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
+) -> None:
+    hospital = make_hospital("time_series")
+    assert exported(hospital, facts, tmp_path / "bundle")["definition"] == monai_bundle.BUILD
+    for index in range(3):
+        shutil.copy(hospital.data / f"test{index}.npz", new)
+    run(tmp_path / "bundle", new, tmp_path / "results")
+    with (tmp_path / "results" / "predictions.csv").open() as file:
+        found = {Path(row[0]).name: [float(share) for share in row[1:]] for row in csv.reader(file)}
+    own = predict(hospital.trainer(), [new], tmp_path / "own")["predictions"]
+    assert {Path(row["file"]).name: pytest.approx(row["probabilities"], abs=1e-5) for row in own} == found
+
+
+def test_a_bundle_enlarges_pictures_of_any_size(
+    make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
+) -> None:
+    hospital = make_hospital("super_resolution")
+    exported(hospital, facts, tmp_path / "bundle")
+    shutil.copy(hospital.data / "3.png", new)
+    run(tmp_path / "bundle", new, tmp_path / "results")
+    (path,) = (tmp_path / "results").iterdir()
+    found = nibabel.load(path)
+    trainer = hospital.trainer()
+    load, finish = reading(trainer.recipe.task, trainer.recipe.data)
+    expected = trainer.predict(finish(load([new / "3.png"]))[None])[0].numpy()
+    assert np.allclose(np.moveaxis(np.squeeze(found.get_fdata()), -1, 0), expected, atol=1e-5)
+    assert np.allclose(np.abs(np.diag(found.affine)), [0.5, 0.5, 1, 1])
+
+
+def test_monai_loads_the_network_with_its_weights(
+    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    hospital = make_hospital("segmentation")
+    exported(hospital, facts, tmp_path / "bundle")
+    with quiet():
+        network = monai.bundle.load("bundle", bundle_dir=tmp_path, device="cpu", workflow_type="inference")
+    image = torch.rand(1, 1, 8, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(network.eval()(image), hospital.trainer().predict(image), atol=1e-6)
+
+
+def test_the_metadata_say_what_the_specification_demands(
+    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    exported(make_hospital("segmentation"), facts, tmp_path / "bundle")
+    found = json.loads((tmp_path / "bundle" / monai_bundle.METADATA).read_text())
+    assert not set(REQUIRED) - found.keys()
+    assert found["copyright"] == "CC-BY-4.0"
+    image, pred = found["network_data_format"]["inputs"]["image"], found["network_data_format"]["outputs"]["pred"]
+    assert (image["num_channels"], image["spatial_shape"], image["value_range"]) == (1, [8, 8, 8], [0, 1])
+    assert (pred["num_channels"], pred["spatial_shape"], sorted(pred["channel_def"])) == (2, [8, 8, 8], ["0", "1"])
+    assert (tmp_path / "bundle" / monai_bundle.LICENCE).read_text() == "CC-BY-4.0\n"
+
+
+def test_what_the_weights_file_holds_is_tensors_alone(
+    make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
+) -> None:
+    exported(make_hospital("time_series"), facts, tmp_path / "bundle")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights = torch.load(tmp_path / "bundle" / monai_bundle.WEIGHTS, weights_only=True)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in weights.values())

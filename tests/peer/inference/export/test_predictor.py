@@ -1,0 +1,76 @@
+"""What a site predicts with, taken out of it: the same predictions, and nothing of a site that did not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from peer.inference.export.predictor import Shares, build, problem_of, taken_from
+from peer.methods import METHODS, dflmoe
+from peer.methods.method import predict_locally
+from peer.training.trainer import INITIAL, Trainer
+
+IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("dflmoe", {"mixing": "gate"}), ("dflmoe_models", {})],
+    ids=["heads", "models"],
+)
+def test_a_mixture_is_what_the_site_predicts_with(
+    make_mixing: Callable[..., Any], name: str, parameters: dict[str, Any]
+) -> None:
+    site = make_mixing(name, **parameters)
+    trainer = Trainer(site.setting)
+    trainer.hold(site.state, site.sources)
+    expected = trainer.predict(IMAGES)
+    predictor, description = taken_from(trainer, site.state, site.sources)
+    with torch.no_grad():
+        assert torch.equal(predictor(IMAGES), expected)
+        again = build(**description)
+        again.load_state_dict(predictor.state_dict())
+        assert torch.equal(again(IMAGES), expected)
+    assert description["experts"]["beta"]["part"] == ("model" if name == "dflmoe_models" else "head")
+    assert problem_of(description) is None
+
+
+def test_without_others_the_local_network_is_alone_and_nothing_of_them_is_left(make_mixing: Callable[..., Any]) -> None:
+    site = make_mixing()
+    trainer = Trainer(site.setting)
+    predictor, description = taken_from(trainer, site.state, ())
+    local = trainer.kept.dam
+    with torch.no_grad():
+        assert torch.equal(predictor(IMAGES), local(IMAGES).prediction)
+        trainer.hold(site.state, site.sources)
+        assert not torch.equal(predictor(IMAGES), trainer.predict(IMAGES))
+    assert description == {"network": local.spec}
+    assert predictor.state_dict().keys() == {f"dam.{name}" for name in local.state_dict()}
+
+
+def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Callable[[str], Any]) -> None:
+    trainer = make_hospital("time_series").trainer()
+    expected = trainer.predict(IMAGES)
+    predictor, description = taken_from(trainer, INITIAL, ())
+    with torch.no_grad():
+        assert torch.equal(predictor(IMAGES), expected)
+        shares = Shares(predictor, classes=True)(IMAGES)
+    assert torch.allclose(shares, expected.softmax(dim=1))
+    assert description.keys() == {"network"}
+
+
+def test_every_method_predicts_in_a_way_that_can_be_taken_away() -> None:
+    assert {method.predict for method in METHODS.values()} == {predict_locally, dflmoe.predict}
+
+
+@pytest.mark.parametrize("where", ["network", "experts"])
+def test_a_description_from_elsewhere_may_name_what_another_site_may_name(where: str) -> None:
+    sizes = {"spatial_dims": 1, "in_channels": 1, "classes": 2}
+    good = {"name": "resnet5", **sizes, "hyper": {}}
+    bad = {"name": "os:system", **sizes, "hyper": {}, "head": "x"}
+    description = {"network": bad} if where == "network" else {"network": good, "experts": {"x": {"network": bad}}}
+    assert "os:system" in str(problem_of(description))
+    assert problem_of({}) == "it describes no network"

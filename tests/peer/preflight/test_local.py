@@ -1,0 +1,181 @@
+"""Another distribution's package of our name is named before anything breaks on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from peer.config.site_folder import SiteFolder
+from peer.core.site_memory import ROUND_KEYS
+from peer.daemon import startup
+from peer.daemon.dispatch import now
+from peer.demo.local_federation import LocalFederation
+from peer.identity import enrolment
+from peer.identity.bundle import Bundle
+from peer.preflight import local
+from peer.preflight.check import check
+from peer.preflight.finding import Finding
+from peer.preflight.local import packages
+from peer.records.journal import Journal
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_ours_alone_are_no_finding() -> None:
+    assert list(packages()) == []
+
+
+@pytest.mark.parametrize("name", ["models", "losses"])
+def test_a_foreign_package_is_the_only_finding_and_no_traceback(
+    tmp_path: Path, enrolled: LocalFederation, name: str
+) -> None:
+    (tmp_path / "elsewhere" / name).mkdir(parents=True)
+    (tmp_path / "elsewhere" / name / "__init__.py").touch()
+    command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(enrolled.home)]
+    done = subprocess.run(
+        [*command, "check", "--site", "asia", "--fast", "--json"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 16
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["subject"], finding["verdict"]) == (f"package {name}", "failure")
+    assert finding["message"].startswith(f"package {name!r} comes from {tmp_path / 'elsewhere'}, not from mhfl-peer in")
+    assert "virtual environment" in finding["remedy"]
+
+
+def test_a_distribution_that_lies_over_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "other_models-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other-models\nVersion: 1.0\n")
+    (information / "top_level.txt").write_text("models\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (finding,) = packages()
+    assert finding.message.startswith("package 'models' is also that of other-models")
+
+
+Look = Callable[..., dict[str, Finding]]
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+def test_a_certificate_that_runs_out_is_worth_a_warning(tmp_path: Path, folder: SiteFolder) -> None:
+    text = folder.federation_toml.read_text()
+    draft = text[text.index('name = "trial"') :]
+    authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=now() - timedelta(days=3600))
+    short = SiteFolder(tmp_path / "short", "trial", folder.site)
+    request = enrolment.request(short, authority.federation, authority.federation_toml, now=now())
+    admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now(), days=20)
+    enrolment.join(short, Bundle.decode(admitted.bundle), now=now())
+    short.site_toml.write_text(folder.site_toml.read_text())
+    found = {finding.subject: finding for finding in check(short, train=False)}
+    assert (found["certificate"].verdict, found["CA"].verdict) == ("warning", "warning")
+    assert found["certificate"].message == "valid for 19 more days"
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+def test_a_datalist_that_is_missing_is_named_once(look: Look, folder: SiteFolder) -> None:
+    (folder.path / "datalist.json").unlink()
+    found = look()
+    assert found["data"].verdict == "failure"
+    assert found["data"].message.count("datalist.json") == 1
+
+
+def test_what_the_datalist_holds_is_counted(look: Look) -> None:
+    assert look()["data"].message == "4 training samples (2 of class 0, 2 of class 1), 2 for the test"
+
+
+def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
+    look: Look, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder, training=[{"image": "0.npz", "label": 7}, {"image": "lost.npz", "label": 1}, 3])
+    found = look()["data"]
+    assert found.message == f"{folder.path}/datalist.json: training[2]: must be an object with 'image' and 'label'"
+    assert "2 more with `mhfl-peer data validate`" in found.remedy
+
+
+def test_data_without_a_test_list_are_worth_a_warning(
+    look: Look, folder: SiteFolder, write_data: Callable[..., None]
+) -> None:
+    write_data(folder, test=[])
+    assert look()["data"].verdict == "warning"
+
+
+# --- disk -------------------------------------------------------------------------------------------------------------
+def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
+    federation = enrolled.federation
+    (small,) = local.disk(folder, federation, 1000)
+    assert small.verdict == "ok"
+    (large,) = local.disk(folder, federation, 1 << 40)
+    assert large.verdict == "warning"
+    assert large.remedy == "free space: 21 times 1048576.0 MiB are kept of rounds"
+
+
+def test_a_folder_that_cannot_be_written_is_a_failure(enrolled: LocalFederation, tmp_path: Path) -> None:
+    nowhere = SiteFolder(tmp_path / "nowhere", "trial", enrolled.folder("asia").site)
+    (finding,) = local.disk(nowhere, enrolled.federation, None)
+    assert (finding.verdict, finding.remedy) == ("failure", "give this user the folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/var/lib/mhfl", "nfs4"), ("/var/lib", "ext4"), ("/data/a b/c", "fuse.sshfs"), ("/over/there", "xfs")],
+)
+def test_the_file_system_is_that_of_the_last_and_deepest_mount(tmp_path: Path, path: str, kind: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "30 22 0:40 / /var/lib/mhfl rw - nfs4 server:/export rw\n"
+        "31 22 0:41 / /data/a\\040b rw master:2 propagate_from:3 - fuse.sshfs host: rw\n"
+        "32 22 0:42 / /over rw - ext4 /dev/vdb rw\n"
+        "33 32 0:43 / /over rw - xfs /dev/vdc rw\n"
+        "a line that makes no sense\n"
+    )
+    assert local.filesystem(Path(path), mounts) == kind
+    assert local.filesystem(Path(path), tmp_path / "missing") == ""
+
+
+# --- policy -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limit", "size", "verdict"), [(None, 10**12, "ok"), (100, 100, "ok"), (100, None, "ok"), (100, 101, "failure")]
+)
+def test_a_bound_that_lets_no_artifact_out_is_a_failure(
+    folder: SiteFolder, limit: int | None, size: int | None, verdict: str
+) -> None:
+    federation, site, _ = startup.load(folder)
+    site = site.model_copy(update={"egress": site.egress.model_copy(update={"bytes_per_round_max": limit})})
+    found = local.policy(federation, site, size)
+    assert found.verdict == verdict
+    assert found.message.startswith("a model may leave for every site")
+    if verdict == "failure":
+        assert found.remedy == "set [egress] bytes_per_round_max in site.toml to at least 101, or leave it out"
+
+
+def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFolder) -> None:
+    federation, site, _ = startup.load(folder)
+    assert not list(local.global_test(federation, site))
+    measured = federation.model_copy(update={"global_test": True})
+    (finding,) = local.global_test(measured, site)
+    assert (finding.subject, finding.verdict) == ("global test", "warning")
+    allowed = site.model_copy(update={"egress": site.egress.model_copy(update={"evaluate": True})})
+    (finding,) = local.global_test(measured, allowed)
+    assert finding.verdict == "ok"
+
+
+def test_distillation_that_moves_nothing_is_worth_a_warning(look: Look, folder: SiteFolder) -> None:
+    folder.create_generation()
+    journal = Journal(folder.generation(1) / "journal.db")
+    for round, share in ((1, 0.5), (2, 0.0003), (3, None)):
+        metrics = {} if share is None else {"distillation_ratio": share}
+        journal.append("committed", round, {**dict.fromkeys(ROUND_KEYS), "metrics": metrics})
+    journal.close()
+    found = look()["gamma"]
+    assert found.verdict == "warning"
+    assert "0.03%" in found.message

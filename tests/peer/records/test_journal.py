@@ -1,0 +1,205 @@
+"""The journal: what was acknowledged is there, whatever happens to the process, the file or the disk."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer import errors
+from peer.records.journal import SCHEMA_VERSION, Journal
+
+WRITER = """
+import sys
+from pathlib import Path
+from peer.records.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+number = 0
+while True:
+    journal.append("row", number, {"text": "x" * 200})
+    print(number, flush=True)
+    number += 1
+"""
+FILLER = """
+import resource, sys
+from pathlib import Path
+from peer import errors
+from peer.records.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+written = 0
+try:
+    while written < 10_000:
+        journal.append("row", written, {"text": "x" * 200})
+        written += 1
+except errors.DiskError as error:
+    print(written, error.message, error.remedy, sep="|")
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+def run(source: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", source, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+def test_rows_come_back_in_order_with_their_bodies(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.empty()
+    journal.append("began", 0, {"generation": 1})
+    journal.append("committed", 1, {"sources": [], "metrics": {"dice": 0.5}, "wer": "Zürich"})
+    assert list(journal.rows()) == [
+        ("began", 0, {"generation": 1}),
+        ("committed", 1, {"sources": [], "metrics": {"dice": 0.5}, "wer": "Zürich"}),
+    ]
+    assert not journal.empty()
+    journal.close()
+    assert len(list(Journal(path).rows())) == 2
+
+
+def test_records_can_be_narrowed(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(6):
+        journal.append("even" if number % 2 == 0 else "odd", number, {})
+    assert [row["round"] for row in journal.records()] == [0, 1, 2, 3, 4, 5]
+    assert [row["round"] for row in journal.records(("odd",))] == [1, 3, 5]
+    assert [row["round"] for row in journal.records(without=("odd",))] == [0, 2, 4]
+    assert [row["round"] for row in journal.records(("odd", "even"), last=2)] == [4, 5]
+    assert list(journal.newest(("even", "odd", "never"))) == [("even", 4, {}), ("odd", 5, {})]
+    assert [row["seq"] for row in journal.records(last=1)] == [6]
+    assert journal.records(last=1)[0]["time"] > 1_700_000_000
+    assert [round for _, round, _ in journal.rows(("even",))] == [0, 2, 4]
+
+
+def test_who_counts_along_gets_each_row_of_its_kinds_once(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(4):
+        journal.append("even" if number % 2 == 0 else "odd", number, {"n": number})
+    first = next(journal.since(0, ("odd", "none")))
+    assert (first["kind"], first["round"], first["body"]) == ("odd", 1, {"n": 1})
+    assert first["time"] > 0
+    assert [row["round"] for row in journal.since(first["seq"], ("odd",))] == [3]
+    assert list(journal.since(4, ("even", "odd"))) == []
+    journal.close()
+
+
+def test_only_its_user_may_read_it(path: Path) -> None:
+    Journal(path).append("began", 0, {})
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+
+
+def test_every_acknowledged_row_survives_a_kill(path: Path) -> None:
+    for _ in range(3):
+        with run(WRITER, path) as writer:
+            assert writer.stdout is not None
+            acknowledged = [int(writer.stdout.readline()) for _ in range(25)]
+            writer.kill()
+            acknowledged += [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+        journal = Journal(path)
+        rounds = [round for _, round, _ in journal.rows()]
+        journal.close()
+        last = rounds[-1]
+        assert last in (acknowledged[-1], acknowledged[-1] + 1), "at most one row more than was acknowledged"
+        assert rounds[-last - 1 :] == list(range(last + 1))
+
+
+def test_a_reader_sees_whole_rows_while_another_process_writes(path: Path) -> None:
+    with run(WRITER, path) as writer:
+        assert writer.stdout is not None
+        seen = []
+        for _ in range(20):
+            acknowledged = int(writer.stdout.readline())
+            reader = Journal(path, read_only=True)
+            rounds = [round for _, round, _ in reader.rows()]
+            reader.close()
+            assert rounds == list(range(len(rounds)))
+            assert len(rounds) > acknowledged
+            seen.append(len(rounds))
+        assert seen == sorted(seen)
+        writer.kill()
+    reader = Journal(path, read_only=True)
+    assert len(list(reader.rows())) >= seen[-1], "the writer is dead, and its log was not folded in"
+
+
+def test_a_reader_writes_nothing(path: Path) -> None:
+    Journal(path).append("began", 0, {})
+    before = path.read_bytes()
+    reader = Journal(path, read_only=True)
+    with pytest.raises(errors.DiskError, match="readonly"):
+        reader.append("began", 0, {})
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+    Journal(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    for read_only in (False, True):
+        with pytest.raises(errors.StateError, match=rf"newer mhfl-peer \(schema {SCHEMA_VERSION + 1}.*; update"):
+            Journal(path, read_only=read_only)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_that_is_no_database_is_refused_by_name(path: Path, read_only: bool) -> None:
+    path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
+    with pytest.raises(errors.StateError, match=r"journal\.db is damaged: .*; restore it from a backup"):
+        Journal(path, read_only=read_only)
+
+
+def filled(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(400):
+        journal.append("row", number, {"text": "x" * 200})
+    journal._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    journal.close()
+
+
+def test_damage_in_the_middle_is_named_when_it_is_read(path: Path) -> None:
+    filled(path)
+    content = bytearray(path.read_bytes())
+    content[4096 * 4 : -4096 * 2] = b"\xff" * (len(content) - 4096 * 6)
+    path.write_bytes(content)
+    with pytest.raises(errors.StateError, match=r"journal\.db is damaged"):
+        list(Journal(path, read_only=True).rows())
+
+
+def test_a_row_that_is_no_json_is_named_as_damage(path: Path) -> None:
+    journal = Journal(path)
+    journal.append("began", 0, {})
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE row SET body = '{\"generation\": '")
+    connection.close()
+    for read in (lambda: list(journal.rows()), journal.records, lambda: list(journal.newest(("began",)))):
+        with pytest.raises(errors.StateError, match=r"journal\.db is damaged: Expecting value"):
+            read()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.DiskError, match=r"nowhere/journal\.db: unable to open database file"):
+        Journal(tmp_path / "nowhere" / "journal.db")
+
+
+def test_a_journal_that_was_never_written_reads_as_an_empty_one(path: Path) -> None:
+    path.touch()
+    assert Journal(path, read_only=True).empty()
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_loses_nothing(path: Path) -> None:
+    with run(FILLER, path) as filler:
+        written, message, remedy = filler.communicate()[0].strip().split("|")
+    assert filler.returncode == 0
+    assert str(path) in message
+    assert "space" in remedy
+    assert int(written) > 10
+    journal = Journal(path)
+    assert [round for _, round, _ in journal.rows()] == list(range(int(written)))
+    journal.append("row", int(written), {})

@@ -1,0 +1,402 @@
+"""What operators see of a site's disk: keys, order, several generations, beside a writer, and from huge journals."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config.site_folder import SiteFolder, make_private
+from peer.demo.local_federation import LocalFederation
+from peer.errors import ConfigError, StateError
+from peer.records import reports
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+
+README = Path(__file__).parents[3] / "README.md"
+MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
+ROUND = {
+    "generation": 1,
+    "sources": [],
+    "contributors": ["asia"],
+    "missing": {},
+    "below_quorum": False,
+    "skipped": [],
+    "artifact_sha256": None,
+    "aggregate_sha256": None,
+    "metrics": {"train_total": 0.5},
+    "threads": 1,
+    "duration_s": 1.0,
+    "state": "s",
+    "publish": None,
+    "visiting": False,
+}
+
+
+def documented(what: str) -> set[str]:
+    """The top-level keys that the README promises of a document."""
+    row = next(line for line in README.read_text().splitlines() if line.startswith("|") and f"`{what}`" in line)
+    text = row.split("|")[2]
+    while (flat := re.sub(r": *(\{[^{}]*\}|\[[^\[\]]*\])", "", text)) != text:
+        text = flat
+    return set(re.findall(r"\w+", text.partition("]`")[0].partition(";")[0].rpartition("`[{")[2] or text))
+
+
+class Disk:
+    """A site's folder, written by hand as a daemon would."""
+
+    def __init__(self, folder: SiteFolder) -> None:
+        self.folder = folder
+
+    def journal(self, generation: int) -> Journal:
+        make_private(self.folder.generation(generation))
+        return Journal(self.folder.generation(generation) / "journal.db")
+
+    def write(self, generation: int, *rows: tuple[str, int, dict[str, Any]]) -> None:
+        journal = self.journal(generation)
+        for row in rows:
+            journal.append(*row)
+        journal.close()
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder.egress_db)
+
+    def show(self, what: str, **arguments: Any) -> Any:
+        return reports.document(self.folder, what, arguments)
+
+
+@pytest.fixture
+def disk(enrolled: LocalFederation) -> Disk:
+    return Disk(enrolled.folder("asia"))
+
+
+def committed(round: int, generation: int = 1, **changes: Any) -> tuple[str, int, dict[str, Any]]:
+    return ("committed", round, {**ROUND, "generation": generation, **changes})
+
+
+def received(round: int, sha256: str) -> tuple[str, int, dict[str, Any]]:
+    what = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": sha256, "bytes": 9, "seconds": 0.1}
+    return ("received", round, {**what, "outcome": "complete", **MANIFEST})
+
+
+# --- a site that was never started -----------------------------------------------------------------------------------
+def test_a_site_that_never_ran_has_documents_and_they_are_empty(disk: Disk) -> None:
+    for what in ("rounds", "evaluation", "transfers", "egress", "events"):
+        assert disk.show(what) == []
+    status = reports.status_when_down(disk.folder)
+    assert (status["daemon"], status["phase"], status["committed"]) == ("down", "new", 0)
+    assert re.fullmatch("[0-9a-f]{64}", status["digest"])
+
+
+def test_an_unknown_document_is_refused(disk: Disk) -> None:
+    with pytest.raises(ValueError, match="no document 'secrets'"):
+        disk.show("secrets")
+
+
+def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> None:
+    """Folders and files appear before their first row: each step is shown as nothing, and not as a failure."""
+    folder = disk.folder.generation(1)
+    make_private(folder / "artifacts")
+    assert disk.show("events") == []
+    for path in (folder / "journal.db", disk.folder.egress_db):
+        path.touch()
+    assert disk.show("events") == disk.show("transfers") == []
+    connection = sqlite3.connect(folder / "journal.db")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    assert disk.show("rounds") == []
+    assert reports.status_when_down(disk.folder)["phase"] == "new"
+
+
+def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
+    report = {
+        "generation": 1,
+        "round": 2,
+        "sha256": "ab" * 32,
+        "samples": 20,
+        "metrics": {"auc": 0.7},
+        "unmeasured": "",
+    }
+    disk.write(
+        1,
+        ("evaluated", 1, {"metrics": {"auc": 0.5, "samples": 30.0}}),
+        ("lapsed", 1, {"reasons": {"europe": "silent"}, "retired": False}),
+        ("evaluated", 2, {"metrics": {"auc": 0.6, "samples": 30.0}}),
+        ("report", 2, {"site": "europe", "report": report}),
+    )
+    first, second = disk.show("evaluation")
+    assert (first["round"], first["cells"]["europe"], first["global_test"]) == (1, {"reason": "silent"}, None)
+    assert second["cells"]["europe"] == {"metrics": {"auc": 0.7}, "counts": {"samples": 20}}
+    assert second["global_test"] == {"auc": pytest.approx(0.65)}
+
+
+# --- generations -----------------------------------------------------------------------------------------------------
+def test_generations_follow_each_other_in_every_document(disk: Disk) -> None:
+    disk.write(1, ("began", 0, {"generation": 1}), committed(1), received(2, "1a" * 32), committed(2))
+    ledger = disk.ledger()
+    intent = ledger.intend(
+        peer="europe", purpose="train", kind="model", round=1, generation=2, sha256="2b" * 32, bytes=8
+    )
+    ledger.settle(intent, bytes=8, outcome="complete")
+    ledger.close()
+    disk.write(2, ("began", 0, {"generation": 2}), received(1, "3c" * 32), committed(1, 2))
+    assert [(row["generation"], row["round"]) for row in disk.show("rounds")] == [(1, 1), (1, 2), (2, 1)]
+    assert [(row["direction"], row["sha256"][:2]) for row in disk.show("transfers")] == [
+        ("in", "1a"),
+        ("out", "2b"),
+        ("in", "3c"),
+    ]
+    kinds = "began committed received committed began received committed"
+    assert " ".join(row["kind"] for row in disk.show("events")) == kinds
+    assert [(row["kind"], row["round"]) for row in disk.show("events", last=4)] == [
+        ("committed", 2),
+        ("began", 0),
+        ("received", 1),
+        ("committed", 1),
+    ]
+    assert [row["kind"] for row in disk.show("events", last=1)] == ["committed"]
+    status = reports.status_when_down(disk.folder)
+    assert (status["generation"], status["committed"]) == (2, 1)
+
+
+def test_a_new_generation_without_a_row_does_not_hide_the_old_one(disk: Disk) -> None:
+    disk.write(1, ("began", 0, {"generation": 1}), committed(1), committed(2))
+    disk.journal(2).close()
+    assert reports.status_when_down(disk.folder)["committed"] == 2
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+def test_events_leave_out_bulk_and_what_hardly_matters_and_keep_digests(disk: Disk) -> None:
+    artifact = {"sha256": "ab" * 32, "owner": "asia", "tensors": [{"name": "w"}], "spec": {"name": "resnet10"}}
+    source = {"origin": "europe", "artifact": artifact}
+    disk.write(
+        1,
+        ("published", 1, {"artifact": artifact}),
+        ("manifest", 1, {"artifact": "ab" * 32, **MANIFEST}),
+        ("ignored", 1, {"event": "Trained"}),
+        ("chosen", 1, {"sources": [source]}),
+    )
+    slim = {"sha256": "ab" * 32, "owner": "asia"}
+    shown = disk.show("events")
+    assert [(row["kind"], row["body"]) for row in shown] == [
+        ("published", {"artifact": slim}),
+        ("chosen", {"sources": [{"origin": "europe", "artifact": slim}]}),
+    ]
+    assert shown[0].keys() == documented("events")
+    everything = disk.show("events", everything=True)
+    assert [row["kind"] for row in everything] == ["published", "manifest", "ignored", "chosen"]
+    assert everything[1]["body"] == {"artifact": "ab" * 32}
+
+
+# --- transfers -------------------------------------------------------------------------------------------------------
+def test_egress_counts_what_left_and_what_may_have_left(disk: Disk) -> None:
+    ledger = disk.ledger()
+    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    for sent, outcome in ((100, "complete"), (30, "broken"), (None, ""), (None, "open")):
+        intent = ledger.intend(**what, bytes=100)
+        if sent is not None:
+            ledger.settle(intent, bytes=sent, outcome=outcome)
+        if not outcome:
+            ledger.close_open_intents()
+    ledger.close()
+    shown = disk.show("egress")
+    assert [(row["bytes"], row["outcome"]) for row in shown] == [
+        (100, "complete"),
+        (30, "broken"),
+        (100, "unknown"),
+        (100, "open"),
+    ]
+    assert shown == disk.show("transfers")
+    assert all(list(row) == list(reports.TRANSFER_KEYS) for row in shown)
+    assert set(reports.TRANSFER_KEYS) == documented("transfers")
+
+
+def test_rounds_have_the_documented_keys_and_late_metrics(disk: Disk) -> None:
+    disk.write(1, committed(1), ("evaluated", 1, {"metrics": {"auc": 0.75}}), committed(2))
+    first, second = disk.show("rounds")
+    assert first.keys() == documented("rounds")
+    assert first["metrics"] == {"train_total": 0.5, "auc": 0.75}
+    assert second["metrics"] == {"train_total": 0.5}
+
+
+def test_rounds_say_whose_mean_is_the_same(disk: Disk) -> None:
+    disk.write(1, committed(1), ("compared", 1, {"site": "europe", "sha256": "ab" * 32, "agrees": False}), committed(2))
+    assert [record["agrees"] for record in disk.show("rounds")] == [{"europe": False}, {}]
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+def test_the_status_of_a_stopped_site_has_every_documented_key(disk: Disk) -> None:
+    disk.write(1, ("began", 0, {"generation": 1}))
+    status = reports.status_when_down(disk.folder)
+    assert status.keys() == documented("status")
+    assert status["peers"].keys() == {"europe"}
+    assert status["peers"]["europe"].keys() == {
+        "state", "round", "phase", "progress", "last_seen_s", "called_s", "address", "clock_skew_s", "spoken",
+        "artifact_bytes",
+    }  # fmt: skip
+    assert 300 < status["certificate_days"] < 400
+    json.dumps(status)
+
+
+def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(disk: Disk) -> None:
+    disk.write(
+        1,
+        ("configured", 0, {"federation": "ab" * 32}),
+        ("began", 0, {"generation": 1}),
+        ("refused", 0, {"origin": "europe", "reason": "of an earlier run"}),
+        ("initialised", 0, {"state": "s", "artifact": None, "samples": {"training": 4}, "publish": None}),
+        ("began", 0, {"generation": 1}),
+        ("opened", 1, {"sources": []}),
+        committed(1),
+        ("opened", 2, {"sources": []}),
+        ("refused", 2, {"origin": "europe", "reason": "not its turn"}),
+        ("left", 1, {"fault": "memory", "reason": "out of memory"}),
+        ("spoken", 1, {}),
+    )
+    status = reports.status_when_down(disk.folder)
+    assert status["digest"] == "ab" * 32
+    assert (status["round"], status["committed"], status["phase"]) == (2, 1, "down")
+    assert status["samples"] == {"training": 4}
+    assert status["refusals"] == [{"site": "europe", "round": 2, "reason": "not its turn"}]
+    assert status["failure"] == "memory: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("rows", "generation", "committed_round", "phase"),
+    [
+        ([("skipped", 5, {"from": 2, "publish": None})], 1, 4, "down"),
+        ([("skipped", 5, {"from": 2, "publish": None}), committed(5)], 1, 5, "down"),
+        ([committed(3), ("regenerated", 3, {"generation": 4}), ("finished", 3, {})], 4, 3, "finished"),
+    ],
+)
+def test_the_newest_rows_say_the_same_as_all_of_them(
+    disk: Disk, rows: list[Any], generation: int, committed_round: int, phase: str
+) -> None:
+    disk.write(1, ("began", 0, {"generation": 1}), committed(1), *rows)
+    status = reports.status_when_down(disk.folder)
+    assert (status["generation"], status["committed"], status["phase"]) == (generation, committed_round, phase)
+
+
+@pytest.mark.parametrize("text", ["rounds = [", "rounds = 3", "\xff", '[method]\nname = "x"\n'])
+def test_a_federation_toml_that_is_broken_is_named(disk: Disk, text: str) -> None:
+    disk.folder.federation_toml.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"federation\.toml"):
+        reports.status_when_down(disk.folder)
+
+
+def test_a_federation_toml_that_is_gone_is_named(disk: Disk) -> None:
+    disk.folder.federation_toml.unlink()
+    with pytest.raises(ConfigError, match=r"federation\.toml cannot be read: No such file"):
+        reports.status_when_down(disk.folder)
+
+
+def test_a_certificate_that_is_gone_is_no_reason_not_to_answer(disk: Disk) -> None:
+    (disk.folder.pki / "cert.pem").write_text("no certificate")
+    assert reports.status_when_down(disk.folder)["certificate_days"] is None
+
+
+# --- trouble ---------------------------------------------------------------------------------------------------------
+def test_everything_can_be_read_while_the_daemon_writes(disk: Disk) -> None:
+    journal, ledger = disk.journal(1), disk.ledger()
+    for round in range(1, 4):
+        journal.append(*committed(round))
+        ledger.intend(peer="europe", purpose="train", kind="model", round=round, generation=1, sha256="ab", bytes=1)
+        assert [row["round"] for row in disk.show("rounds")] == list(range(1, round + 1))
+        assert [row["round"] for row in disk.show("egress")] == list(range(1, round + 1))
+        assert reports.status_when_down(disk.folder)["committed"] == round
+    other = sqlite3.connect(disk.folder.generation(1) / "journal.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # a writer in the middle of a row
+    other.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'finished', 3, '{}')")
+    assert reports.status_when_down(disk.folder)["phase"] == "down"
+    other.execute("ROLLBACK")
+    for each in (other, journal, ledger):
+        each.close()
+
+
+def test_a_journal_that_is_damaged_is_named(disk: Disk) -> None:
+    disk.write(1, *(committed(round) for round in range(1, 200)))
+    path = disk.folder.generation(1) / "journal.db"
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\x5a" * (len(content) - 4096)
+    path.write_bytes(content)
+    for what in ("rounds", "events"):
+        with pytest.raises(StateError, match=r"journal\.db is damaged"):
+            disk.show(what)
+    with pytest.raises(StateError, match=r"journal\.db is damaged"):
+        reports.status_when_down(disk.folder)
+
+
+def test_a_home_of_any_name_can_be_read(tmp_path: Path) -> None:
+    for name in ("per%20cent", "question?mode=memory", "hash#tag"):
+        folder = tmp_path / name
+        folder.mkdir()
+        journal = Journal(folder / "journal.db")
+        journal.append("began", 0, {})
+        journal.close()
+        again = Journal(folder / "journal.db", read_only=True)
+        assert not again.empty()
+        again.close()
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def huge(disk: Disk) -> Disk:
+    """100,000 rows of 11,000 rounds, of a federation with tiny models."""
+    path = disk.folder.generation(1) / "journal.db"
+    disk.journal(1).close()
+    tensors = [{"name": f"layer{index}", "dtype": "F32", "shape": [8, 8, 3, 3, 3]} for index in range(8)]
+    artifact = {"kind": "model", "owner": "asia", "bytes": 9, "steps": 1, "spec": {}, "tensors": tensors}
+    source = {"origin": "europe", "round": 1, "fallback": "", "artifact": {**artifact, "sha256": "ab" * 32}}
+    bodies = {
+        "opened": {"sources": []},
+        "received": received(1, "ab" * 32)[2],
+        "arrived": {"source": source, "origin_generation": 1},
+        "chosen": {"position": 0, "sources": [source], "missing": {}, "waited_s": 1.0, "below_quorum": False},
+        "trained": {"position": 1, "state": "s", "artifact": source["artifact"], "metrics": {}},
+        "committed": {**ROUND, "artifact": source["artifact"]},
+        "published": {"artifact": source["artifact"]},
+        "manifest": {"artifact": "ab" * 32, **MANIFEST},
+        "discarded": {"sha256": "ab" * 32},
+    }
+    texts = {kind: json.dumps(body) for kind, body in bodies.items()}
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA synchronous = OFF")
+    rows = ((0.0, kind, round, text) for round in range(1, 11_112) for kind, text in texts.items())
+    connection.executemany("INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return disk
+
+
+def cost(action: Callable[[], Any]) -> tuple[Any, float, float]:
+    """What it gives, in how many seconds of this process, with how many MiB at most."""
+    began_s = time.process_time()
+    found = action()
+    took_s = time.process_time() - began_s
+    tracemalloc.start()
+    action()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found, took_s, peak / 2**20
+
+
+def test_a_huge_journal_keeps_nobody_waiting(huge: Disk) -> None:
+    status, status_s, status_mib = cost(lambda: reports.status_when_down(huge.folder))
+    assert status["committed"] == 11_111
+    assert status_s < 0.3
+    assert status_mib < 5
+    shown, events_s, events_mib = cost(lambda: huge.show("events", last=50))
+    assert len(shown) == 50
+    assert events_s < 0.3
+    assert events_mib < 5
+    began_s = time.process_time()
+    assert len(huge.show("rounds")) == 11_111
+    assert len(huge.show("transfers")) == 11_111
+    assert time.process_time() - began_s < 5

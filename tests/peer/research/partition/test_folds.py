@@ -1,0 +1,176 @@
+"""Folds and holdouts: every class everywhere, a subject on one side, or a refusal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.errors import ConfigError, DataError
+from peer.research.partition.divide import divide
+from peer.research.partition.folds import folds, holdout
+
+MakePool = Callable[..., list[dict[str, Any]]]
+
+
+def classes_by_part(entries: list[Any], parts: list[Any]) -> dict[Any, Counter[int]]:
+    """How many entries of each class each part has."""
+    found: dict[Any, Counter[int]] = {part: Counter() for part in sorted(set(parts))}
+    for entry, part in zip(entries, parts, strict=True):
+        found[part][entry["label"]] += 1
+    return found
+
+
+def parts_by_subject(entries: list[Any], parts: list[Any]) -> dict[str, set[Any]]:
+    """The parts in which each subject is."""
+    found: dict[str, set[Any]] = {}
+    for entry, part in zip(entries, parts, strict=True):
+        found.setdefault(entry["subject"], set()).add(part)
+    return found
+
+
+# --- folds ----------------------------------------------------------------------------------------------------------
+def test_folds_are_stratified_and_even(make_pool: MakePool) -> None:
+    entries = make_pool((76, 96))  # FedASD's Europe
+    found = classes_by_part(entries, folds(entries, 5, seed=0))
+    assert list(found) == [0, 1, 2, 3, 4]
+    assert sorted(count[0] for count in found.values()) == [15, 15, 15, 15, 16]
+    assert sorted(count[1] for count in found.values()) == [19, 19, 19, 19, 20]
+    assert sorted(map(Counter.total, found.values())) == [34, 34, 34, 35, 35]
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 5),
+    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=5, max_size=30),
+)
+def test_every_class_that_enough_subjects_have_is_in_every_fold(
+    seed: int, count: int, subjects: list[tuple[list[int]]]
+) -> None:
+    entries = [
+        {"image": f"{subject}-{image}.png", "label": label, "subject": str(subject)}
+        for subject, (labels,) in enumerate(subjects)
+        for image, label in enumerate(labels)
+    ]
+    parts = folds(entries, count, seed=seed, classes_min=0)
+    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+    found = classes_by_part(entries, parts)
+    assert list(found) == list(range(count))
+    holders = Counter(label for (labels,) in subjects for label in set(labels))
+    single = all(len(set(labels)) == 1 for (labels,) in subjects)
+    for label, held in holders.items():
+        if held >= count and single:
+            assert all(part[label] for part in found.values())
+
+
+def test_subjects_with_all_classes_are_cross_validated_too(make_pool: MakePool) -> None:
+    # Nights of sleep: every subject has every stage, in other shares.
+    entries = [
+        {"image": f"{subject}-{epoch}.npy", "label": epoch % 5, "subject": f"night{subject}"}
+        for subject in range(12)
+        for epoch in range(10 + subject)
+    ]
+    parts = folds(entries, 5, seed=0)
+    assert all(len(found) == 5 for found in classes_by_part(entries, parts).values())
+    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+
+
+def test_a_class_of_too_few_subjects_is_refused_or_allowed(make_pool: MakePool) -> None:
+    entries = make_pool((30, 30, 4), images=3)
+    with pytest.raises(DataError) as refused:
+        folds(entries, 5, seed=0)
+    assert refused.value.message == "5 folds would not all have class 2 (4 of `subject`)"
+    assert refused.value.remedy.startswith("lower folds")
+    found = classes_by_part(entries, folds(entries, 5, seed=0, classes_min=2))
+    assert sum(count[2] > 0 for count in found.values()) == 4
+    assert len(set(folds(entries, 4, seed=0))) == 4
+    with pytest.raises(DataError, match="5 folds would not all have class 2"):
+        folds(entries, 5, seed=0, classes_min=3)
+
+
+def test_more_classes_than_there_are_cannot_be_everywhere(make_pool: MakePool) -> None:
+    with pytest.raises(DataError, match="5 folds would not all have 3 classes"):
+        folds(make_pool((9, 9)), 5, seed=0, classes_min=3)
+
+
+def test_fedskin_has_five_folds_at_every_site(derm7pt: list[Any]) -> None:
+    for seed in range(10):
+        sites = divide(derm7pt, "dirichlet", sites=("a", "b", "c"), seed=seed, alpha=0.5)
+        for entries in sites.values():
+            found = classes_by_part(entries, folds(entries, 5, seed=seed, classes_min=2))
+            everywhere = set.intersection(*(set(count) for count in found.values()))
+            assert len(everywhere) >= 2
+
+
+def test_too_few_subjects_make_no_folds(make_pool: MakePool) -> None:
+    with pytest.raises(DataError, match="4 of `subject` cannot make 5 folds; lower folds"):
+        folds(make_pool((2, 2), images=9), 5, seed=0)
+    assert set(folds(make_pool((2, 2), images=9), 5, seed=0, by="image")) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1])
+def test_one_fold_is_none(make_pool: MakePool, count: int) -> None:
+    with pytest.raises(ConfigError, match=f"folds = {count}"):
+        folds(make_pool((9, 9)), count, seed=0)
+
+
+def test_folds_of_label_maps_are_one_stratum() -> None:
+    entries = [{"image": f"{i}.png", "label": f"mask{i}.png", "subject": str(i // 2)} for i in range(20)]
+    parts = folds(entries, 5, seed=0)
+    assert set(Counter(parts).values()) == {4}
+    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+
+
+def test_the_order_does_not_matter_and_the_seed_does(make_pool: MakePool) -> None:
+    entries = make_pool((20, 30), images=2)
+    parts = folds(entries, 5, seed=0)
+    assert folds(entries[::-1], 5, seed=0) == parts[::-1]
+    assert folds(entries, 5, seed=1) != parts
+
+
+def test_sites_of_other_resolutions_have_the_same_folds(make_pool: MakePool) -> None:
+    sites = divide(make_pool((20, 30)), "resolution", sites=("hr", "x2", "x4", "x8"), seed=0)
+    assert len({tuple(folds(entries, 5, seed=7)) for entries in sites.values()}) == 1
+    assert len({tuple(holdout(entries, 0.3, seed=7)) for entries in sites.values()}) == 1
+
+
+# --- holdout --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("share", "expected"), [(0.2, [4, 16]), (0.3, [6, 24]), (0.5, [10, 40])])
+def test_a_share_of_every_class_is_held_out(make_pool: MakePool, share: float, expected: list[int]) -> None:
+    entries = make_pool((20, 80))
+    found = classes_by_part(entries, holdout(entries, share, seed=0))
+    assert [found[True][label] for label in (0, 1)] == expected
+
+
+def test_small_classes_are_on_both_sides_and_a_single_subject_trains(make_pool: MakePool) -> None:
+    entries = make_pool((60, 3, 2, 1), images=2)
+    with pytest.raises(DataError, match=r"training and test would not all have class 3 \(1 of `subject`\)"):
+        holdout(entries, 0.2, seed=0)
+    for seed in range(20):
+        parts = holdout(entries, 0.2, seed=seed, classes_min=2)
+        found = classes_by_part(entries, parts)
+        assert found[True].keys() == {0, 1, 2}
+        assert found[False].keys() == {0, 1, 2, 3}
+        assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 7.0])
+def test_a_share_leaves_something_on_both_sides(make_pool: MakePool, share: float) -> None:
+    with pytest.raises(ConfigError, match=f"test_share = {share:g}"):
+        holdout(make_pool((9, 9)), share, seed=0)
+
+
+def test_one_subject_cannot_be_on_both_sides(make_pool: MakePool) -> None:
+    with pytest.raises(DataError, match="1 of `subject` cannot make training and test"):
+        holdout(make_pool((1,), images=8), 0.5, seed=0)
+
+
+def test_a_holdout_depends_on_the_seed_only(make_pool: MakePool) -> None:
+    entries = make_pool((20, 30), images=2)
+    parts = holdout(entries, 0.3, seed=0)
+    assert holdout(entries[::-1], 0.3, seed=0) == parts[::-1]
+    assert holdout(entries, 0.3, seed=1) != parts

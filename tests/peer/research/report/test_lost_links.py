@@ -1,0 +1,52 @@
+"""Lost links and removed sites."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from peer.research.report.comparison import compare, line
+from peer.research.report.lost_links import by_loss, tables
+from peer.research.report.results import read
+
+SETTING = ("sites", "heterogeneous")
+TWO = {"Local": "local", "FedSKD": "fedskd"}
+LINKS = (
+    {"name": "all", "loss": 0.0, "removed": []},
+    {"name": "half", "loss": 0.5, "removed": []},
+    {"name": "gone", "loss": 0.0, "removed": ["asia"]},
+)
+
+
+def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make) -> None:
+    results = read(make(methods=TWO, links=LINKS))
+    found = compare(results, SETTING, "auc", None, name="t")
+    links, sites = tables(results, SETTING, found, name="d")
+    assert [column.name for column in links.columns] == ["none", "50%", "none", "50%"]
+    assert [column.group for column in sites.columns] == ["Local Test, without asia"] * 2
+    whole = line(results, SETTING, "FedSKD", "auc", without=["asia"])
+    assert whole is not None
+    (row,) = [row for row in sites.rows if row.label == "FedSKD"]
+    assert row.cells[0].value == pytest.approx(whole.local.mean.mean)
+    assert row.cells[0].value != pytest.approx(found.lines["FedSKD"].local.mean.mean)
+    assert set(by_loss(results, SETTING, found)["FedSKD"]) == {0.0, 0.5}
+
+
+def test_an_undisturbed_experiment_has_none(make) -> None:
+    results = read(make(methods=TWO))
+    assert tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d") == []
+
+
+def test_lost_links_that_cost_steps_are_named(make) -> None:
+    folder = make(methods=TWO, links=LINKS)
+    for path in folder.glob("runs/*.half.FedSKD.*/result.json"):
+        result = json.loads(path.read_text())
+        for facts in result["sites"].values():
+            facts["steps"] = 7
+        path.write_text(json.dumps(result))
+    results = read(folder)
+    links, _ = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
+    (note,) = [note for note in links.notes if "steps" in note]
+    assert note.startswith("FedSKD: what does not arrive is not trained")
+    assert ", 7 optimiser steps" in note

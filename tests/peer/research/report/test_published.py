@@ -1,0 +1,111 @@
+"""The papers' figures: complete, consistent but for what is written down, and beside the right experiment."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import peer.research.report
+from peer.research.report.published import Published, beside, chosen, plain, printed
+from peer.research.report.table import Cell
+
+DOCUMENT: Any = json.loads(Path(peer.research.report.__file__).with_name("published.json").read_text("utf-8"))
+TABLES = [Published(table) for table in DOCUMENT["tables"]]
+ASD = {"paper": "FedSKD", "table": "II", "dataset": "FedASD", "setting": "heterogeneous"}
+DISAGREE = {
+    ("III", "FedSkin alpha=1", "FedCross", "auc"),
+    ("2", "BreaKHis label-skew", "MH-pFLID", "accuracy"),
+    ("2", "Fed-IXI (3D brain)", "FedAvg", "dice"),
+    ("2", "Fed-IXI (3D brain)", "FedProx", "dice"),
+}
+"""Rows whose clients do not average to the printed mean; each has a remark."""
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.source} {table.dataset} {table.setting}")
+def test_every_table_is_whole(table: Published) -> None:
+    rows, columns = table.document["rows"], table.document["columns"]
+    assert rows
+    assert all(len(row) == 1 + len(columns) for row in rows)
+    assert len({row[0] for row in rows}) == len(rows) or table.kind == "footprint"
+    assert table.paper in DOCUMENT["papers"]
+    assert len(table.table("t").rows) == len(rows)
+
+
+def test_printed_means_are_those_of_the_clients_but_for_the_known_ones() -> None:
+    wrong = set()
+    for table in TABLES:
+        if table.kind != "comparison":
+            continue
+        for metric in {metric for _, _, metric in table.document["columns"] if metric}:
+            coarse = table.unit == "percent" or metric == "psnr"
+            for label in table.labels:
+                cells = [table.cell(label, "local", site, metric).value for site in table.sites(metric)]
+                mean = table.cell(label, "local", "Mean", metric).value
+                values = [value for value in cells if value is not None]
+                # Every printed number is rounded, so that the mean may be off by the last digit.
+                if (
+                    values
+                    and mean is not None
+                    and abs(statistics.fmean(values) - mean) > (0.0151 if coarse else 1.51e-4)
+                ):
+                    wrong.add((str(table.document["table"]), table.dataset, label, metric))
+    assert wrong == DISAGREE
+
+
+def test_what_does_not_agree_is_said_where_the_table_is_shown() -> None:
+    for number, dataset, _, _ in DISAGREE:
+        tables = [t for t in TABLES if str(t.document["table"]) == number and t.dataset == dataset]
+        assert any(table.remarks() for table in tables)
+    for remark in DOCUMENT["remarks"]:
+        assert any(remark["text"] in table.remarks() for table in TABLES), remark["text"]
+
+
+def test_the_named_table_and_what_else_the_paper_shows_of_the_data() -> None:
+    found = beside(ASD)
+    assert [(table.source, table.setting) for table in found] == [
+        ("FedSKD, table II", "heterogeneous"),
+        ("FedSKD, table VII", "heterogeneous"),
+    ]
+    assert beside(None) == []
+
+
+def test_without_a_setting_the_networks_decide() -> None:
+    found = beside({key: value for key, value in ASD.items() if key != "setting"})
+    one = chosen(found, ("sites", "homogeneous"), "auc")
+    assert one is not None
+    assert one.setting == "homogeneous"
+    assert chosen(found, ("sites", "others"), "auc") is None
+    assert chosen(found, ("sites", "homogeneous"), "dice") is None
+
+
+def test_the_partition_decides_between_variants_of_the_data() -> None:
+    found = beside({"paper": "FedSKD", "table": "III", "dataset": "FedSkin", "setting": "heterogeneous"})
+    one = chosen(found, ("alpha-0.5", "heterogeneous"), "auc")
+    assert one is not None
+    assert one.dataset == "FedSkin alpha=0.5"
+
+
+def test_an_ablation_is_found_by_its_number_without_letter() -> None:
+    (found,) = [t for t in beside({"paper": "FedSKD", "table": "IV", "dataset": "FedASD"}) if t.kind == "comparison"]
+    assert found.labels == ["B", "V", "R", "B+V", "B+R", "B+V+R"]
+    assert found.sites("auc") == []
+    assert found.cell("B+V+R", "local", "Mean", "auc") == Cell(76.66, 2.7)
+
+
+def test_names_that_differ_in_print_are_one() -> None:
+    assert plain("Only Local Training") == plain("local")
+    assert plain("Centralized") == plain("Central") == plain("centralised")
+    assert plain("West-US") == plain("WestUS")
+    assert plain("MH-pFLID") == plain("mh_pflid")
+    assert plain("FedCross") != plain("FedSKD")
+
+
+def test_a_cell_is_a_number_a_pair_words_or_nothing() -> None:
+    assert printed([70.27, 5.4]) == Cell(70.27, 5.4)
+    assert printed(0.5) == Cell(0.5)
+    assert printed("0.01-0.07") == Cell(text="0.01-0.07")
+    assert printed(None) == Cell()

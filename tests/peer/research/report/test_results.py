@@ -1,0 +1,116 @@
+"""Reading a folder of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer.errors import StateError, UsageError
+from peer.research.report.results import read
+
+TWO = {"Local": "local", "FedSKD": "fedskd"}
+
+
+def test_runs_are_found_by_setting_label_and_links(make) -> None:
+    results = read(make(methods=TWO, folds=2, seeds=(3, 4), partitions=("a", "b")))
+    assert results.settings == [("a", "heterogeneous"), ("b", "heterogeneous")]
+    found = results.select(("b", "heterogeneous"), "FedSKD")
+    assert [(run.fold, run.seed) for run in found] == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    assert results.select(("b", "heterogeneous"), "FedSKD", "half") == []
+    assert results.ran(("a", "heterogeneous")) == ["Local", "FedSKD"]
+    assert results.repeats == "2 folds, each the mean of 2 seeds"
+    assert results.unfinished == []
+
+
+def test_pooled_training_data_is_nobodys(make) -> None:
+    results = read(make(methods={"Centralised": "centralised", "Local": "local"}, seeds=(2, 1)))
+    run = results.undivided("sites")
+    assert run is not None
+    assert (run.method, run.seed) == ("Local", 1)
+    assert results.undivided("others") is None
+
+
+def test_what_is_not_there_is_known(make) -> None:
+    folder = make(methods=TWO, folds=3, seeds=(0,))
+    (folder / "runs/sites.heterogeneous.all.FedSKD.fold-1.seed-0/result.json").unlink()
+    for path in (folder / "runs/sites.heterogeneous.all.FedSKD.fold-2.seed-0").iterdir():
+        path.unlink()
+    (folder / "runs/sites.heterogeneous.all.FedSKD.fold-2.seed-0").rmdir()
+    assert read(folder).unfinished == [
+        "sites.heterogeneous.all.FedSKD.fold-1.seed-0",
+        "sites.heterogeneous.all.FedSKD.fold-2.seed-0",
+    ]
+
+
+def test_predictions_come_as_probabilities_and_labels(make) -> None:
+    (run, *_) = read(make(methods=TWO, classes=4)).runs
+    found = run.classified("africa", "asia")
+    assert found is not None
+    assert found[0].shape == (36, 4)
+    assert found[1].dtype == np.int64
+    assert run.classified("africa", "nowhere") is None
+    assert run.arrays("panels") == {}
+
+
+def test_no_experiment_is_a_mistake_in_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no results: there is no experiment\.json; name what `simulate --out`"):
+        read(tmp_path)
+
+
+def test_another_format_is_refused_with_the_version_that_reads_it(make) -> None:
+    folder = make(methods=TWO, format=2, version="9.1.0")
+    with pytest.raises(
+        StateError, match=r"experiment\.json is of format 2; .* format 1; report with .* mhfl-peer 9\.1\.0"
+    ):
+        read(folder)
+
+
+def test_a_result_of_another_format_is_refused(make) -> None:
+    folder = make(methods=TWO)
+    path = next(folder.glob("runs/*/result.json"))
+    path.write_text(json.dumps({"format": 7}))
+    with pytest.raises(StateError, match="is of format 7"):
+        read(folder)
+
+
+def test_no_finished_run_is_said(make) -> None:
+    folder = make(methods=TWO)
+    for path in folder.glob("runs/*/result.json"):
+        path.unlink()
+    with pytest.raises(StateError, match="no run has finished yet"):
+        read(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_document_is_named(make, content: str) -> None:
+    folder = make(methods=TWO)
+    (folder / "experiment.json").write_text(content)
+    with pytest.raises(StateError, match=r"experiment\.json"):
+        read(folder)
+
+
+def test_arrays_that_hold_objects_are_never_unpickled(make) -> None:
+    folder = make(methods=TWO)
+    run = read(folder).runs[0]
+    np.savez(run.folder / "diagnosis.npz", basis=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(StateError, match=r"diagnosis\.npz cannot be read"):
+        run.arrays("diagnosis")
+
+
+def test_a_damaged_archive_is_named(make) -> None:
+    run = read(make(methods=TWO)).runs[0]
+    (run.folder / "features.npz").write_bytes(b"PK\x03\x04nothing")
+    with pytest.raises(StateError, match=r"features\.npz cannot be read"):
+        run.arrays("features")
+
+
+def test_what_the_experiment_does_not_name_any_more_is_not_reported(make) -> None:
+    folder = make(methods=TWO, seeds=(0, 1, 2))
+    path = folder / "experiment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seeds": [0, 1]}))
+    results = read(folder)
+    assert {run.seed for run in results.runs} == {0, 1}
+    assert results.repeats == "2 seeds"

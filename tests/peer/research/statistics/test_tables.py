@@ -1,0 +1,145 @@
+"""The tables' arithmetic: by hand, and on the figures that FedSKD prints."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from peer.research.statistics.tables import (
+    Average,
+    Matrix,
+    average,
+    combined,
+    defined,
+    generalisation,
+    global_test,
+    local_test,
+    over_folds,
+)
+
+# Two sites, three folds. The diagonals are (.6, .8), (.7, .9), (.8, .7).
+FOLDS: list[Matrix] = [
+    {"asia": {"asia": 0.6, "europe": 0.4}, "europe": {"asia": 0.6, "europe": 0.8}},
+    {"asia": {"asia": 0.7, "europe": 0.5}, "europe": {"asia": 0.5, "europe": 0.9}},
+    {"asia": {"asia": 0.8, "europe": 0.6}, "europe": {"asia": 0.7, "europe": 0.7}},
+]
+# Clients' means and the column "Mean" as printed in FedSKD, tables II and III (AUC, percent).
+PRINTED = {
+    "II hom. FedSKD local": ([79.80, 76.30, 81.20, 73.93], 77.81),
+    "II hom. FedSKD global": ([66.49, 67.83, 68.18, 67.70], 67.55),
+    "II het. Local local": ([68.90, 67.06, 69.74, 69.03], 68.69),
+    "II het. FedCross local": ([70.67, 70.13, 72.67, 71.60], 71.27),
+    "II het. FedCross global": ([63.33, 62.89, 63.90, 63.51], 63.41),
+    "II het. FedSKD local": ([75.83, 76.14, 79.83, 74.86], 76.66),
+    "II het. FedSKD global": ([67.44, 66.36, 67.93, 66.69], 67.10),
+    "III 1 het. FedSKD local": ([88.41, 90.50, 87.59], 88.83),
+    "III 1 het. FedSKD global": ([84.56, 84.58, 83.65], 84.26),
+    "III 0.5 het. Local global": ([73.99, 71.36, 76.73], 74.03),
+    "III 0.5 het. FedSKD local": ([89.27, 85.40, 87.37], 87.35),
+    "III 0.5 het. FedSKD global": ([84.27, 82.61, 84.05], 83.64),
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.0, True), (None, False), (math.nan, False), (math.inf, False)])
+def test_what_counts(value: float | None, expected: bool) -> None:
+    assert defined(value) is expected
+
+
+def test_what_is_undefined_is_left_out_and_counted() -> None:
+    assert average([0.5, None, 0.7, math.nan]) == Average(pytest.approx(0.6), count=2, undefined=2)
+    assert average([None]) == Average(None, count=0, undefined=1)
+    assert average([]) == Average(None, count=0, undefined=0)
+
+
+def test_means_of_means_count_alike() -> None:
+    found = combined([average([0.2, 0.4, 0.6]), average([0.8, None]), average([None])])
+    assert found == Average(pytest.approx(0.6), count=4, undefined=2)
+
+
+def test_the_deviation_is_that_of_all_folds() -> None:
+    found = over_folds([average([value]) for value in (0.6, 0.7, None, 0.8)])
+    assert found.mean == pytest.approx(0.7)
+    assert found.std == pytest.approx(math.sqrt(0.02 / 3))  # ddof 0
+    assert found.folds == (0.6, 0.7, None, 0.8)
+    assert found.undefined == 1
+
+
+def test_nothing_has_no_mean() -> None:
+    found = over_folds([average([None]), average([])])
+    assert (found.mean, found.std, found.undefined) == (None, None, 1)
+
+
+def test_local_test_is_the_diagonal() -> None:
+    row = local_test(FOLDS)
+    assert row.cells["asia"].folds == (0.6, 0.7, 0.8)
+    assert row.cells["asia"].std == pytest.approx(math.sqrt(0.02 / 3))
+    assert row.cells["europe"].mean == pytest.approx(0.8)
+    # Inside the folds: .7, .8, .75. Averaging the clients' deviations, .082 both, would give another.
+    assert row.mean.folds == pytest.approx((0.7, 0.8, 0.75))
+    assert row.mean.mean == pytest.approx(0.75)
+    assert row.mean.std == pytest.approx(math.sqrt(0.005 / 3))
+
+
+def test_global_test_is_the_mean_of_each_row() -> None:
+    row = global_test(FOLDS)
+    assert row.cells["asia"].folds == pytest.approx((0.5, 0.6, 0.7))
+    assert row.cells["europe"].folds == pytest.approx((0.7, 0.7, 0.7))
+    assert row.cells["europe"].std == pytest.approx(0)
+    assert row.mean.folds == pytest.approx((0.6, 0.65, 0.7))
+    assert row.mean.std == pytest.approx(math.sqrt(0.005 / 3))
+
+
+def test_the_matrix_itself_over_folds() -> None:
+    cells = generalisation(FOLDS)
+    assert cells["asia"]["europe"].mean == pytest.approx(0.5)
+    assert cells["europe"]["asia"].folds == (0.6, 0.5, 0.7)
+
+
+def test_one_model_of_all_has_one_global_mean() -> None:
+    shared = {"asia": 0.6, "europe": 0.9}
+    row = global_test([{"asia": shared, "europe": shared}])
+    assert row.cells["asia"] == row.cells["europe"]
+    assert row.mean.mean == row.cells["asia"].mean == pytest.approx(0.75)
+    assert row.mean.std == 0
+
+
+def test_undefined_cells_are_counted_in_every_mean_above_them() -> None:
+    folds: list[Matrix] = [
+        {"asia": {"asia": None, "europe": 0.4}, "europe": {"asia": 0.6, "europe": 0.8}},
+        {"asia": {"asia": 0.7, "europe": math.nan}, "europe": {"asia": 0.5}},
+    ]
+    with pytest.raises(ValueError, match="fold 1: the model of 'europe' was not tested on its own split"):
+        global_test(folds)
+    folds[1] = {"asia": {"asia": 0.7, "europe": math.nan}, "europe": {"asia": 0.5, "europe": 0.9}}
+    local, everywhere = local_test(folds), global_test(folds)
+    assert (local.cells["asia"].folds, local.cells["asia"].undefined) == ((None, 0.7), 1)
+    assert local.mean.folds == pytest.approx((0.8, 0.8))
+    assert local.mean.undefined == 1
+    assert everywhere.cells["asia"].folds == (0.4, 0.7)
+    assert (everywhere.cells["europe"].undefined, everywhere.mean.undefined) == (0, 2)
+
+
+@pytest.mark.parametrize(("folds", "said"), [([], "no fold"), ([FOLDS[0], {"asia": {"asia": 1}}], r"fold 1 has .*'as")])
+def test_folds_have_the_same_sites(folds: list[Matrix], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        local_test(folds)
+    with pytest.raises(ValueError, match=said):
+        generalisation(folds)
+
+
+@pytest.mark.parametrize("line", PRINTED)
+def test_the_papers_means_are_reproduced(line: str) -> None:
+    clients, printed = PRINTED[line]
+    # Folds that deviate from a client's mean by other amounts, whose sum is 0.
+    folds: list[Matrix] = [
+        {str(k): {str(k): mean + (k + 1) * step} for k, mean in enumerate(clients)} for step in (-2, -1, 0, 1, 2)
+    ]
+    row = local_test(folds)
+    assert [cell.mean for cell in row.cells.values()] == pytest.approx(clients)
+    assert row.mean.mean == pytest.approx(printed, abs=0.01)  # both sides are rounded to 0.01
+
+
+def test_one_printed_mean_is_not_that_of_its_clients() -> None:
+    # FedSKD, table III, alpha 1, heterogeneous FedCross: printed as 85.69.
+    assert average([82.47, 88.18, 85.41]).value == pytest.approx(85.353, abs=0.001)

@@ -1,0 +1,128 @@
+"""What an experiment's file may say, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peer.config.schema import FederationConfig
+from peer.core.plan import PLANS
+from peer.errors import ConfigError
+from peer.research.experiment import CENTRALISED, Experiment
+
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("methods", "replace", "said"),
+    [
+        ("[methods.fedsdk]\n", {}, "unknown method 'fedsdk' (did you mean 'fedskd'?)"),
+        ("[methods.fedskd]\ngama = 1.0\n", {}, "methods.fedskd.gama: unknown key (did you mean 'gamma'?)"),
+        ("[methods.fedskd]\ngamma = -1.0\n", {}, "methods.fedskd.gamma"),
+        ("[methods.fedskd.stages.trian]\ncount = 1\n", {}, "unknown stage (did you mean 'train'?)"),
+        ('[methods.fedskd]\nmodels = ["mixd"]\n', {}, "no such set 'mixd' (did you mean 'mixed'?)"),
+        ("[methods.local]\n", {"rounds = 2": "round = 2"}, "round: unknown key (did you mean 'rounds'?)"),
+        ("[methods.local]\n", {'kind = "equal"': 'kind = "equl"'}, "unknown partition 'equl' (did you mean 'equal'?)"),
+        ("[methods.local]\n", {"africa = {": "afrika = {"}, "has no network for 'africa'"),
+        ("[methods.local]\n", {'pool = "pool/pool.json"': 'dataset = "digit"'}, "did you mean 'digits'?"),
+        ("[methods.local]\n", {"test_share = 0.25": "folds = 1"}, "one fold has nothing to train on"),
+        ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
+        ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
+        ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
+        (
+            "[methods.local]\n",
+            {'asia = {name = "resnet10"': 'asia = {name = "resnet100"'},
+            "models.mixed.asia: unknown network",
+        ),
+        ("[methods.local]\n", {"width = 5": "breadth = 5"}, "models.mixed.asia.breadth: unknown key"),
+        ("[methods.local]\n", {"width = 5": "width = 0"}, "width must be a whole number from 1 on"),
+        ('[methods."w/o"]\nmethod = "local"\n', {}, "'w/o' names folders"),
+        ("[methods.local]\n", {"seeds = [0]": "seeds = [0, 1, 0]"}, "seeds: one is there twice"),
+        ("[methods.local]\n[links.all]\nloss = 0.5\n", {}, "links.all: is the name of the undisturbed federation"),
+        (
+            "[methods.local]\n",
+            {"input_size = [8, 8]": "input_size = [8, 8]\nscales = {asai = 2}"},
+            "data.scales: 'asai' is no site (did you mean 'asia'?)",
+        ),
+        (
+            '[methods.local]\n[methods."a.local"]\nmethod = "local"\n[links."all.a"]\nremoved = ["asia"]\n',
+            {},
+            "two federations would both be called 'even.mixed.all.a.local'",
+        ),
+        ("[methods.local]\npaper.trian = {}\n", {}, "paper.trian: unknown stage (did you mean 'train'?)"),
+    ],
+)
+def test_a_wrong_experiment_is_refused_by_name(
+    experiment: Write, methods: str, replace: dict[str, str], said: str
+) -> None:
+    path = experiment(methods, replace=replace)
+    with pytest.raises(ConfigError, match=r"experiment\.toml") as caught:
+        Experiment.load(path)
+    assert said in str(caught.value)
+
+
+def test_feddal_needs_a_proxy(experiment: Write) -> None:
+    path = experiment("[methods.feddal]\n", replace={"[proxy]": "[spare]"})
+    with pytest.raises(ConfigError, match="spare"):
+        Experiment.load(path)
+
+
+@pytest.mark.parametrize("method", sorted(PLANS))
+def test_every_method_gets_a_federation_that_daemons_would_take(experiment: Write, method: str) -> None:
+    loaded = Experiment.load(experiment(f"[methods.{method}]\n"))
+    text = loaded.federation_text(method, "mixed", ("africa", "asia"), seed=3)
+    federation = FederationConfig.parse(text, "text")
+    assert federation.method.name == method
+    assert (federation.rounds, federation.seed, tuple(federation.roster)) == (2, 3, ("africa", "asia"))
+
+
+def test_every_method_does_the_same_steps_on_what_is_evaluated(experiment: Write) -> None:
+    loaded = Experiment.load(experiment("".join(f"[methods.{name}]\n" for name in PLANS)))
+    for name, plan in PLANS.items():
+        stages = loaded.stages(name)
+        assert stages.keys() == plan.stages.keys()
+        main = [keys for stage, keys in stages.items() if stage not in ("distill", "decide")]
+        assert [(keys["unit"], keys["count"], keys["learning_rate"]) for keys in main] == [("step", 2, 1e-3)]
+
+
+def test_the_papers_budget_is_the_plans(experiment: Write) -> None:
+    path = experiment(
+        "[methods.dflmoe.stages.decide]\ncount = 9\n", replace={"steps = 2\n": "steps = 2\npaper = true\n"}
+    )
+    loaded = Experiment.load(path)
+    assert loaded.stages("dflmoe") == {"decide": {"count": 9}}
+    federation = FederationConfig.parse(loaded.federation_text("dflmoe", "mixed", ("asia",), seed=0), "text")
+    assert federation.work("local") == PLANS["dflmoe"].stages["local"]
+    assert federation.work("decide").count == 9
+
+
+def test_a_rows_own_budget_holds_with_the_papers_alone(experiment: Write) -> None:
+    row = "[methods.local]\npaper.train = {unit = 'epoch', count = 5}\n"
+    equal = Experiment.load(experiment(row))
+    assert equal.stages("local") == {"train": {"unit": "step", "count": 2, "learning_rate": 1e-3}}
+    paper = Experiment.load(experiment(row, replace={"steps = 2\n": "steps = 2\npaper = true\n"}))
+    assert paper.stages("local") == {"train": {"unit": "epoch", "count": 5}}
+
+
+def test_one_model_for_all_is_left_out_where_sites_differ(experiment: Write) -> None:
+    alike = '\n[models.alike]\n"*" = {name = "resnet5", width = 4, max_pool = false}\n'
+    path = experiment("[methods.fedavg]\n[methods.local]\n", replace={"\n[proxy]": f"{alike}\n[proxy]"})
+    loaded = Experiment.load(path)
+    found = {(chosen, label) for _, chosen, _, label in loaded.combinations()}
+    assert found == {("alike", "fedavg"), ("alike", "local"), ("mixed", "local")}
+    text = loaded.federation_text("fedavg", "alike", ("asia", "europe"), seed=0)
+    shared = FederationConfig.parse(text, "text").shared_model
+    assert shared is not None
+    assert shared.name == "resnet5"
+
+
+def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:
+    links = '[links.half]\nloss = 0.5\n[links.fewer]\nremoved = ["asia"]\n'
+    loaded = Experiment.load(experiment(f"[methods.local]\n[methods.fedskd]\n[methods.{CENTRALISED}]\n{links}"))
+    found = [(links, label) for _, _, links, label in loaded.combinations()]
+    assert ("half", "fedskd") in found
+    assert ("half", "local") not in found
+    assert ("fewer", "local") in found
+    assert loaded.method_name(CENTRALISED) == "local"

@@ -1,0 +1,118 @@
+"""Sites in one process come to their end, whatever links are down, and go on after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from peer.core import commands, site_memory
+from peer.core.plan import PLANS
+from peer.core.roster import SiteName
+from peer.core.rules import Rules
+from peer.research.simulated_network import Perform, SimulatedNetwork, place
+
+SITES = ("africa", "america", "asia", "europe")
+
+
+class Stopped(Exception):  # noqa: N818 - the name is the fact
+    """The process was killed here."""
+
+
+def committed(rows: Any) -> list[tuple[int, Any]]:
+    return [(round, body) for kind, round, body in rows if kind == "committed"]
+
+
+@pytest.fixture
+def run(
+    worker: Callable[[Rules], Perform], journal: type, rules_of: Callable[..., dict[SiteName, Rules]]
+) -> Callable[..., dict[SiteName, Any]]:
+    """Run a federation; every site's rows."""
+
+    def run(*, sites: tuple[str, ...] = SITES, lost: Any = None, **changes: Any) -> dict[SiteName, Any]:
+        rules = rules_of(sites, **changes)
+        rows = {name: journal() for name in rules}
+        places = {name: place(own, (), worker(own), rows[name], None) for name, own in rules.items()}
+        SimulatedNetwork(places, **({} if lost is None else {"lost": lost})).run()
+        assert all(site.exit is not None and not site.exit.fault for site in places.values())
+        return rows
+
+    return run
+
+
+@pytest.mark.parametrize("method", sorted(PLANS))
+def test_every_method_comes_to_its_last_round(run: Callable[..., Any], method: str) -> None:
+    for rows in run(method=method).values():
+        assert [round for round, _ in committed(rows)] == [1, 2, 3, 4]
+        assert not any(body["missing"] for _, body in committed(rows))
+
+
+def test_who_receives_from_whom_is_the_schedule(
+    run: Callable[..., Any], rules_of: Callable[..., dict[SiteName, Rules]]
+) -> None:
+    rules = rules_of(SITES)
+    for name, rows in run().items():
+        for round, body in committed(rows):
+            turn = rules[name].turn(round)
+            assert [source["site"] for source in body["sources"]] == ([] if turn == name else [turn])
+
+
+def test_without_any_link_each_site_consolidates_alone(run: Callable[..., Any]) -> None:
+    for name, rows in run(lost=lambda round, sender, receiver: True).items():
+        for _, body in committed(rows):
+            assert body["contributors"] == [name]
+
+
+def test_a_lost_link_concerns_one_direction_of_one_round(run: Callable[..., Any]) -> None:
+    found = run(method="feddal", lost=lambda *link: link == (2, "africa", "asia"))
+    for name, rows in found.items():
+        for round, body in committed(rows):
+            assert body["missing"] == ({"africa": "skipped"} if (name, round) == ("asia", 2) else {})
+
+
+def test_a_lost_link_leaves_the_last_head_in_use(run: Callable[..., Any]) -> None:
+    rows = run(method="dflmoe", lost=lambda *link: link == (2, "africa", "asia"))["asia"]
+    (body,) = [body for round, body in committed(rows) if round == 2]
+    (head,) = [source for source in body["sources"] if source["site"] == "africa"]
+    assert (head["round"], head["fallback"]) == (1, "stale")
+
+
+@pytest.mark.parametrize("method", ["fedskd", "fedcross", "feddal", "dflmoe"])
+@pytest.mark.parametrize("after", [1, 7, 20])
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    run: Callable[..., Any],
+    worker: Callable[[Rules], Perform],
+    journal: type,
+    rules_of: Callable[..., dict[SiteName, Rules]],
+    method: str,
+    after: int,
+) -> None:
+    rules, orders = rules_of(SITES, method=method), 0
+    rows = {name: journal() for name in rules}
+
+    def mortal(own: Rules) -> Perform:
+        perform = worker(own)
+
+        def performed(command: commands.Command) -> Any:
+            nonlocal orders
+            orders += 1
+            if orders == after:
+                raise Stopped
+            return perform(command)
+
+        return performed
+
+    with pytest.raises(Stopped):
+        SimulatedNetwork({name: place(own, (), mortal(own), rows[name], None) for name, own in rules.items()}).run()
+    places = {name: place(own, tuple(rows[name]), worker(own), rows[name], None) for name, own in rules.items()}
+    SimulatedNetwork(places).run()
+    whole = run(method=method)
+    for name in rules:
+        assert site_memory.recover(rows[name]).state == site_memory.recover(whole[name]).state
+
+
+def test_forty_sites_send_to_all(run: Callable[..., Any]) -> None:
+    sites = tuple(f"site-{number}" for number in range(40))
+    for rows in run(sites=sites, method="feddal", rounds=2).values():
+        assert all(len(body["contributors"]) == 40 for _, body in committed(rows))

@@ -1,0 +1,212 @@
+"""One run with real training: interrupted it goes on to the same bits, and what it leaves can be scored again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.core import commands
+from peer.errors import DataError, LockedError
+from peer.records.journal import Journal
+from peer.research import simulation
+from peer.research.collect import execute, tried
+from peer.research.experiment import Experiment
+from peer.research.pool import gather
+from peer.research.runs import Run, runs
+from peer.research.simulation import Simulation
+from peer.training.metrics import classification
+from peer.training.trainer import Trainer
+
+Write = Callable[..., Path]
+SITES = ("africa", "asia", "europe")
+
+
+@pytest.fixture
+def prepared(experiment: Write, tmp_path: Path) -> Callable[..., list[Run]]:
+    """Write the runs of an experiment: ``prepared(out, methods, **changes)``."""
+
+    def prepare(out: str, methods: str, **changes: Any) -> list[Run]:
+        loaded = Experiment.load(experiment(methods, **changes))
+        found = runs(loaded, gather(loaded, tmp_path / out / "data"), tmp_path / out / "runs")
+        for run in found:
+            run.write()
+        return found
+
+    return prepare
+
+
+def states(run: Run) -> Any:
+    return json.loads((run.folder / "manifest.json").read_text())["states"]
+
+
+def test_a_run_leaves_its_tables_and_its_predictions(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.fedskd]\n")
+    result = execute(run.folder)
+    assert result == json.loads((run.folder / "result.json").read_text())
+    arrays = np.load(run.folder / "predictions.npz")
+    samples = json.loads((run.folder / "samples.json").read_text())
+    for name in SITES:
+        entry = result["sites"][name]
+        assert entry["steps"] == 4
+        assert entry["samples"] == {"training": 12, "validation": 0, "test": 4}
+        assert [record["round"] for record in entry["rounds"]] == [1, 2]
+        assert [sample["label"] for sample in samples[name]] == arrays[f"y/{name}"].tolist()
+        assert all(sample["sex"] in "fm" for sample in samples[name])
+        for other in SITES:
+            again = classification(arrays[f"p/{name}/{other}"].astype(np.float64), arrays[f"y/{other}"])
+            found = result["matrix"][name][other]
+            assert {key: found[key] for key in again} == pytest.approx(again)
+    sent = sum(entry["sent_bytes"] for entry in result["sites"].values())
+    assert sent == sum(entry["received_bytes"] for entry in result["sites"].values()) > 0
+    assert not list(run.folder.glob("sites/*/gen-0001"))
+
+
+def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.fedskd]\n")
+    execute(run.folder, keep=True)
+    for name in SITES:
+        assert (run.folder / f"sites/{name}/gen-0001/journal.db").exists()
+        assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
+
+
+@pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe"])
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    prepared: Callable[..., list[Run]], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    (whole,) = prepared("whole", f"[methods.{method}]\n")
+    execute(whole.folder)
+    (run,) = prepared("interrupted", f"[methods.{method}]\n")
+    orders = 0
+
+    class Mortal(Trainer):
+        def perform(self, command: commands.Command) -> Any:
+            nonlocal orders
+            orders += 1
+            if orders == 9:
+                raise KeyboardInterrupt
+            return super().perform(command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "Trainer", Mortal)
+        with pytest.raises(KeyboardInterrupt):
+            execute(run.folder)
+    assert not run.finished()
+    execute(run.folder)
+    assert states(run) == states(whole)
+
+
+def test_sites_with_one_network_share_a_pooled_model(prepared: Callable[..., list[Run]]) -> None:
+    alike = {'asia = {name = "resnet10", width = 5': 'asia = {name = "resnet10", width = 4'}
+    (run,) = prepared("out", "[methods.centralised]\n", replace=alike)
+    result = execute(run.folder)
+    found = states(run)
+    assert found["africa"] == found["asia"] != found["europe"]
+    assert result["matrix"]["africa"] == result["matrix"]["asia"]
+    assert not result["single_model"]
+    assert all(entry["steps"] == 4 for entry in result["sites"].values())
+
+
+def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> None:
+    alike = {f"width = {width}": "width = 4" for width in (5, 6)}
+    (run,) = prepared("out", "[methods.fedavg]\n", replace=alike)
+    assert execute(run.folder)["single_model"]
+
+
+def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
+    methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
+
+    def missing(out: str) -> dict[str, list[list[str]]]:
+        (run,) = [found for found in prepared(out, methods, replace=longer) if found.document["links"] == "half"]
+        sites = execute(run.folder)["sites"]
+        return {name: [sorted(row["missing"]) for row in sites[name]["rounds"]] for name in SITES}
+
+    found = missing("out")
+    assert 0 < sum(len(names) for rows in found.values() for names in rows) < 3 * 2 * 6
+    assert missing("again") == found
+
+
+def test_a_site_that_cannot_train_is_named(prepared: Callable[..., list[Run]], tmp_path: Path) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    for path in (tmp_path / "pool/images").iterdir():
+        path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="site africa"):
+        execute(run.folder)
+
+
+def test_a_simulation_needs_nothing_but_two_files_a_site(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    members = Simulation(run.folder, round_key=bytes(32)).run()
+    assert {name: member.memory.committed for name, member in members.items()} == dict.fromkeys(SITES, 2)
+
+
+def test_a_pooled_model_is_shared_only_where_the_input_is_the_same(prepared: Callable[..., list[Run]]) -> None:
+    changes = {f"width = {width}": "width = 4" for width in (5, 6)}
+    changes["input_size = [8, 8]"] = "input_sizes = {africa = [8, 8], asia = [8, 8], europe = [16, 16]}"
+    (run,) = prepared("out", "[methods.centralised]\n", replace=changes)
+    execute(run.folder)
+    found = states(run)
+    assert found["africa"] == found["asia"] != found["europe"]
+
+
+def test_what_comes_again_after_a_kill_is_counted_once(
+    prepared: Callable[..., list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (whole,) = prepared("whole", "[methods.feddal]\n")
+    expected = execute(whole.folder)["sites"]
+    (run,) = prepared("killed", "[methods.feddal]\n")
+    arrived = 0
+
+    class Mortal(Journal):
+        def append(self, kind: str, round: int, body: Any) -> None:
+            nonlocal arrived
+            arrived += kind == "arrived"
+            if arrived == 4:
+                raise KeyboardInterrupt
+            super().append(kind, round, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "Journal", Mortal)
+        with pytest.raises(KeyboardInterrupt):
+            execute(run.folder)
+    found = execute(run.folder)["sites"]
+    for name in SITES:
+        for key in ("sent_bytes", "received_bytes", "steps"):
+            assert found[name][key] == expected[name][key]
+
+
+def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    with (run.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match="another process carries out this run"):
+            execute(run.folder)
+    (run.folder / "result.json").write_text('{"of": "another process"}')
+    assert execute(run.folder) == {"of": "another process"}
+
+
+def test_predictions_of_label_maps_are_not_all_kept(prepared: Callable[..., list[Run]]) -> None:
+    (run,) = prepared("out", "[methods.local]\n")
+    member = Simulation(run.folder, round_key=bytes(32)).run()["asia"]
+    member.hold()
+    metrics, outputs = tried(member.trainer, member.trainer.data.test, keep=False)
+    assert metrics["samples"] == 4
+    assert outputs == []
+
+
+def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Callable[..., list[Run]]) -> None:
+    coarser = {"width = 5, max_pool = false": "width = 5, max_pool = true"}
+    (run,) = prepared(
+        "out", "[methods.fedskd]\n", replace={**coarser, "rounds = 2": "rounds = 4", "[8, 8]": "[32, 32]"}
+    )
+    execute(run.folder)
+    found = np.load(run.folder / "diagnosis.npz")
+    names = [name for name in found.files if name.endswith("/dam")]
+    assert names
+    for name in names:
+        assert found[name].shape == found[name.removesuffix("dam") + "ktm"].shape

@@ -1,0 +1,91 @@
+"""Many runs: none twice, none lost, and a failing one keeps no other from its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peer.errors import StateError
+from peer.research.experiment import Experiment
+from peer.research.sweep import SweepProgress, fitting, free_bytes, prepare, sweep
+
+Write = Callable[..., Path]
+
+
+def quiet(progress: SweepProgress) -> None:
+    """Watch nothing."""
+
+
+def test_runs_are_finished_once(experiment: Write, tmp_path: Path) -> None:
+    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    seen: list[tuple[int, int]] = []
+    assert not sweep(found, jobs=1, keep=False, watch=lambda progress: seen.append((progress.finished, progress.total)))
+    assert seen[-1] == (2, 2)
+    times = [(run.folder / "result.json").stat().st_mtime_ns for run in found]
+    again = prepare(Experiment.load(experiment()), tmp_path / "out")
+    assert not sweep(again, jobs=1, keep=False, watch=quiet)
+    assert times == [(run.folder / "result.json").stat().st_mtime_ns for run in again]
+
+
+@pytest.mark.slow
+def test_two_jobs_give_the_bits_of_one(experiment: Write, tmp_path: Path) -> None:
+    def states(out: str, jobs: int) -> list[object]:
+        found = prepare(Experiment.load(experiment()), tmp_path / out)
+        assert not sweep(found, jobs=jobs, keep=False, watch=quiet)
+        return [json.loads((run.folder / "manifest.json").read_text())["states"] for run in found]
+
+    assert states("one", 1) == states("two", 2)
+
+
+def test_a_failing_run_is_named_and_the_others_end(experiment: Write, tmp_path: Path) -> None:
+    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    (found[0].folder / "sites/asia/datalist.json").write_text('{"training": []}')
+    failed = sweep(found, jobs=1, keep=False, watch=quiet)
+    assert list(failed) == [found[0].id]
+    assert "asia" in failed[found[0].id]
+    assert [run.finished() for run in found] == [False, True]
+
+
+def test_results_of_another_experiment_are_refused(experiment: Write, tmp_path: Path) -> None:
+    prepare(Experiment.load(experiment()), tmp_path / "out")
+    with pytest.raises(StateError, match="trial"):
+        prepare(Experiment.load(experiment(replace={'name = "trial"': 'name = "other"'})), tmp_path / "out")
+
+
+def test_what_the_report_reads_is_written(experiment: Write, tmp_path: Path) -> None:
+    prepare(Experiment.load(experiment()), tmp_path / "out")
+    document = json.loads((tmp_path / "out/experiment.json").read_text())
+    assert list(document["methods"]) == ["local", "fedskd"]
+    assert document["methods"]["fedskd"]["stages"]["train"]["count"] == 2
+    assert document["methods"]["fedskd"]["kept_home"] == ""
+    assert document["metric"] == "auc"
+    assert (tmp_path / "out/experiment.toml").exists()
+
+
+def test_no_more_runs_at_once_than_fit_into_memory(experiment: Write, tmp_path: Path) -> None:
+    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    free = free_bytes()
+    if free is None:
+        pytest.skip("only Linux says how much memory is free")
+    for run, share in zip(found, (0.1, 0.3), strict=True):
+        (run.folder / "manifest.json").write_text(json.dumps({"peak_bytes": int(free * share)}))
+    assert fitting(found) in (2, 3)  # of the larger one, with a margin; what is free changes meanwhile
+    (found[0].folder / "manifest.json").write_text(json.dumps({"peak_bytes": free * 2}))
+    assert fitting(found) == 1
+
+
+def test_the_folders_own_copy_goes_on(experiment: Write, tmp_path: Path) -> None:
+    pool = {'pool = "pool/pool.json"': f'pool = "{tmp_path}/pool/pool.json"'}
+    first = prepare(Experiment.load(experiment(replace=pool)), tmp_path / "out")
+    again = prepare(Experiment.load(tmp_path / "out/experiment.toml"), tmp_path / "out")
+    assert [run.document["digest"] for run in again] == [run.document["digest"] for run in first]
+
+
+def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> None:
+    prepare(Experiment.load(experiment()), tmp_path / "out")
+    (tmp_path / "out/experiment.json").write_text('{"format": 1, "ver')
+    with pytest.raises(StateError, match=r"experiment\.json is damaged"):
+        prepare(Experiment.load(experiment()), tmp_path / "out")

@@ -1,0 +1,428 @@
+"""What a site sends and what it makes of that which came: heads, states to average, and all that is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import models
+from models import Network
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.messages import Artifact, TensorSpec
+from peer.core.roster import SiteName
+from peer.core.worker_protocol import WorkerSetting
+from peer.methods import METHODS
+from peer.training.artifact import write_artifact
+from peer.training.artifact_exchange import ArtifactExchange
+from peer.training.checkpoint import Checkpoints
+from peer.training.data import site_seed
+from peer.training.errors import UnusableArtifact, UnusableConfigurationError
+from peer.training.settings import TrainingSettings
+from peer.training.site_networks import SiteNetworks
+from peer.training.tensors import State, describe, state_of
+from peer.training.trainer import Trainer
+
+SHARED = {"name": "resnet10", "width": 2}
+ALIKE = {"name": "resnet10", "width": 4}
+PACKAGE = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, in_channels, out_channels, width):
+        super().__init__()
+        self.body, self.last = nn.Conv1d(in_channels, width, 5), nn.Linear(width, out_channels)
+
+    def forward(self, x):
+        return self.last(self.body(x).mean(2))
+
+class Hidden(Small):
+    def __init__(self, in_channels, out_channels, width):
+        super().__init__(in_channels, out_channels, width)
+        self.last.register_buffer("scale", torch.ones(2), persistent=False)
+"""
+"""What a site may have installed and others need not have."""
+FOREIGN = {"name": "elsewhere:Small", "parameters": {"width": 3}, "features": ["body"], "head": "last"}
+HUGE = {
+    "name": "vgg19", "spatial_dims": 1, "in_channels": 2, "classes": 2, "hyper": {"width": 4096, "projection": 8},
+}  # fmt: skip
+"""A network whose body would have 27 thousand million parameters, and whose head has 18."""
+
+
+@dataclasses.dataclass
+class Site:
+    """One site's recipe, networks and parcels."""
+
+    recipe: TrainingSettings
+    kept: SiteNetworks
+    parcels: ArtifactExchange
+
+    def send(self, samples: int = 10) -> Artifact:
+        """Its artifact, as it is now."""
+        return self.parcels.send(self.kept.sent, owner=self.recipe.site, steps=3, samples=samples)
+
+    def to(self, other: Site, artifact: Artifact | None = None, *, round: int = 1) -> Source:
+        """The artifact, where the other site's worker looks for it."""
+        artifact = artifact or self.send()
+        name = f"{artifact.sha256}.safetensors"
+        if not (other.recipe.artifacts / name).exists():
+            shutil.copy(self.recipe.artifacts / name, other.recipe.artifacts / name)
+        return Source(self.recipe.site, round, artifact)
+
+
+@pytest.fixture
+def make_site(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Site]:
+    """Makes sites of a method."""
+
+    def make(method: str, site: str = "alpha", *, allow: tuple[str, ...] = (), **parts: Any) -> Site:
+        setting = make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
+        recipe = dataclasses.replace(TrainingSettings.of(setting), allow_models=allow)
+        kept = SiteNetworks(recipe, METHODS[method], site_seed(recipe), Checkpoints(recipe.home / "checkpoints"))
+        return Site(recipe, kept, ArtifactExchange(recipe, METHODS[method], kept))
+
+    return make
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is installed here."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "elsewhere.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
+
+
+def written(site: Site, state: State, spec: Mapping[str, Any], *, kind: Any = "head") -> Artifact:
+    """An artifact that says of itself what is in it, whatever that is."""
+    owner = SiteName("beta")
+    return write_artifact(
+        site.recipe.artifacts, state, spec=spec, kind=kind, owner=owner, steps=1, training_samples=None
+    )
+
+
+def source(artifact: Artifact) -> Source:
+    return Source(SiteName("beta"), 1, artifact)
+
+
+def filled(kept: SiteNetworks, value: float, count: int = 0) -> None:
+    """All floating values of what is sent, and all counts."""
+    for tensor in kept.sent.state_dict().values():
+        tensor.fill_(value if tensor.is_floating_point() else count)
+
+
+# --- sent -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "kind", "parts", "prefixes"),
+    [
+        ("dflmoe", "head", {}, {"fc"}),
+        ("dflmoe_models", "model", {}, {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"}),
+        ("mh_pflid", "messenger", {"shared_model": {"name": "messenger_classification", "width": 2}}, None),
+        ("feddal", "proxy", {"shared_model": SHARED}, None),
+    ],
+)
+def test_what_is_sent_is_the_named_part_of_the_state(
+    make_site: Any, method: str, kind: str, parts: dict[str, Any], prefixes: set[str] | None
+) -> None:
+    site = make_site(method, **parts)
+    artifact = site.send()
+    state = safetensors.torch.load_file(site.recipe.artifacts / f"{artifact.sha256}.safetensors")
+    assert (artifact.kind, artifact.owner, artifact.steps) == (kind, "alpha", 3)
+    assert artifact.spec == site.kept.sent.spec
+    assert artifact.tensors == describe(state)
+    own = site.kept.sent.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in state.items())
+    if prefixes is None:
+        assert state.keys() == own.keys()
+    else:
+        assert {name.partition(".")[0] for name in state} == prefixes
+
+
+def test_samples_are_told_only_where_federation_and_site_agree(make_site: Any) -> None:
+    told = []
+    for weighting in ("samples", "uniform"):
+        for egress in (True, False):
+            parts = {"weighting": weighting, "egress": {"training_set_size": egress}}
+            told.append(make_site("fedavg", shared_model=ALIKE, **parts).send(samples=12).training_samples)
+    assert told == [12, None, None, None]
+
+
+def test_a_method_that_shares_nothing_sends_nothing(make_site: Any) -> None:
+    with pytest.raises(UnusableConfigurationError, match="method 'local' shares no model"):
+        make_site("local").send()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dflmoe", "fedskd"])
+def test_what_others_would_refuse_is_named_at_the_start(make_site: Any, method: str) -> None:
+    site = make_site(method, shared_model=ALIKE)
+    site.parcels.judge_own(site.send())
+    with torch.no_grad():
+        site.kept.dam.head.bias.fill_(float("nan"))
+    refusal = r"^\[model\] resnet10 would be refused by other sites: tensor 'fc.bias' holds a NaN or an infinity$"
+    with pytest.raises(UnusableConfigurationError, match=refusal):
+        site.parcels.judge_own(site.send())
+
+
+def test_the_shared_model_is_named_where_it_is_what_would_be_refused(make_site: Any) -> None:
+    site = make_site("feddal", shared_model=SHARED)
+    filled(site.kept, float("inf"))
+    with pytest.raises(UnusableConfigurationError, match=r"^\[shared_model\] resnet10 would be refused"):
+        site.parcels.judge_own(site.send())
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+def test_heads_come_by_origin_with_their_weights_and_without_a_body(make_site: Any) -> None:
+    alpha = make_site("dflmoe")
+    beta = make_site("dflmoe", "beta", model={"name": "tcn", "parameters": {"width": 6, "projection": 10}})
+    gamma = make_site("dflmoe", "gamma", model={"parameters": {"width": 2}})
+    found = alpha.parcels.received([beta.to(alpha), gamma.to(alpha)])
+    assert list(found) == ["beta", "gamma"]
+    for site in (beta, gamma):
+        head, own = found[site.recipe.site], site.kept.dam.head
+        assert isinstance(head, nn.Linear)
+        assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in head.state_dict().items())
+        assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in head.parameters())
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Two GiB more than there is in use, where the system says how much that is."""
+    statm = Path("/proc/self/statm")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_of_a_head_whose_body_would_fill_any_machine_the_body_is_not_built(make_site: Any, little_memory: None) -> None:
+    alpha, state = make_site("dflmoe"), {"fc.weight": torch.randn(2, 8), "fc.bias": torch.randn(2)}
+    (head,) = alpha.parcels.received([source(written(alpha, state, HUGE))]).values()
+    assert sum(parameter.numel() for parameter in head.parameters()) == 18
+    assert torch.equal(head(torch.eye(8)), state["fc.weight"].T + state["fc.bias"])
+
+
+def head_state(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
+    state = {"fc.weight": torch.randn(2, 16), "fc.bias": torch.randn(2)}
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda state: state.pop("fc.bias"), "tensor 'fc.bias' is only in the spec"),
+        (lambda state: state.update({"fc.extra": torch.zeros(1)}), "tensor 'fc.extra' is only in the manifest"),
+        (lambda state: state.update({"conv1.weight": torch.zeros(2, 2, 7)}), "'conv1.weight' is only in the manifest"),
+        (lambda state: state["fc.weight"].fill_(float("nan")), "tensor 'fc.weight' holds a NaN or an infinity"),
+        (lambda state: state["fc.bias"].fill_(float("-inf")), "tensor 'fc.bias' holds a NaN or an infinity"),
+        (lambda state: state.update({"fc.weight": torch.zeros(2, 7)}), r"is F32 \[2, 7\] in the manifest"),
+        (lambda state: state.update({"fc.weight": torch.zeros(2, 16).half()}), r"is F16 \[2, 16\] in the manifest"),
+    ],
+)  # fmt: skip
+def test_a_head_is_what_its_spec_says_or_nothing(make_site: Any, change: Any, reason: str) -> None:
+    alpha = make_site("dflmoe")
+    spec = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=2, width=2).spec
+    came = source(written(alpha, head_state(change), spec))
+    with pytest.raises(UnusableArtifact, match=reason) as caught:
+        alpha.parcels.received([came])
+    assert caught.value.source is came
+
+
+def test_a_manifest_that_leaves_a_tensor_out_is_no_better(make_site: Any) -> None:
+    alpha, beta = make_site("dflmoe"), make_site("dflmoe", "beta")
+    honest = beta.to(alpha)
+    for tensors, reason in (
+        (honest.artifact.tensors[1:], "tensor 'fc.bias' is only in the spec"),
+        ((*honest.artifact.tensors, TensorSpec("fc.z", "F32", (1,))), "tensor 'fc.z' is only in the manifest"),
+    ):
+        lying = dataclasses.replace(honest, artifact=dataclasses.replace(honest.artifact, tensors=tensors))
+        with pytest.raises(UnusableArtifact, match=reason):
+            alpha.parcels.received([lying])
+
+
+def test_a_head_with_values_outside_its_state_is_refused(make_site: Any, elsewhere: None) -> None:
+    hidden = {**FOREIGN, "name": "elsewhere:Hidden"}
+    alpha = make_site("dflmoe", allow=("elsewhere:Hidden",))
+    beta = make_site("dflmoe", "beta", model=hidden)
+    with pytest.raises(UnusableArtifact, match="its head has values that its state does not hold"):
+        alpha.parcels.received([beta.to(alpha)])
+    with pytest.raises(
+        UnusableConfigurationError, match=r"^\[model\] elsewhere:Hidden would be refused by other sites: its head"
+    ):
+        beta.parcels.judge_own(beta.send())
+
+
+def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -> None:
+    alpha = make_site("dflmoe")
+    three = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=2)
+    state = {name: tensor for name, tensor in state_of(three).items() if name.startswith("fc.")}
+    with pytest.raises(UnusableArtifact, match="classes = 3 is not this federation's 2"):
+        alpha.parcels.received([source(written(alpha, state, three.spec))])
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedskd", "dflmoe", "dflmoe_models"])
+def test_a_class_from_elsewhere_must_be_allowed_here(make_site: Any, elsewhere: None, method: str) -> None:
+    beta, alpha = make_site(method, "beta", model=FOREIGN), make_site(method)
+    beta.parcels.judge_own(beta.send())
+    came = beta.to(alpha)
+    with pytest.raises(UnusableArtifact, match="'elsewhere:Small' is not one that another site may name here"):
+        alpha.parcels.received([came])
+    allowing = make_site(method, allow=("elsewhere:Small",))
+    assert set(allowing.parcels.received([came])) == {"beta"}
+
+
+def test_a_model_of_this_site_s_own_spec_comes_home_without_permission(make_site: Any, elsewhere: None) -> None:
+    owner, host = make_site("fedcross", model=FOREIGN), make_site("fedcross", "beta", model=FOREIGN)
+    network, output = owner.parcels.receive(host.to(owner))
+    assert isinstance(network, Network)
+    assert output.prediction.shape == (1, 2)
+    stranger = make_site("fedcross", "gamma", model={**FOREIGN, "parameters": {"width": 4}})
+    with pytest.raises(UnusableArtifact, match="may name here"):
+        owner.parcels.receive(stranger.to(owner))
+
+
+def test_the_first_that_cannot_be_used_is_named(make_site: Any) -> None:
+    parts = {"parameters": {"transform": False}}
+    alpha, gamma = make_site("dflmoe", **parts), make_site("dflmoe", "gamma", **parts)
+    beta = make_site("dflmoe", "beta", model={"parameters": {"width": 2}}, **parts)
+    narrow = beta.to(alpha)
+    assert set(alpha.parcels.received([gamma.to(alpha)])) == {"gamma"}
+    with pytest.raises(UnusableArtifact, match="its head takes 16 features, this body gives 32") as caught:
+        alpha.parcels.received([gamma.to(alpha), narrow])
+    assert caught.value.source is narrow
+
+
+def test_a_model_whose_prediction_is_no_number_is_refused(make_site: Any) -> None:
+    alpha, beta = make_site("fedskd"), make_site("fedskd", "beta")
+    with torch.no_grad():
+        beta.kept.dam.bn1.bias.fill_(3e38)
+    with pytest.raises(UnusableArtifact, match="predicts a NaN or an infinity for an image of zeros"):
+        alpha.parcels.received([beta.to(alpha)])
+
+
+def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: Any, make_setting: Any) -> None:
+    alpha, beta, gamma = (make_site("dflmoe", name) for name in ("alpha", "beta", "gamma"))
+    with torch.no_grad():
+        gamma.kept.dam.head.weight.fill_(3e38)
+    trainer = Trainer(make_setting(method={"name": "dflmoe"}))
+    state = trainer.perform(commands.Initialise(1, 1)).state
+    sources = beta.to(alpha), gamma.to(alpha)
+    event = trainer.perform(commands.Train(1, 1, 1, "local", state, sources))
+    assert isinstance(event, events.ArtifactRejected)
+    assert event.origin == "gamma"
+
+
+def test_what_is_extreme_are_weights_and_not_counts(three: Any) -> None:
+    alpha, beta, _ = three()
+    filled(beta.kept, -7.0, count=10**6)
+    assert alpha.parcels.extreme(beta.to(alpha)) == 7.0
+    flags = {"mask": torch.tensor([True]), "fc.bias": torch.tensor([-0.5, 0.25]), "none": torch.zeros(0)}
+    assert alpha.parcels.extreme(source(written(alpha, flags, beta.kept.dam.spec))) == 0.5
+
+
+# --- averaged ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def three(make_site: Any) -> Callable[..., list[Site]]:
+    """Alpha, beta and gamma under FedAvg, with values whose float32 sum depends on the order."""
+
+    def make(method: str = "fedavg", **parts: Any) -> list[Site]:
+        sites = [make_site(method, name, **{"shared_model": ALIKE, **parts}) for name in ("alpha", "beta", "gamma")]
+        for site, value, count in zip(sites, (1e8, 1.0, -1e8), (3, 9, 5), strict=True):
+            filled(site.kept, value, count)
+        return sites
+
+    return make
+
+
+def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -> None:
+    sites = three()
+    found = []
+    for mine in sites:
+        came = [site.to(mine) for site in sites if site is not mine]
+        for order in (came, came[::-1]):
+            mean, contributors = mine.parcels.averaged(order, samples=1)
+            assert contributors == ["alpha", "beta", "gamma"]
+            found.append({name: tensor.numpy().tobytes() for name, tensor in mean.items()})
+    assert all(each == found[0] for each in found)
+    assert mean["fc.bias"].tolist() == [pytest.approx(1 / 3)] * 2
+    assert mean["bn1.running_mean"][0] == mean["fc.bias"][0]
+    assert mean["bn1.num_batches_tracked"] == 9
+
+
+def test_what_is_missing_leaves_the_mean_of_the_rest(three: Any) -> None:
+    alpha, beta, _ = three()
+    mean, contributors = alpha.parcels.averaged([beta.to(alpha)], samples=1)
+    assert contributors == ["alpha", "beta"]
+    assert mean["fc.bias"].tolist() == [50000000.0, 50000000.0]
+    mean, contributors = alpha.parcels.averaged([], samples=1)
+    assert contributors == ["alpha"]
+    assert all(torch.equal(tensor, alpha.kept.dam.state_dict()[name]) for name, tensor in mean.items())
+
+
+def test_samples_weigh_if_everybody_tells_them(three: Any) -> None:
+    parts = {"weighting": "samples", "egress": {"training_set_size": True}}
+    sites = three(**parts)
+    for site, value in zip(sites, (1.0, 2.0, 4.0), strict=True):
+        filled(site.kept, value)
+    alpha, beta, gamma = sites
+    told = [beta.to(alpha, beta.send(samples=30)), gamma.to(alpha, gamma.send(samples=60))]
+    mean, _ = alpha.parcels.averaged(told, samples=10)
+    assert mean["fc.bias"].tolist() == [pytest.approx((10 + 60 + 240) / 100)] * 2
+    for count in (None, 0):
+        silent = dataclasses.replace(told[1], artifact=dataclasses.replace(told[1].artifact, training_samples=count))
+        mean, _ = alpha.parcels.averaged([told[0], silent], samples=10)
+        assert mean["fc.bias"].tolist() == [pytest.approx(7 / 3)] * 2
+
+
+def test_a_site_that_receives_its_own_proxy_keeps_it(three: Any) -> None:
+    alpha, beta, _ = three("proxyfl", shared_model=SHARED)
+    mean, contributors = alpha.parcels.averaged([alpha.to(alpha)], samples=1)
+    assert contributors == ["alpha"]
+    assert all(torch.equal(tensor, alpha.kept.sent.state_dict()[name]) for name, tensor in mean.items())
+    pair, contributors = alpha.parcels.averaged([beta.to(alpha)], samples=1)
+    assert contributors == ["alpha", "beta"]
+    assert pair["fc.bias"].tolist() == [50000000.0, 50000000.0]
+
+
+def test_only_the_same_spec_is_averaged(three: Any, make_site: Any) -> None:
+    alpha, *_ = three()
+    other = make_site("fedavg", "delta", model={"parameters": {"width": 2}}, shared_model=SHARED)
+    with pytest.raises(UnusableArtifact, match="its spec is not this site's resnet10, with which it is averaged"):
+        alpha.parcels.averaged([other.to(alpha)], samples=1)
+
+
+def test_norms_neither_travel_nor_are_averaged_under_fedbn(three: Any) -> None:
+    alpha, beta, _ = three("fedbn")
+    came = beta.to(alpha)
+    mean, _ = alpha.parcels.averaged([came], samples=1)
+    assert mean.keys() == {tensor.name for tensor in came.artifact.tensors}
+    assert not any("bn" in name or "downsample.1" in name for name in mean)
+    assert {"conv1.weight", "layer2.0.downsample.0.weight", "fc.bias"} <= mean.keys()
+    whole = written(alpha, state_of(beta.kept.dam), beta.kept.dam.spec, kind="model")
+    with pytest.raises(UnusableArtifact, match=r"tensor 'bn1\.bias' is only in the manifest"):
+        alpha.parcels.averaged([source(whole)], samples=1)
+
+
+def test_a_file_that_is_another_is_refused(three: Any) -> None:
+    alpha, beta, _ = three()
+    came = beta.to(alpha)
+    path = alpha.recipe.artifacts / f"{came.artifact.sha256}.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UnusableArtifact, match="its file does not have its digest"):
+        alpha.parcels.averaged([came], samples=1)
