@@ -1,6 +1,7 @@
 """Everything that the core can ask for, in the imperative. The daemon carries commands out in the order given.
 
-A ``Persist`` stands before whatever depends on it. Commands to the worker travel as JSON lines (``peer.core.worker_protocol``).
+A ``Persist`` stands before whatever depends on it. Commands to the worker travel as JSON lines
+(``peer.core.worker_protocol``).
 """
 
 from __future__ import annotations

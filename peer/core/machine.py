@@ -1,6 +1,7 @@
 """The state machine of a site: events in, commands out, no clock, no file, no network.
 
-``SiteMachine.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``; a pair
+``SiteMachine.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``;
+a pair
 that is not there is a bug of ours and raises. Memory changes only through rows that are persisted, and a ``Persist``
 precedes whatever depends on it. How the phases follow each other:
 

@@ -1,8 +1,8 @@
 """The JSON lines between the daemon and its worker: core's own commands and events, one object a line.
 
 ``{"type": "Train", ...}`` goes to the worker, ``{"type": "Trained", ...}`` comes back. The first line to a worker is a
-``WorkerSetting``. Decoding checks every field against its declared type: a worker runs a researcher's network code, and what
-it says is checked like anything from outside the daemon.
+``WorkerSetting``. Decoding checks every field against its declared type: a worker runs a researcher's network code,
+and what it says is checked like anything from outside the daemon.
 """
 
 from __future__ import annotations

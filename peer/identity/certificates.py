@@ -273,7 +273,9 @@ def certificate_sha256(der: bytes) -> Sha256:
 
 
 def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
-    """Whether the certificate is one of those listed, in whichever of its two encodings it came (``peer.identity.certificates``)."""
+    """Whether the certificate is one of those listed, in whichever of its two encodings it came
+    (``peer.identity.certificates``).
+    """
     return any(certificate_sha256(der) in refused for der in encodings(certificate))
 
 

@@ -1,7 +1,7 @@
 """What a method declares. It runs no loop, opens no file and logs nothing: that is ``peer.training``'s, for all alike.
 
-A stage of a method is a function from a ``StageContext`` (the site's networks, what came, the parameters) to a ``Stage``
-(which networks run, what steps them, the losses of a batch).
+A stage of a method is a function from a ``StageContext`` (the site's networks, what came, the parameters) to a
+``Stage`` (which networks run, what steps them, the losses of a batch).
 """
 
 from __future__ import annotations

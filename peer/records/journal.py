@@ -1,7 +1,7 @@
 """A site's own append-only record: SQLite, one table, a row durable before ``append`` returns.
 
-Everything that the state machine remembers is the fold of these rows (``peer.core.site_memory``), so nothing here is ever
-changed or deleted.
+Everything that the state machine remembers is the fold of these rows (``peer.core.site_memory``), so nothing here is
+ever changed or deleted.
 """
 
 from __future__ import annotations

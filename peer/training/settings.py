@@ -1,6 +1,7 @@
 """The two configuration documents as training reads them: typed, with the plan's defaults filled in.
 
-The daemon has validated them (``peer.config.schema``); whoever drives a trainer without a daemon hands in the same documents.
+The daemon has validated them (``peer.config.schema``); whoever drives a trainer without a daemon hands in the same
+documents.
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ class SiteNetworks:
         return network
 
     def hold(self, name: str) -> None:
-        """Have networks and moments equal a checkpoint; ``UnusableConfigurationError`` where it belongs to other networks."""
+        """Have networks and moments equal a checkpoint;
+        ``UnusableConfigurationError`` where it belongs to other networks.
+        """
         if self._held == name:
             return
         self._held, self._beside = "", None

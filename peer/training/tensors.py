@@ -47,7 +47,9 @@ def unpack(content: bytes) -> State:
 
 
 def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes, sorted by name; ``UnusableConfigurationError`` names a type that cannot travel."""
+    """Names, element types and shapes, sorted by name;
+    ``UnusableConfigurationError`` names a type that cannot travel.
+    """
     for name, tensor in state.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise UnusableConfigurationError(

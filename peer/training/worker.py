@@ -1,6 +1,7 @@
 """The worker process: ``python -m peer.training.worker --fd N``, JSON lines on a socket that its daemon holds.
 
-The first line is a ``WorkerSetting``; after that each command is answered in order, except that a ``Halt`` also ends the work
+The first line is a ``WorkerSetting``; after that each command is answered in order, except that a ``Halt`` also ends
+the work
 in hand. A worker never outlives its daemon: the end of the socket ends it at once, wherever it stands; everything that
 counts is on disk in one piece. ``WorkFailed`` is its last word: it exits, and the daemon decides about another one.
 """

@@ -14,78 +14,84 @@ from typing import Any
 
 import pytest
 
-# Which layer a module belongs to: the longest name that fits. "peer" are the modules beside the sub-packages.
+# Which room a module belongs to: the longest name that fits. "peer" are the few modules beside the packages.
 LAYER = {
     "losses": "losses",
     "models": "models",
     "models.spec": "spec",
     "peer": "ground",
-    "peer.core": "core",
-    "peer.pb": "pb",
-    "peer.transport": "transport",
-    "peer.daemon.dispatch": "daemon",
-    "peer.daemon.heartbeat": "daemon",
-    "peer.daemon.fetcher": "daemon",
-    "peer.daemon.service": "daemon",
-    "peer.daemon.worker_process": "daemon",
-    "peer.audit.verification": "operation",
-    "peer.audit.folder_check": "operation",
-    "peer.daemon.operator_service": "operation",
-    "peer.demo.run": "operation",
-    "peer.audit.evidence_files": "operation",
-    "peer.daemon.metrics": "operation",
-    "peer.daemon.startup": "operation",
-    "peer.demo.local_federation": "operation",
-    "peer.daemon.metrics_server": "operation",
-    "peer.preflight": "operation",
-    "peer.inference.release": "operation",
-    "peer.data.adapters": "datasets",
-    "peer.cli": "cli",
     "peer.api": "notebook",
+    "peer.audit": "audit",
+    "peer.cli": "cli",
+    "peer.config": "config",
+    "peer.core": "core",
+    "peer.daemon": "daemon",
+    "peer.data": "data",
+    "peer.data.adapters": "data",
+    "peer.demo": "demo",
+    "peer.identity": "identity",
+    "peer.inference": "inference",
+    "peer.inference.export": "inference",
+    "peer.inference.model_state": "model files",
+    "peer.inference.release": "model files",
     "peer.methods": "methods",
-    "peer.training": "training",
-    "peer.inference.export": "training",
-    "peer.research.statistics": "evaluation",
-    "peer.research.statistics.bootstrap": "statistics",
-    "peer.research.statistics.fairness": "statistics",
-    "peer.research.statistics.scores": "statistics",
-    "peer.research.statistics.significance": "statistics",
-    "peer.research.statistics.tables": "statistics",
+    "peer.pb": "pb",
+    "peer.preflight": "preflight",
+    "peer.records": "records",
+    "peer.research": "research",
+    "peer.research.cross_site": "simulation",
+    "peer.research.collect": "simulation",
+    "peer.research.diagnosis": "simulation",
+    "peer.research.simulated_network": "simulation",
+    "peer.research.simulation": "simulation",
     "peer.research.partition": "partition",
     "peer.research.report": "report",
-    "peer.research": "simulation",
-    "peer.research.experiment": "experiment",
-    "peer.research.pool": "experiment",
-    "peer.research.runs": "experiment",
-    "peer.research.sweep": "experiment",
+    "peer.research.statistics": "statistics",
+    "peer.tracking": "tracking",
+    "peer.training": "training",
+    "peer.transport": "transport",
 }
-# What a layer may import of this repository beside itself; single modules where it is not the whole layer.
+# What a room may import of this repository beside itself; single modules where it is not the whole room.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "losses": frozenset(),
     "spec": frozenset(),
     "models": frozenset({"spec"}),
+    "ground": frozenset(),
     "core": frozenset(),
     "pb": frozenset(),
-    "ground": frozenset({"core", "spec"}),
-    "transport": frozenset({"core", "pb", "spec", "peer.errors", "peer.identity.certificates"}),
-    "daemon": frozenset({"core", "spec", "ground", "transport"}),
-    "operation": frozenset({"core", "spec", "ground", "transport", "daemon", "datasets"}),
-    "datasets": frozenset({"core", "ground"}),
-    "cli": frozenset(
-        {"core", "ground", "transport", "daemon", "operation", "datasets", "evaluation", "spec", "models.footprint"}
-        | {"partition", "statistics", "experiment", "report"}
+    "config": frozenset({"ground", "core", "spec"}),
+    "identity": frozenset({"ground", "core", "config"}),
+    "records": frozenset({"ground", "core", "config"}),
+    "data": frozenset({"ground", "core"}),
+    "transport": frozenset({"ground", "core", "pb", "identity"}),
+    "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
+    "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
+    "model files": frozenset({"ground", "core", "config", "records", "spec", "transport"}),
+    "preflight": frozenset(
+        {"ground", "core", "config", "identity", "records", "transport", "audit", "daemon", "data", "model files"}
     ),
-    "notebook": frozenset({"core", "ground", "transport", "operation", "training"}),
+    "tracking": frozenset({"ground", "core", "config", "records"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset({"core", "methods", "models", "spec", "losses", "peer.data.datalist"}),
-    "evaluation": frozenset(
-        {"core", "ground", "datasets", "training", "methods", "models", "spec", "losses", "partition", "statistics"}
+    "inference": frozenset({"ground", "core", "methods", "models", "spec", "training", "model files", "data"}),
+    "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
+    "statistics": frozenset({"ground", "core"}),
+    "report": frozenset({"ground", "core", "statistics"}),
+    "research": frozenset({"ground", "core", "config", "data", "partition", "spec"}),
+    "simulation": frozenset(
+        {"ground", "core", "config", "data", "methods", "models", "partition", "records", "research", "spec"}
+        | {"statistics", "training"}
     ),
-    "partition": frozenset({"peer.data.datalist", "peer.errors", "peer.config.toml", "peer.core.seeds"}),
-    "statistics": frozenset({"peer.core.seeds"}),
-    "report": frozenset({"statistics", "peer", "peer.errors"}),
-    "experiment": frozenset({"core", "ground", "datasets", "partition", "spec"}),
-    "simulation": frozenset({"core", "ground", "experiment", "training", "methods", "models"}),
+    "demo": frozenset(
+        {"ground", "core", "config", "identity", "records", "transport", "daemon", "data", "model files"}
+    ),
+    "notebook": frozenset(
+        {"ground", "core", "config", "records", "transport", "daemon", "model files", "inference", "training"}
+    ),
+    "cli": frozenset(
+        {"ground", "core", "config", "identity", "records", "transport", "audit", "daemon", "data", "model files"}
+        | {"preflight", "tracking", "partition", "statistics", "report", "research", "demo", "spec", "models.footprint"}
+    ),
 }
 CORE_STDLIB = frozenset(
     "__future__ bisect collections dataclasses enum functools hashlib heapq hmac itertools json math operator re "  # noqa: SIM905
@@ -107,28 +113,23 @@ LIBRARIES: dict[str, frozenset[str]] = {
 
 NEVER: dict[str, frozenset[str]] = {
     "ground": frozenset({"grpc"}),
+    "config": frozenset({"grpc"}),
+    "identity": frozenset({"grpc"}),
+    "records": frozenset({"grpc"}),
     "methods": frozenset({"asyncio", "grpc"}),
     "training": frozenset({"asyncio", "grpc"}),
-    "evaluation": frozenset({"grpc"}),
+    "inference": frozenset({"asyncio", "grpc"}),
     "simulation": frozenset({"asyncio", "grpc"}),
 }
-TORCH_FREE = frozenset(
-    {
-        "spec",
-        "core",
-        "pb",
-        "ground",
-        "transport",
-        "daemon",
-        "operation",
-        "datasets",
-        "partition",
-        "statistics",
-        "report",
-        "experiment",
-    }
-    | {"cli"}
-)
+TORCH_FREE = frozenset(LAYER.values()) - {
+    "losses",
+    "models",
+    "methods",
+    "training",
+    "inference",
+    "simulation",
+    "notebook",
+}
 LOADS_TORCH_LATE = frozenset({"peer.api"})
 """Modules that use torch, but not to be imported."""
 COMES_WITH = {"ifaddr": "zeroconf", "pydantic_core": "pydantic"}
