@@ -12,6 +12,7 @@ TENSOR_NAME_BYTES_MAX = 256  # the deepest MONAI name seen has 74
 TENSOR_DIMS_MAX = 8  # batch of volumes in several channels has 5
 SPEC_BYTES_MAX = 64 << 10  # a model description is names and numbers, never weights
 SAFETENSORS_HEADER_BYTES_MAX = 4 << 20  # 10,000 entries of 400 bytes; the format itself allows 100 MB
+DISK_RESERVE_BYTES = 32 << 20  # no artifact takes these: journal, ledger and logs of a thousand rounds still fit
 TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, never parsed
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
 SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4

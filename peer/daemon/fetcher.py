@@ -22,7 +22,7 @@ from peer.transport import wire
 from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
 from peer.transport.server import Outcome, Refusal
-from peer.transport.transfer import PART_SUFFIX
+from peer.transport.transfer import PART_SUFFIX, InsufficientSpace
 from peer.transport.wire import encode_report
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class ArtifactFetcher:
             errand.cancel()
 
     def carry(self, command: commands.SendReport) -> None:
-        """Try once to tell a site how its model did here."""
+        """Try once to tell a site how its model did here; a former report to it ends."""
+        self.cancel(command.site, "report")
         errand = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
         self._errands[(command.site, "report")] = errand
 
@@ -116,6 +117,8 @@ class ArtifactFetcher:
             self._report(events.ArtifactArrived(*answer, *facts))
         except (Refused, Misbehaved) as error:
             self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
+        except InsufficientSpace as error:
+            self._report(events.ArtifactRefused(*answer, command.purpose, f"{command.origin}'s artifact is {error}"))
         except errors.PeerError as error:
             self._fail(error)
         except OSError as error:

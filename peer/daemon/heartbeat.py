@@ -114,9 +114,10 @@ class Heartbeats:
         generation, failures, told = 0, 0, ""
         while True:
             nudge.clear()
-            self._book.reread()
-            address = self._book.address(peer)
+            address = None
             try:
+                self._book.reread()
+                address = self._book.address(peer)
                 if address is None:
                     raise Unreachable(peer, "its address is not known")
                 generation = await self._call(peer, generation)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,8 @@ SAME_ON_RESUME = ("data", "model", "training")
 MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
 """Keys in them that change no bit of any weight."""
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
-RESUME = ("auto", "fresh", "require")
+WATCH_AGAIN_S = 10.0
+"""How long after its failure a watcher is started again: the log of a lasting failure stays readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,9 @@ async def _serve(
         if daemon.round.memory.finished:
             log.info("every round is finished; serving what others still need")
         notify("READY=1")
-        for looking in (watch(daemon.standing), Expiry(folder.pki, now).watch()):
-            beside.callback(asyncio.create_task(looking).cancel)
+        expiry = Expiry(folder.pki, now)
+        for what, watching in (("systemd watchdog", lambda: watch(daemon.standing)), ("certificate", expiry.watch)):
+            beside.push_async_callback(end, asyncio.create_task(keep_running(what, watching), name=what))
 
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()
@@ -140,6 +142,27 @@ async def _serve(
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
     log.info("left", extra={"committed": daemon.round.memory.committed})
+
+
+async def keep_running(
+    what: str, watching: Callable[[], Coroutine[Any, Any, None]], *, again_s: float = WATCH_AGAIN_S
+) -> None:
+    """Run a watcher until it returns; when it fails, log the failure with its traceback and run it again.
+
+    A watcher only warns. Its failure must not end the rounds, and must not go unnoticed either.
+    """
+    while True:
+        try:
+            return await watching()
+        except Exception:
+            log.exception("watcher failed and is started again", extra={"watcher": what, "again_s": again_s})
+        await asyncio.sleep(again_s)
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel the task, and wait until it is done."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -113,6 +113,7 @@ def sweep(found: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -
 def _carry_out(waiting: Sequence[Run], jobs: int, keep: bool, progress: SweepProgress) -> None:
     try:
         joblib = importlib.import_module("joblib")
+        killed = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
     except ImportError:
         raise UsageError(
             "the package joblib is not installed", "install mhfl-peer[research] into this environment"
@@ -124,9 +125,7 @@ def _carry_out(waiting: Sequence[Run], jobs: int, keep: bool, progress: SweepPro
         for name, reason in results:
             if reason:
                 progress.failed[name] = reason
-    except Exception as error:
-        if "Terminated" not in type(error).__name__:
-            raise
+    except killed as error:
         raise WorkerFailed(
             "a process was killed; the machine may be out of memory",
             "give a smaller --jobs and run it again: what is finished is kept",

@@ -195,7 +195,8 @@ class ExchangeClient:
         Raises:
             Unreachable, Refused: as the peer's answer was.
             Misbehaved: what came is not what the manifest promised; nothing of it is left.
-            DiskError: this site's disk did not take it.
+            InsufficientSpace: it is larger than the free space here; nothing of it is left.
+            DiskError: this site's disk failed.
         """
         artifact = offer.manifest.artifact
         path = artifact_path(folder, artifact.sha256)

@@ -41,6 +41,10 @@ class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
     """What came is not what the manifest promised; nothing of it is left on disk."""
 
 
+class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
+    """The artifact is larger than the free space; nothing of it is left on disk, and the site goes on without it."""
+
+
 def artifact_path(folder: Path, sha256: Sha256) -> Path:
     """Where an artifact lies: it is named by its content."""
     return folder / f"{sha256}{ARTIFACT_SUFFIX}"
@@ -101,7 +105,7 @@ class Incoming:
     """An artifact that is being received; one thread owns its file, and calls queue up behind it.
 
     Use it as an async context manager. Leaving it early, by an exception or a cancellation, keeps the part for the next
-    attempt; ``ArtifactWrong`` and ``DiskError`` delete it.
+    attempt; ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
     """
 
     def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
@@ -172,7 +176,8 @@ class Incoming:
             if held > self._size:
                 os.ftruncate(self._file, 0)
                 held = 0
-            if self._size - held > (free := shutil.disk_usage(self._part.parent).free):
+            free = max(0, shutil.disk_usage(self._part.parent).free - limits.DISK_RESERVE_BYTES)
+            if self._size - held > free:
                 raise OSError(errno.ENOSPC, f"{self._size - held} bytes are needed, {free} are free")
             with open(self._file, "rb", buffering=0, closefd=False) as file:
                 self._hash = hashlib.file_digest(file, "sha256")
@@ -210,11 +215,16 @@ class Incoming:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:
-        """A disk that fails is named, and gets its space back."""
+        """A disk that fails is named, and gets its space back; a full one costs this artifact only.
+
+        Another site decides how large an artifact is and when it comes, so that a full disk must not end this site.
+        """
         try:
             yield
         except OSError as error:
             self._discard()
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise InsufficientSpace(f"larger than the free space: {error.strerror}") from error
             raise DiskError(f"{self._part} cannot be written: {error.strerror}") from error
 
     def _discard(self) -> None:

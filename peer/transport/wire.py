@@ -40,6 +40,7 @@ from peer.transport.bounds import (
     tensor_bytes,
     text,
 )
+from peer.transport.header import LENGTH_BYTES
 
 REASON_OF: dict[pb.Unmeasured.ValueType, Unmeasured] = {
     pb.Unmeasured.Value(f"UNMEASURED_{reason.upper()}"): reason for reason in UNMEASURED if reason != "withheld"
@@ -226,6 +227,8 @@ def _check_tensors(artifact: Artifact) -> None:
         total += tensor_bytes(tensor)
     if total > artifact.bytes:
         raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {artifact.bytes}")
+    header_bytes_max = LENGTH_BYTES + limits.SAFETENSORS_HEADER_BYTES_MAX
+    at_most("manifest.bytes beside its tensors", artifact.bytes - total, header_bytes_max, "bytes")
 
 
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:

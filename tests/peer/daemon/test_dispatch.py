@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.core import commands, events
+from peer.core import commands, events, limits
 from peer.core.messages import EvaluationResult, Hello
 from peer.core.roster import Sha256, SiteName
 from peer.daemon import startup
@@ -291,6 +291,27 @@ async def test_a_disk_that_takes_no_artifact_ends_the_daemon_by_name(running: Ru
     with pytest.raises(DiskError, match=r"artifacts.* cannot be (written|used)"):
         await running.end("asia")
     del running.tasks["asia"]
+
+
+async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_daemon(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = shutil.disk_usage(running.loopback.home)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: sizes._replace(free=limits.DISK_RESERVE_BYTES + 100))
+    await running.start("asia")
+    await running.start("europe")
+    assert await running.end() == [commands.Exit(), commands.Exit()]
+    for name, other in (SITES, SITES[::-1]):
+        rows = running.rows(name)
+        assert [(round, body["sources"]) for kind, round, body in rows if kind == "committed"] == [
+            (1, []),
+            (2, []),
+            (3, []),
+        ]
+        refused = [(body["origin"], body["reason"]) for kind, _, body in rows if kind == "refused"]
+        assert {peer for peer, _ in refused} == {other}
+        assert all("larger than the free space" in reason for _, reason in refused)
+        assert "received" not in running.kinds(name)
 
 
 async def test_files_that_no_row_names_go_at_the_start_and_parts_stay(running: Running) -> None:

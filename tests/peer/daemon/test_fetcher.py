@@ -24,6 +24,7 @@ from peer.errors import CertificateError, DiskError, PeerError
 from peer.records.journal import Journal
 from peer.transport.client import Misbehaved, Offer, Refused, Unreachable
 from peer.transport.server import Refusal, Status
+from peer.transport.transfer import InsufficientSpace
 from peer.transport.wire import ArtifactRequest
 
 ASIA, EUROPE = SiteName("asia"), SiteName("europe")
@@ -225,6 +226,14 @@ async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(errands: Err
     assert "disk is full" in fault.message
 
 
+async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(errands: Errands) -> None:
+    errands.peer.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
+    errands.courier.fetch(ORDER)
+    reason = "asia's artifact is larger than the free space: 9 bytes are needed, 8 are free"
+    assert await errands.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert errands.received() == []
+
+
 @pytest.mark.parametrize("where", ["says", "transfers"])
 async def test_a_bug_ends_the_errand_and_not_in_silence(
     errands: Errands, where: str, caplog: pytest.LogCaptureFixture
@@ -358,6 +367,16 @@ async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(erra
     await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
     await errands.courier.close()
     assert errands.door.ledger[-1][-1] == "broken"
+
+
+async def test_a_new_report_to_the_same_site_ends_the_former(errands: Errands) -> None:
+    errands.peer.go_on.clear()
+    errands.courier.carry(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
+    errands.courier.carry(SendReport(6, ASIA, REPORT))
+    errands.peer.go_on.set()
+    assert await errands.answer() == events.ReportAnswered(6, ASIA, "taken")
+    assert sorted(row[-1] for row in errands.door.ledger if row[0] == "outcome") == ["broken", "complete"]
 
 
 async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(

@@ -163,6 +163,24 @@ async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
     ]
 
 
+async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
+    touch: Touch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [KeyError("a bug")]
+
+    def reread(book: AddressBook) -> None:
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(AddressBook, "reread", reread)
+    touch.client.served_at = touch.founded
+    touch.contact.start(1)
+    await touch.until(touch.founded)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        "peer cannot be called"
+    ]
+
+
 @pytest.mark.parametrize("content", ["rounds = " + "9" * 5000, "x = " + "[" * 5000])
 async def test_whatever_is_in_the_file_the_calls_go_on(touch: Touch, content: str) -> None:
     touch.contact.start(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -47,6 +48,41 @@ def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
     found = [kind for kind, _, _ in journal.rows()]
     journal.close()
     return found
+
+
+# --- watchers beside the rounds --------------------------------------------------------------------------------------
+async def test_a_watcher_that_fails_is_logged_with_its_traceback_and_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    starts, started_again = 0, asyncio.Event()
+
+    async def watching() -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            raise KeyError("a bug")
+        started_again.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(startup.keep_running("certificate", watching, again_s=0))
+    await asyncio.wait_for(started_again.wait(), LIMIT_S)
+    (record,) = caplog.records
+    assert (record.getMessage(), vars(record)["watcher"]) == ("watcher failed and is started again", "certificate")
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
+    await asyncio.wait_for(startup.end(task), LIMIT_S)
+    assert task.cancelled()
+
+
+async def test_a_watcher_that_has_nothing_to_watch_is_left_alone() -> None:
+    starts = 0
+
+    async def watching() -> None:
+        nonlocal starts
+        starts += 1
+
+    await asyncio.wait_for(startup.keep_running("systemd watchdog", watching, again_s=0), LIMIT_S)
+    assert starts == 1
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

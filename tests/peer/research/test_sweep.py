@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from peer.errors import StateError
+from peer.errors import StateError, WorkerFailed
+from peer.research import sweep as simulation_sweep
 from peer.research.experiment import Experiment
 from peer.research.sweep import SweepProgress, fitting, free_bytes, prepare, sweep
 
@@ -47,6 +50,39 @@ def test_a_failing_run_is_named_and_the_others_end(experiment: Write, tmp_path: 
     assert list(failed) == [found[0].id]
     assert "asia" in failed[found[0].id]
     assert [run.finished() for run in found] == [False, True]
+
+
+def test_a_killed_process_is_named_with_what_to_do(
+    experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.getpid()
+
+    def killed(folder: Path, keep: bool) -> tuple[str, str]:
+        if os.getpid() != here:  # the first run is carried out in the sweep's own process
+            os.kill(os.getpid(), signal.SIGKILL)
+        return folder.name, ""
+
+    monkeypatch.setattr(simulation_sweep, "carry_out", killed)
+    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    for run in found:
+        (run.folder / "manifest.json").write_text('{"peak_bytes": 1}')
+    with pytest.raises(WorkerFailed, match=r"a process was killed.*smaller --jobs"):
+        sweep(found, jobs=2, keep=False, watch=quiet)
+
+
+def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
+    experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminated(Exception):  # noqa: N818 - named like the library's class, and not one of it
+        pass
+
+    def fails(folder: Path, keep: bool) -> tuple[str, str]:
+        raise Terminated
+
+    monkeypatch.setattr(simulation_sweep, "carry_out", fails)
+    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    with pytest.raises(Terminated):
+        sweep(found, jobs=1, keep=False, watch=quiet)
 
 
 def test_results_of_another_experiment_are_refused(experiment: Write, tmp_path: Path) -> None:

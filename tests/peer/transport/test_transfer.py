@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import resource
+import shutil
 
 import pytest
 
 from peer.core import limits
 from peer.errors import DiskError
-from peer.transport.transfer import CHUNK_BYTES_MIN, ArtifactWrong, Incoming, Outgoing, holds
+from peer.transport.transfer import CHUNK_BYTES_MIN, ArtifactWrong, Incoming, InsufficientSpace, Outgoing, holds
 
 CONTENT = os.urandom(3 * limits.CHUNK_BYTES + 17)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -197,8 +199,30 @@ async def test_a_full_disk_is_named_and_gets_its_space_back(folder):
 
 
 async def test_an_artifact_that_cannot_fit_is_not_begun(folder):
-    with pytest.raises(DiskError, match=f"{1 << 60} bytes are needed, [0-9]+ are free"):
+    with pytest.raises(InsufficientSpace, match=f"free space: {1 << 60} bytes are needed, [0-9]+ are free"):
         await receive(folder, size=1 << 60)
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+async def test_an_artifact_leaves_the_reserve_free(folder, monkeypatch, spare, fits):
+    free = len(CONTENT) + limits.DISK_RESERVE_BYTES + spare
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    if fits:
+        assert await receive(folder, CONTENT) == folder / FINAL
+    else:
+        with pytest.raises(InsufficientSpace, match=f"{len(CONTENT)} bytes are needed, {len(CONTENT) - 1} are free"):
+            await receive(folder, CONTENT)
+        assert names(folder) == []
+
+
+async def test_a_disk_that_fills_up_meanwhile_costs_this_artifact_only(folder, monkeypatch):
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(InsufficientSpace, match="larger than the free space: No space left on device"):
+        await receive(folder, CONTENT)
     assert names(folder) == []
 
 

@@ -31,7 +31,7 @@ from peer.core.plan import KINDS
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.transport import wire
-from peer.transport.bounds import WireError
+from peer.transport.bounds import WireError, tensor_bytes
 from peer.transport.header import check_safetensors_header
 
 VECTOR = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "manifest.json").read_text())
@@ -58,6 +58,8 @@ MANIFEST = Manifest(
 )
 GREETING = Hello(1, "fe" * 32, "0a" * 32, 2, 1_700_000_000.25, Seen(1, 9, "0b" * 32), "mhfl-peer 0.1.0")
 PULSE = Heartbeat(2, 7, "train", 0.5, 7, 6)
+
+HEADER_BYTES_MAX = 8 + limits.SAFETENSORS_HEADER_BYTES_MAX
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -91,12 +93,12 @@ artifacts = st.builds(
     st.sampled_from(KINDS),
     names,
     digests,
-    st.just(limits.ARTIFACT_BYTES_MAX),
+    st.just(1),
     counts,
     st.dictionaries(texts, values, max_size=3).filter(lambda spec: depth(spec) <= 6),
     tensors,
     st.none() | counts,
-)
+).map(lambda artifact: replace(artifact, bytes=sum(map(tensor_bytes, artifact.tensors)) + HEADER_BYTES_MAX))
 
 
 @given(
@@ -185,6 +187,10 @@ MANIFEST_FAULTS = {
     "sha256": ({"sha256": b""}, "manifest.sha256"),
     "bytes none": ({"bytes": 0}, "manifest.bytes = 0"),
     "bytes": ({"bytes": limits.ARTIFACT_BYTES_MAX + 1}, "manifest.bytes = 8589934593 is outside"),
+    "bytes beside the tensors": (
+        {"bytes": 32 + HEADER_BYTES_MAX + 1},
+        "manifest.bytes beside its tensors has 4194313 bytes, over the limit of 4194312",
+    ),
     "steps": ({"steps": COUNT_MAX + 1}, "manifest.steps"),
     "samples": ({"training_samples": COUNT_MAX + 1}, "manifest.training_samples"),
     "egress count": ({"egress_count": COUNT_MAX + 1}, "manifest.egress_count"),
@@ -253,11 +259,17 @@ def test_a_manifest_outside_a_limit_is_refused_by_name(fault):
 
 def test_a_manifest_at_its_limits_is_taken():
     message = pb.Manifest.FromString(wire.encode_manifest(MANIFEST))
-    changed(message, {"spec": nested(6), "bytes": limits.ARTIFACT_BYTES_MAX, "method": "m" * 1024})
+    changed(message, {"spec": nested(6), "bytes": limits.TENSORS_MAX + HEADER_BYTES_MAX, "method": "m" * 1024})
     changed(
         message, {"tensors": [pb.Tensor(name=f"w{i}", dtype="U8", shape=[1] * 8) for i in range(limits.TENSORS_MAX)]}
     )
     assert len(wire.decode_manifest(message.SerializeToString()).artifact.tensors) == limits.TENSORS_MAX
+    shape = [limits.ARTIFACT_BYTES_MAX]
+    largest = changed(
+        pb.Manifest.FromString(message.SerializeToString()),
+        {"bytes": limits.ARTIFACT_BYTES_MAX, "tensors": [pb.Tensor(name="w", dtype="U8", shape=shape)]},
+    )
+    assert wire.decode_manifest(largest.SerializeToString()).artifact.bytes == limits.ARTIFACT_BYTES_MAX
     message.tensors.add(name="one more", dtype="U8")
     with pytest.raises(WireError, match=r"manifest\.tensors has 10001 entries, over the limit of 10000"):
         wire.decode_manifest(message.SerializeToString())
@@ -285,6 +297,10 @@ def test_a_body_that_is_no_message_is_refused(body):
         ({"artifact": replace(MANIFEST.artifact, spec={"a": float("nan")})}, "manifest.spec.a = nan"),
         ({"artifact": replace(MANIFEST.artifact, spec={"a": ["ü" * 40] * 2000})}, "manifest.spec has 166007 bytes"),
         ({"artifact": replace(MANIFEST.artifact, bytes=31)}, "manifest.tensors need 32 bytes"),
+        (
+            {"artifact": replace(MANIFEST.artifact, bytes=8 << 30)},
+            "manifest.bytes beside its tensors has 8589934560 bytes",
+        ),
     ],
 )
 def test_a_site_cannot_sign_what_others_would_refuse(changes, reason):
