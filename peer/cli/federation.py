@@ -189,8 +189,8 @@ def _created(document: dict[str, Any]) -> RenderableType:
 
 def _notes(federation: FederationConfig) -> Iterator[str]:
     """What is allowed and yet hardly meant."""
-    if federation.global_test and federation.plan.kept_home:
-        yield f"global_test = true measures nothing: {federation.plan.kept_home}"
+    if federation.global_test and federation.plan.evaluation_denied is not None:
+        yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
 
 
 def _admitted(document: dict[str, Any]) -> RenderableType:

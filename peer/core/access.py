@@ -37,8 +37,8 @@ def denial(
             return f"only its owner may take a model home, and only for round {rules.circulating + 1}"
         return None
     if purpose == "evaluate":
-        if rules.kept_home:
-            return rules.kept_home
+        if rules.evaluation_denied is not None:
+            return rules.evaluation_denied
         return None if owner == rules.site and rules.lends(for_round) else f"no model is lent after round {for_round}"
     if not 1 <= for_round <= rules.rounds:
         return f"round {for_round} is outside this federation's 1 to {rules.rounds}"
@@ -84,7 +84,7 @@ def answer(
     last = for_round - 1 if rules.plan.published == "commit" else for_round
     return (
         Unavailable.SKIPPED
-        if memory.committed >= last and memory.next is None and memory.state
+        if memory.committed >= last and memory.publication_due is None and memory.state
         else Unavailable.NOT_YET
     )
 
@@ -105,8 +105,8 @@ def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: Evaluatio
     That the caller has asked shows in the digest, which the manifest of the lent model told it; without figures it need
     not know one.
     """
-    if rules.kept_home:
-        return rules.kept_home
+    if rules.evaluation_denied is not None:
+        return rules.evaluation_denied
     if caller not in rules.peers:
         return f"{caller!r} takes no part in this federation's rounds"
     one = memory.evaluation.lent.get(report.round)

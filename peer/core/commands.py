@@ -22,11 +22,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Persist(Command):
-    """Append a row to the journal, durably, before the next command."""
+    """Append a row to the journal, durably, before the next command.
+
+    ``cause`` is a ``peer.core.rows.Cause`` as it lies on disk.
+    """
 
     kind: str
     round: int
     body: Mapping[str, Any]
+    cause: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

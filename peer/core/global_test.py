@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from peer.core import access, commands, events, limits
+from peer.core import access, commands, events, limits, rows
 from peer.core.commands import Source
-from peer.core.global_test_memory import FAILURES_MAX, GuestKey, GuestTask, guest_row
+from peer.core.global_test_memory import FAILURES_MAX, GuestKey, GuestTask
 from peer.core.liveness import AWAY
 from peer.core.messages import EvaluationResult, Unavailable, Unmeasured
 from peer.core.roster import Sha256, SiteName
-from peer.core.site_memory import body_of
 from peer.core.state import Phase, SiteState
 
 RESTING = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE})
@@ -33,7 +32,7 @@ def watch(site: SiteState) -> None:
 
 def look(site: SiteState) -> None:
     """Order what can be done now: fetch guests, measure one of them, send reports."""
-    if site.rules.kept_home or site.phase in RESTING:
+    if site.rules.evaluation_denied is not None or site.phase in RESTING:
         _rest(site)
         return
     for origin in site.rules.others:
@@ -51,7 +50,7 @@ def look(site: SiteState) -> None:
 def begin(site: SiteState) -> None:
     """Lend again what was lent; if that is not permitted any more, delete the guests that are here."""
     evaluation = site.memory.evaluation
-    if not site.rules.kept_home:
+    if site.rules.evaluation_denied is None:
         for round, one in sorted(evaluation.lent.items()):
             if one.artifact is not None:
                 site.emit(commands.Publish(round, one.artifact, evaluation=True))
@@ -59,13 +58,13 @@ def begin(site: SiteState) -> None:
     for key, guest in list(evaluation.guests.items()):
         if guest.source is not None:
             sha256 = guest.source.artifact.sha256
-            _settle(site, key, site.rules.kept_home)
+            _settle(site, key, site.rules.evaluation_denied)
             _discard(site, sha256)
 
 
 def awaited(site: SiteState) -> list[SiteName]:
     """Peers at hand that still have to measure a model of this site, or to be told how theirs did."""
-    if site.rules.kept_home:
+    if site.rules.evaluation_denied is not None:
         return []
     busy, open_ends = site.hosting, {key[0] for key in _guests(site)}
     if busy.measuring is not None:
@@ -88,7 +87,7 @@ def due_s(site: SiteState) -> list[float]:
     """When to look again if nothing happens; monotonic seconds."""
     busy = site.hosting.measuring
     times = [] if busy is None else [busy.since_s + limits.MEASURE_S_MAX]
-    return times + [site.neighbours.silent_at_s(name) for name in awaited(site)] if site.phase == Phase.DONE else times
+    return times + [site.peers.silent_at_s(name) for name in awaited(site)] if site.phase == Phase.DONE else times
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
@@ -107,7 +106,8 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
         site.refuse(event.origin, problem)
         _conclude(site, key, "not_received", sha256=artifact.sha256)
         return
-    site.persist("guest", key[2], guest_row(key, source=Source(event.origin, key[2], artifact)))
+    source = Source(event.origin, key[2], artifact)
+    site.persist(rows.GuestRow(key[2], origin=key[0], origin_generation=key[1], source=source))
 
 
 def _problem(site: SiteState, key: GuestKey, event: events.ArtifactArrived) -> str:
@@ -162,7 +162,8 @@ def fail(site: SiteState, event: events.MeasurementFailed) -> None:
     site.hosting.hired = False
     guest = site.memory.evaluation.guests[key]
     sha256 = guest.sha256
-    site.persist("mislaid", key[2], guest_row(key, fault=event.fault, reason=event.reason))
+    row = rows.MislaidRow(key[2], origin=key[0], origin_generation=key[1], fault=event.fault, reason=event.reason)
+    site.persist(row)
     if guest.failures >= FAILURES_MAX:
         _conclude(site, key, "failed")
     elif sha256 is not None:
@@ -191,7 +192,7 @@ def note(site: SiteState, event: events.ReportArrived) -> None:
         return
     known = site.memory.evaluation.lent[report.round].reports.get(event.site)
     if known is None or known.generation < report.generation or (known.unmeasured and not report.unmeasured):
-        site.persist("report", report.round, {"site": event.site, "report": body_of(report)})
+        site.persist(rows.ReportRow(report.round, site=event.site, report=report))
     elif known != report:
         site.complain(event.site, f"reports otherwise on the model of round {report.round} than before")
 
@@ -201,14 +202,14 @@ def note(site: SiteState, event: events.ReportArrived) -> None:
 
 def _at_hand(site: SiteState, name: SiteName) -> bool:
     """Whether a peer takes part, is heard, and is not about to leave."""
-    pulse = site.neighbours.pulse(name)
-    heard = pulse is not None and not site.neighbours.silent(name, site.now_s) and pulse.phase not in AWAY
-    return heard and site.willing.get(name) is True
+    pulse = site.peers.pulse(name)
+    heard = pulse is not None and not site.peers.silent(name, site.now_s) and pulse.phase not in AWAY
+    return heard and site.accepts_evaluation.get(name) is True
 
 
 def _due(site: SiteState, origin: SiteName) -> GuestKey | None:
     """The newest model that the origin lends and this site has not had; one at a time, so that files do not pile up."""
-    pulse = site.neighbours.pulse(origin)
+    pulse = site.peers.pulse(origin)
     guests = site.memory.evaluation.guests
     if pulse is None:
         return None
@@ -309,13 +310,13 @@ def _conclude(
     found = metrics or {}
     told = {name: value for name, value in found.items() if name != "samples" and abs(value) <= limits.COUNT_MAX}
     report = EvaluationResult(key[1], key[2], sha256, int(found.get("samples", 0)), told, unmeasured)
-    site.persist("measured", key[2], guest_row(key, report=report))
+    site.persist(rows.MeasuredRow(key[2], origin=key[0], origin_generation=key[1], report=report))
     if sha256 is not None:
         _discard(site, sha256)
 
 
 def _settle(site: SiteState, key: GuestKey, reason: str) -> None:
-    site.persist("settled", key[2], guest_row(key, reason=reason))
+    site.persist(rows.SettledRow(key[2], origin=key[0], origin_generation=key[1], reason=reason))
 
 
 def _discard(site: SiteState, sha256: Sha256) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from peer.core import rows
 from peer.core.commands import Source
 from peer.core.messages import Artifact, EvaluationResult, Unmeasured
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import from_json, to_json
 
 GuestKey = tuple[SiteName, int, int]
 """Whose model, of which generation of that site, at the end of which round."""
@@ -76,28 +76,28 @@ class Evaluation:
             if guest.source is not None and guest.source.artifact.sha256 not in present:
                 guest.source = None
 
-    def apply(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
-        """Remember one row of the kinds in ``KINDS``."""
-        if kind == "report":
-            if round in self.lent:
-                self.lent[round].reports[SiteName(body["site"])] = from_json(EvaluationResult, body["report"])
-        elif kind == "lapsed":
-            if body["retired"]:
+    def apply(self, row: rows.JournalRow) -> None:
+        """Remember one row of the kinds in ``ROWS``; other kinds change nothing."""
+        match row:
+            case rows.ReportRow(round, site=site, report=report):
+                if round in self.lent:
+                    self.lent[round].reports[site] = report
+            case rows.LapsedRow(round, retired=True):
                 self.lent.pop(round, None)
-        else:
-            self._apply_to_guest(kind, round, body)
+            case rows.GuestRowBase(round, origin=origin, origin_generation=generation):
+                self._apply_to_guest(row, self.guests.setdefault((origin, generation, round), Guest()))
 
-    def _apply_to_guest(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
-        guest = self.guests.setdefault((SiteName(body["origin"]), body["origin_generation"], round), Guest())
-        if kind == "guest":
-            guest.source = from_json(Source, body["source"])
-            guest.sha256 = guest.sha256 or guest.source.artifact.sha256
-        elif kind == "mislaid":
-            guest.source, guest.failures = None, guest.failures + 1
-        elif kind == "measured":
-            guest.source, guest.report = None, from_json(EvaluationResult, body["report"])
-        else:
-            guest.source, guest.settled = None, True
+    def _apply_to_guest(self, row: rows.GuestRowBase, guest: Guest) -> None:
+        match row:
+            case rows.GuestRow():
+                guest.source = row.source
+                guest.sha256 = guest.sha256 or row.source.artifact.sha256
+            case rows.MislaidRow():
+                guest.source, guest.failures = None, guest.failures + 1
+            case rows.MeasuredRow():
+                guest.source, guest.report = None, row.report
+            case rows.SettledRow():
+                guest.source, guest.settled = None, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +130,27 @@ class Hosting:
         return self.attempt
 
 
-KINDS = ("report", "lapsed", "guest", "mislaid", "measured", "settled")
+ROWS: tuple[type[rows.JournalRow], ...] = (
+    rows.ReportRow,
+    rows.LapsedRow,
+    rows.GuestRow,
+    rows.MislaidRow,
+    rows.MeasuredRow,
+    rows.SettledRow,
+)
 """Rows of remote evaluation: the first two at the site whose model it is, the others at the one that measures it.
 
 A model is lent by the row ``evaluated`` that holds its artifact.
 """
 
 
-def guest_row(key: GuestKey, **more: Any) -> dict[str, Any]:
-    """The body of a guest's row."""
-    return {"origin": key[0], "origin_generation": key[1], **{name: to_json(value) for name, value in more.items()}}
-
-
 def evaluation_records(
-    rows: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str], global_test: bool = True
+    stored: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[dict[str, Any]]:
     """What the journal knows of the site's models on every site's test split, oldest first.
 
     Args:
-        rows: of the kinds ``evaluated``, ``report`` and ``lapsed``, oldest first.
+        stored: rows of the kinds ``evaluated``, ``report`` and ``lapsed``, oldest first.
         own: the site.
         sites: the roster.
         global_test: whether the federation has models measured at other sites.
@@ -159,16 +161,19 @@ def evaluation_records(
         or nothing where a cell is missing.
     """
     cells: dict[int, dict[str, dict[str, Any]]] = {}
-    for kind, round, body in rows:
+    for kind, round, body in stored:
         if kind == "evaluated":
             reason = {"reason": body.get("kept_home") or (NO_ANSWER if global_test else NO_GLOBAL_TEST)}
-            cells[round] = {site: _own_cell(body["metrics"]) if site == own else reason for site in sites}
-        elif round in cells and kind == "report" and body["site"] in cells[round]:
-            cells[round][body["site"]] = _reported(from_json(EvaluationResult, body["report"]))
-        elif round in cells and kind == "lapsed":
-            for site, reason in body["reasons"].items():
-                if "reason" in cells[round].get(site, {}):
-                    cells[round][site] = {"reason": reason}
+            metrics = rows.member(kind, round, body, "metrics")
+            cells[round] = {site: _own_cell(metrics) if site == own else reason for site in sites}
+        elif round in cells:
+            row = rows.decode(kind, round, body)
+            if isinstance(row, rows.ReportRow) and row.site in cells[round]:
+                cells[round][row.site] = _reported(row.report)
+            elif isinstance(row, rows.LapsedRow):
+                for site, why in row.reasons.items():
+                    if "reason" in cells[round].get(site, {}):
+                        cells[round][site] = {"reason": why}
     return [record(round, found) for round, found in sorted(cells.items())]
 
 

@@ -51,6 +51,7 @@ CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's breaches of protocol may cost in a run: it words the reasons
+FIRST_DIGESTS_PER_PEER_MAX = 16  # what a peer sent first, of its newest artifacts: no older one is asked for again
 GENERATIONS_AHEAD_MAX = 1000  # what a peer may claim to know beyond ours: a backup is a few restarts old, a lie is not
 
 CHECKPOINT_S = 300.0

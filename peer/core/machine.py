@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from peer.core import events, global_test, rounds
 from peer.core.commands import Command
+from peer.core.rows import Cause
 from peer.core.state import IllegalTransitionError, SiteState
 from peer.core.transitions import TRANSITIONS
 
@@ -36,6 +37,8 @@ class SiteMachine(SiteState):
         if handler is None:
             raise IllegalTransitionError(f"{type(event).__name__} in phase {self.phase}")
         self.now_s = now_s
+        peer: str = getattr(event, "site", "") or getattr(event, "origin", "")
+        self.cause = Cause(self.cause.event_number + 1, type(event).__name__, peer)
         global_test.watch(self)
         handler(self, event)
         while self.ended:  # a loop and not a recursion: rounds that need no work may follow each other in one event

@@ -111,9 +111,11 @@ class Plan:
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
 
     @property
-    def kept_home(self) -> str:
-        """Why the model that a site predicts with is measured at no other site; empty where it may be."""
-        return "the method lets no private model leave its site" if "model" in self.never_leaves else self.stays
+    def evaluation_denied(self) -> str | None:
+        """Why the model that a site predicts with is evaluated at no other site; nothing where it may be."""
+        if "model" in self.never_leaves:
+            return "the method lets no private model leave its site"
+        return self.stays or None
 
     def defaults(self) -> dict[str, Value]:
         """Every parameter at its default."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from peer.core import commands, exchange, global_test, liveness
+from peer.core import commands, exchange, global_test, liveness, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.roster import Sha256, SiteName
-from peer.core.site_memory import body_of
 from peer.core.state import BUSY, IllegalTransitionError, Phase, SiteState
 
 SLOW_FACTOR = 2.0
@@ -77,7 +76,7 @@ def settle(site: SiteState) -> bool:
     current, rules = site.exchange, site.rules
     if current is None:
         return False
-    for dropped in current.give_up(site.neighbours, rules, site.now_s):
+    for dropped in current.give_up(site.peers, rules, site.now_s):
         site.emit(commands.CancelFetch(dropped.origin, current.purpose))
     if current.purpose == "handback":
         scheduled = current.wants.get(rules.holder(current.round, rules.site))
@@ -140,14 +139,15 @@ def choose(
     """
     rules, current = site.rules, site.opened
     idle = rules.pattern(current.number) == "circulate" and not sources
-    body = {
-        "position": len(rules.plan.phases) - 1 if idle else position,
-        "sources": body_of(sources),
-        "missing": dict(missing),
-        "waited_s": waited_s,
-        "below_quorum": below_quorum,
-    }
-    site.persist("chosen", current.number, body)
+    row = rows.ChosenRow(
+        current.number,
+        position=len(rules.plan.phases) - 1 if idle else position,
+        sources=sources,
+        missing=dict(missing),
+        waited_s=waited_s,
+        below_quorum=below_quorum,
+    )
+    site.persist(row)
 
 
 def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
@@ -160,7 +160,7 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
             missing[source.origin] = "refused"
     sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
     if sha256 in site.memory.held:
-        site.persist("discarded", number, {"sha256": sha256})
+        site.persist(rows.DiscardedRow(number, sha256=sha256))
     below = False
     if rules.pattern(number) == "all_to_all":
         exchanged = opened.position > rules.plan.phases.index("exchange")
@@ -187,11 +187,11 @@ def adopt(site: SiteState, source: Source) -> None:
     site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source))
 
 
-def slot_came_home(site: SiteState, state: str, artifact: Artifact | None) -> None:
-    """The own model is home, changed by a copy that came or as it was; it is the next round's where models travel."""
+def remember_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
+    """Write down that the own model is home; without a state it is as it was before it circulated."""
     round, rules = site.memory.committed, site.rules
     publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
-    site.persist("adopted", round, {"state": state, "artifact": body_of(artifact), "publish": publish})
+    site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
 
 
 def _bring_home(site: SiteState, current: Exchange) -> bool:
@@ -202,9 +202,9 @@ def _bring_home(site: SiteState, current: Exchange) -> bool:
     site.cancel_exchange()
     best = exchange.best_copy(copies, site.rules) if copies else None
     if wanted and (best is None or best.origin == site.rules.site):
-        site.persist("slot_lost", current.round - 1)
+        site.persist(rows.SlotLostRow(current.round - 1))
     if best is None:
-        slot_came_home(site, "", None)
+        remember_home(site)
         return True
     adopt(site, best)
     return False
@@ -246,12 +246,11 @@ def review(site: SiteState) -> None:
 def check_gathered(site: SiteState) -> None:
     """Begin round 1 once everybody answered, after ``gather_s``, or when others have begun.
 
-    Those who have begun do without whoever is missing here; to wait for that site would hold them up, too. Two of them
-    must say so, where there are two besides the missing one, so that no single site can start a federation early.
+    Peers that have begun do without the site that is missing here; to wait for that site would hold them up, too.
     """
     gather_s, others = site.rules.pace.gather_s, site.rules.others
-    waited = gather_s is not None and site.now_s >= site.neighbours.began_s + gather_s
-    begun = len(site.neighbours.begun) >= min(2, (len(others) + 1) // 2)
+    waited = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
+    begun = len(site.peers.begun) >= site.rules.witnesses_of_a_start
     if waited or begun or len(site.greeted) == len(others):
         set_pace(site)
 
@@ -262,18 +261,18 @@ def set_pace(site: SiteState) -> None:
     if site.phase != Phase.ISOLATED:
         site.enter(Phase.PACING)
     if memory.committed >= rules.rounds:
-        site.persist("finished", memory.committed)
+        site.persist(rows.FinishedRow(memory.committed))
         go_on(site)
         return
     if rules.plan.pattern == "none" or not rules.others:
         open_round(site, memory.committed + 1)
         return
-    present = site.neighbours.present(rules.others, site.now_s)
+    present = site.peers.present(rules.others, site.now_s)
     if not present and not _alone(site):
         return
     site.alone = not present
     site.enter(Phase.PACING)
-    rounds = site.neighbours.rounds(rules.others, site.now_s)
+    rounds = site.peers.rounds(rules.others, site.now_s)
     middle = liveness.lower_median(rounds)
     following = memory.committed + 1
     if middle is not None and rules.circulating < following < middle - rules.pace.lag_rounds_max:
@@ -287,7 +286,7 @@ def set_pace(site: SiteState) -> None:
 def _jump(site: SiteState, round: int) -> int:
     """Leave out the rounds that the others have passed; the newest own artifact serves the round that comes now."""
     publish = round if site.rules.plan.published == "commit" else None
-    site.persist("skipped", round, {"from": site.memory.committed + 1, "publish": publish})
+    site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish))
     site.publish_due()
     return round
 
@@ -296,10 +295,10 @@ def _alone(site: SiteState) -> bool:
     """Whether to go on although nobody is heard: only after ``isolated_s`` of isolation."""
     if site.alone:
         return True
-    if not all(site.neighbours.silent(name, site.now_s) for name in site.rules.others):
+    if not all(site.peers.silent(name, site.now_s) for name in site.rules.others):
         return False
     if site.phase != Phase.ISOLATED:
-        site.persist("isolated", site.memory.committed)
+        site.persist(rows.IsolatedRow(site.memory.committed))
         site.enter(Phase.ISOLATED)
         return False
     return site.now_s >= site.since_s + site.rules.pace.isolated_s
@@ -308,7 +307,7 @@ def _alone(site: SiteState) -> bool:
 def open_round(site: SiteState, round: int) -> None:
     """Begin a round; dFLMoE's first stage already uses the heads that are here."""
     sources = exchange.kept_heads(site.rules, came=(), held=site.memory.held.values()) if site.rules.plan.cached else ()
-    site.persist("opened", round, {"sources": body_of(sources)})
+    site.persist(rows.OpenedRow(round, sources=sources))
     next_phase(site)
 
 
@@ -352,28 +351,28 @@ def commit(site: SiteState) -> None:
     visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
     consumed = rules.plan.published == "commit" and (visiting or round < last)
-    sources = [
-        {"site": source.origin, "round": source.round, "sha256": source.artifact.sha256, "fallback": source.fallback}
-        for source in current.sources
-    ]
-    body = {
-        "generation": memory.generation,
-        "sources": sources,
-        "contributors": sorted({rules.site, *(source.origin for source in current.sources)}),
-        "missing": current.missing,
-        "below_quorum": current.below_quorum,
-        "skipped": memory.skipped,
-        "artifact_sha256": artifact.sha256 if artifact is not None else None,
-        "aggregate_sha256": current.aggregate,
-        "metrics": current.metrics,
-        "threads": current.threads,
-        "duration_s": current.duration_s,
-        "state": current.state,
-        "artifact": body_of(artifact),
-        "publish": round + 1 if consumed and artifact is not None else None,
-        "visiting": visiting,
-    }
-    site.persist("committed", round, body)
+    row = rows.CommittedRow(
+        round,
+        generation=memory.generation,
+        sources=tuple(
+            rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback)
+            for source in current.sources
+        ),
+        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)})),
+        missing=dict(current.missing),
+        below_quorum=current.below_quorum,
+        skipped=tuple(memory.skipped),
+        artifact_sha256=artifact.sha256 if artifact is not None else None,
+        aggregate_sha256=current.aggregate,
+        metrics=dict(current.metrics),
+        threads=current.threads,
+        duration_s=current.duration_s,
+        state=current.state,
+        artifact=artifact,
+        publish=round + 1 if consumed and artifact is not None else None,
+        visiting=visiting,
+    )
+    site.persist(row)
     compare(site, rules.others)
     site.publish_due()
     tidy(site, needed)
@@ -386,20 +385,20 @@ def compare(site: SiteState, names: Iterable[SiteName]) -> None:
     if memory.aggregate is None:
         return
     for name in names:
-        pulse = site.neighbours.pulse(name)
+        pulse = site.peers.pulse(name)
         if pulse is None or name in memory.compared or pulse.aggregate is None:
             continue
         if pulse.committed_round == memory.committed:
             agrees = pulse.aggregate == memory.aggregate
-            site.persist("compared", memory.committed, {"site": name, "sha256": pulse.aggregate, "agrees": agrees})
+            site.persist(rows.ComparedRow(memory.committed, site=name, sha256=pulse.aggregate, agrees=agrees))
 
 
-def tidy(site: SiteState, needed: set[Sha256]) -> None:
+def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
     """Let go of artifacts that no later round, fallback or receiver can need.
 
     Args:
         site: the site.
-        needed: the digests that were needed before the row that ended the round.
+        needed_before: the digests that memory named before the row that ended the round.
     """
     rules, memory = site.rules, site.memory
     newest: dict[SiteName, int] = {}
@@ -412,22 +411,22 @@ def tidy(site: SiteState, needed: set[Sha256]) -> None:
         fresh = last and rules.fallback == "stale" and age < rules.staleness_rounds_max
         used = age >= 0 or (memory.home and source.artifact.owner == rules.site)
         if used and not cached and not fresh:
-            site.persist("discarded", memory.committed, {"sha256": digest})
+            site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
     old = memory.committed - rules.pace.artifact_rounds_max
     away = rules.circulating > 0 and not memory.home
     own = max((key for key in memory.published if key[1] == rules.site), default=None) if away else None
     if any(key[0] <= old and key != own for key in memory.published):
-        site.persist("retired", old, {"kept": own if own is None else list(own)})
+        site.persist(rows.RetiredRow(old, kept=own))
     for round in [round for round in memory.evaluation.lent if round <= old]:
         site.lapse(round, retired=True)
-    for digest in sorted(needed - memory.names()):
+    for digest in sorted(needed_before - memory.names()):
         site.emit(commands.Discard(digest))
 
 
-def come_home(site: SiteState, state: str, artifact: Artifact | None) -> None:
+def come_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
     """End the circulating rounds with the own model where it belongs."""
     needed = site.memory.names()
-    slot_came_home(site, state, artifact)
+    remember_home(site, state, artifact)
     site.publish_due()
     tidy(site, needed)
     go_on(site)
@@ -446,14 +445,15 @@ def unfinished(site: SiteState) -> list[SiteName]:
     rules = site.rules
     if rules.plan.pattern == "none":
         return []
-    return [name for name in rules.others if not site.neighbours.done(name, rules.rounds)]
+    return [name for name in rules.others if not site.peers.done(name, rules.rounds)]
 
 
 def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     """A backup was restored here: go on as a new generation, so that what is made again is not taken for a forgery."""
     memory, busy = site.memory, site.phase in BUSY
-    body = {"generation": seen.generation + 1, "reported_by": reported_by, "their_round": seen.round}
-    site.persist("regenerated", memory.committed, body)
+    generation = seen.generation + 1
+    row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)
+    site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):
         site.emit(commands.Publish(round, artifact))
     global_test.begin(site)

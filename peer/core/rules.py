@@ -81,7 +81,15 @@ class Rules:
     @property
     def quorum_others(self) -> int:
         """How many peers' artifacts are enough at the slow deadline; by default half of them, rounded up."""
-        return self.quorum if self.quorum is not None else (len(self.roster) - 1 + 1) // 2
+        return self.quorum if self.quorum is not None else half_rounded_up(len(self.roster) - 1)
+
+    @property
+    def witnesses_of_a_start(self) -> int:
+        """How many peers must have begun the rounds before this site begins without a missing one.
+
+        Two, where there are two besides the missing one, so that no single site can start a federation early.
+        """
+        return min(2, half_rounded_up(len(self.others)))
 
     def pattern(self, round: int) -> Pattern:
         """The exchange pattern of a round."""
@@ -106,18 +114,23 @@ class Rules:
         return round == self.rounds or (self.evaluation_every > 0 and round % self.evaluation_every == 0)
 
     @property
-    def kept_home(self) -> str:
-        """Why this site's model is measured nowhere else, and no other's here; empty where both may be."""
+    def evaluation_denied(self) -> str | None:
+        """Why this site's model is evaluated at no other site, and no other's here; nothing where both may be."""
         if not self.global_test:
             return "federation.toml does not have global_test = true"
-        if self.plan.kept_home:
-            return f"not permitted: {self.plan.kept_home}"
-        return "" if self.evaluation_permitted else f"not permitted by {self.site}: its [egress] evaluate is false"
+        if self.plan.evaluation_denied is not None:
+            return f"not permitted: {self.plan.evaluation_denied}"
+        return None if self.evaluation_permitted else f"not permitted by {self.site}: its [egress] evaluate is false"
 
     def lends(self, round: int) -> bool:
         """Whether the model at the end of a round may be measured by others; none is at home before the hand-back."""
         within = max(1, self.circulating) <= round <= self.rounds
-        return within and self.evaluates(round) and not self.kept_home
+        return within and self.evaluates(round) and self.evaluation_denied is None
+
+
+def half_rounded_up(peers: int) -> int:
+    """A quorum of so many peers: at least half of them."""
+    return (peers + 1) // 2
 
 
 @functools.lru_cache(maxsize=64)

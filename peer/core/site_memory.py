@@ -1,24 +1,23 @@
 """A site's memory as the fold of its journal: what a restart knows is what the running site knew.
 
-The round machine changes its memory only by the rows that it persists, so recovery is the same code and not a second
+The state machine changes its memory only by the rows that it persists, so recovery is the same code and not a second
 reading of the same facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from peer.core import global_test_memory
+from peer.core import global_test_memory, limits, rows
 from peer.core.commands import Source
 from peer.core.global_test_memory import Evaluation, Lent
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import from_json, to_json
 
 Row = tuple[str, int, Mapping[str, Any]]
-"""Kind, round and body of a journal row."""
+"""Kind, round and body of a journal row, as it is stored; ``peer.core.rows`` has the typed ones."""
 
 WAITS_KEPT = 10
 ROUND_KEYS = (
@@ -61,7 +60,9 @@ class OpenRound:
 class Memory:
     """All that must survive a crash. ``state`` names the checkpoint that the next stage starts from.
 
-    ``aggregate`` is the mean that the last committed round ended with, ``compared`` who said what his was.
+    ``publication_due`` is an artifact and the round that it serves, until it is published. ``first_digests`` has, by
+    origin, the digest of what it sent first for a generation, round and owner: another one later would be a forgery.
+    ``aggregate`` is the mean that the last committed round ended with, ``compared`` names the peers that told theirs.
     """
 
     generation: int = 1
@@ -70,34 +71,34 @@ class Memory:
     committed: int = 0
     home: bool = False
     measured: bool = False
-    next: tuple[int, Artifact] | None = None
+    publication_due: tuple[int, Artifact] | None = None
     open: OpenRound | None = None
     published: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
     held: dict[Sha256, Source] = field(default_factory=dict)
-    first_digests: dict[tuple[str, int, int, str], str] = field(default_factory=dict)
+    first_digests: dict[SiteName, dict[tuple[int, int, SiteName], Sha256]] = field(default_factory=dict)
     aggregate: Sha256 | None = None
-    compared: set[str] = field(default_factory=set)
+    compared: set[SiteName] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
 
-    def apply(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
+    def apply(self, row: rows.JournalRow) -> None:
         """Remember one row; kinds that only inform a reader change nothing."""
-        change = APPLY.get(kind)
+        change = APPLY.get(type(row))
         if change is not None:
-            change(self, round, body)
-        elif kind in global_test_memory.KINDS:
-            self.evaluation.apply(kind, round, body)
+            change(self, row)
+        else:
+            self.evaluation.apply(row)
 
     def names(self) -> set[Sha256]:
         """Digests of every artifact that a row still needs: all other files may go."""
         kept = {artifact.sha256 for artifact in self.published.values()} | set(self.held) | self.evaluation.names()
         if self.artifact is not None:
             kept.add(self.artifact.sha256)
-        if self.next is not None:
-            kept.add(self.next[1].sha256)
+        if self.publication_due is not None:
+            kept.add(self.publication_due[1].sha256)
         if self.open is not None:
             kept |= {source.artifact.sha256 for source in self.open.sources}
             if self.open.artifact is not None:
@@ -110,8 +111,8 @@ class Memory:
         self.published = {key: value for key, value in self.published.items() if value.sha256 in present}
         if self.artifact is not None and self.artifact.sha256 not in present:
             self.artifact = None
-        if self.next is not None and self.next[1].sha256 not in present:
-            self.next = None
+        if self.publication_due is not None and self.publication_due[1].sha256 not in present:
+            self.publication_due = None
         if self.open is not None:
             self._reopen(self.open, present)
         self.evaluation.keep(present)
@@ -126,193 +127,191 @@ class Memory:
             current.position, current.sources = max(current.exchanged, 0), ()
 
 
-def recover(rows: Iterable[Row], *, present: set[Sha256] | None = None) -> Memory:
+def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, generation: int = 1) -> Memory:
     """The memory after these rows.
 
     Args:
-        rows: the journal, oldest first.
+        stored: the journal, oldest first.
         present: digests of the artifact files on disk; what needs a file that is gone is forgotten.
+        generation: the lowest that the site may have, which is the number of its folder.
+
+    Raises:
+        RowError: a row is damaged.
     """
     memory = Memory()
-    for kind, round, body in rows:
-        memory.apply(kind, round, body)
+    for kind, round, body in stored:
+        if kind in REMEMBERED:
+            memory.apply(rows.decode(kind, round, body))
     if present is not None:
         memory.keep(present)
+    memory.generation = max(memory.generation, generation)
     return memory
 
 
-def _artifact(body: Mapping[str, Any]) -> Artifact | None:
-    found = body.get("artifact")
-    return from_json(Artifact, found) if found is not None else None
+def _make_due(memory: Memory, publish: int | None, artifact: Artifact | None) -> None:
+    if artifact is not None and publish is not None:
+        memory.publication_due = (publish, artifact)
 
 
-def _make_due(memory: Memory, body: Mapping[str, Any], artifact: Artifact | None) -> None:
-    if artifact is not None and body.get("publish") is not None:
-        memory.next = (body["publish"], artifact)
+def _began(memory: Memory, row: rows.BeganRow) -> None:
+    memory.generation = row.generation
 
 
-def _began(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.generation = body["generation"]
+def _initialised(memory: Memory, row: rows.InitialisedRow) -> None:
+    memory.state, memory.artifact, memory.samples = row.state, row.artifact, dict(row.samples)
+    _make_due(memory, row.publish, row.artifact)
 
 
-def _initialised(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.state, memory.artifact, memory.samples = body["state"], _artifact(body), dict(body["samples"])
-    _make_due(memory, body, memory.artifact)
+def _opened(memory: Memory, row: rows.OpenedRow) -> None:
+    memory.open = OpenRound(row.round, memory.state, row.sources)
 
 
-def _opened(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    sources = from_json(tuple[Source, ...], list(body["sources"]))
-    memory.open = OpenRound(round, memory.state, sources)
-
-
-def _arrived(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    source = from_json(Source, body["source"])
-    key = (source.origin, body["origin_generation"], source.round, source.artifact.owner)
-    memory.first_digests.setdefault(key, source.artifact.sha256)
+def _arrived(memory: Memory, row: rows.ArrivedRow) -> None:
+    source = row.source
+    first = memory.first_digests.setdefault(source.origin, {})
+    first.setdefault((row.origin_generation, source.round, source.artifact.owner), source.artifact.sha256)
+    if len(first) > limits.FIRST_DIGESTS_PER_PEER_MAX:
+        del first[min(first)]
     known = memory.held.setdefault(source.artifact.sha256, source)
     if known.origin == source.origin:  # who sends another's bytes as its own must not take their place
         memory.held[source.artifact.sha256] = source
 
 
-def _chosen(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
     if memory.open is not None:
-        memory.open.sources = from_json(tuple[Source, ...], list(body["sources"]))
-        memory.open.missing = dict(body["missing"])
-        memory.open.position = body["position"] + 1
-        memory.open.exchanged = body["position"]
-        memory.open.below_quorum = memory.open.below_quorum or body["below_quorum"]
-    if body["waited_s"] is not None:
-        memory.waits_s = [*memory.waits_s, float(body["waited_s"])][-WAITS_KEPT:]
+        memory.open.sources = row.sources
+        memory.open.missing = dict(row.missing)
+        memory.open.position = row.position + 1
+        memory.open.exchanged = row.position
+        memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
+    if row.waited_s is not None:
+        memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_KEPT:]
 
 
-def _trained(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _trained(memory: Memory, row: rows.TrainedRow) -> None:
     if memory.open is None:
         return
-    memory.open.position = body["position"] + 1
-    memory.open.state = body["state"]
-    memory.open.artifact = _artifact(body) or memory.open.artifact
-    memory.open.metrics.update(body["metrics"])
-    memory.open.threads = body["threads"]
-    memory.open.duration_s += body["duration_s"]
-    _make_due(memory, body, memory.open.artifact)
+    memory.open.position = row.position + 1
+    memory.open.state = row.state
+    memory.open.artifact = row.artifact or memory.open.artifact
+    memory.open.metrics.update(row.metrics)
+    memory.open.threads = row.threads
+    memory.open.duration_s += row.duration_s
+    _make_due(memory, row.publish, memory.open.artifact)
 
 
-def _aggregated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
     if memory.open is not None:
-        memory.open.position = body["position"] + 1
-        memory.open.state = body["state"]
-        memory.open.aggregate = Sha256(body["sha256"])
-        memory.open.contributors = tuple(body["contributors"])
+        memory.open.position = row.position + 1
+        memory.open.state = row.state
+        memory.open.aggregate = row.sha256
+        memory.open.contributors = row.contributors
 
 
-def _evaluated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
     memory.measured = memory.open is None
-    lent = _artifact(body)
-    if lent is not None:
-        memory.evaluation.lent[round] = Lent(lent)
+    if row.artifact is not None:
+        memory.evaluation.lent[row.round] = Lent(row.artifact)
     if memory.open is not None:
-        memory.open.metrics.update(body["metrics"])
+        memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True
 
 
-def _committed(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.committed, memory.state, memory.open, memory.skipped = round, body["state"], None, []
-    memory.aggregate, memory.compared = body.get("aggregate_sha256"), set()
-    found = _artifact(body)
-    _make_due(memory, body, found)
-    if found is not None and not body["visiting"]:
-        memory.artifact = found
+def _committed(memory: Memory, row: rows.CommittedRow) -> None:
+    memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
+    memory.aggregate, memory.compared = row.aggregate_sha256, set()
+    _make_due(memory, row.publish, row.artifact)
+    if row.artifact is not None and not row.visiting:
+        memory.artifact = row.artifact
 
 
-def _compared(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.compared.add(body["site"])
+def _compared(memory: Memory, row: rows.ComparedRow) -> None:
+    memory.compared.add(row.site)
 
 
-def _skipped(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.skipped = [*memory.skipped, *range(memory.committed + 1, round)]
-    memory.committed, memory.aggregate = round - 1, None
-    _make_due(memory, body, memory.artifact)
+def _skipped(memory: Memory, row: rows.SkippedRow) -> None:
+    memory.skipped = [*memory.skipped, *range(memory.committed + 1, row.round)]
+    memory.committed, memory.aggregate = row.round - 1, None
+    _make_due(memory, row.publish, memory.artifact)
 
 
-def _published(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    artifact = from_json(Artifact, body["artifact"])
-    memory.published[(round, artifact.owner)] = artifact
-    memory.next = None
+def _published(memory: Memory, row: rows.PublishedRow) -> None:
+    memory.published[(row.round, row.artifact.owner)] = row.artifact
+    memory.publication_due = None
 
 
-def _retired(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    kept = tuple(body.get("kept") or ())
-    memory.published = {key: value for key, value in memory.published.items() if key[0] > round or key == kept}
+def _retired(memory: Memory, row: rows.RetiredRow) -> None:
+    memory.published = {
+        key: artifact for key, artifact in memory.published.items() if key[0] > row.round or key == row.kept
+    }
 
 
-def _discarded(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.held.pop(Sha256(body["sha256"]), None)
+def _discarded(memory: Memory, row: rows.DiscardedRow) -> None:
+    memory.held.pop(row.sha256, None)
 
 
-def _regenerated(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
-    memory.generation = body["generation"]
+def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:
+    memory.generation = row.generation
 
 
-def _adopted(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _adopted(memory: Memory, row: rows.AdoptedRow) -> None:
     memory.home = True
-    memory.state = body["state"] or memory.state
-    memory.artifact = _artifact(body) or memory.artifact
-    _make_due(memory, body, memory.artifact)
+    memory.state = row.state or memory.state
+    memory.artifact = row.artifact or memory.artifact
+    _make_due(memory, row.publish, memory.artifact)
 
 
-def _finished(memory: Memory, round: int, body: Mapping[str, Any]) -> None:
+def _finished(memory: Memory, row: rows.FinishedRow) -> None:
     memory.finished = True
 
 
-APPLY = {
-    "began": _began,
-    "initialised": _initialised,
-    "opened": _opened,
-    "arrived": _arrived,
-    "chosen": _chosen,
-    "trained": _trained,
-    "aggregated": _aggregated,
-    "evaluated": _evaluated,
-    "committed": _committed,
-    "compared": _compared,
-    "skipped": _skipped,
-    "published": _published,
-    "retired": _retired,
-    "discarded": _discarded,
-    "regenerated": _regenerated,
-    "adopted": _adopted,
-    "finished": _finished,
+APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
+    rows.BeganRow: _began,
+    rows.InitialisedRow: _initialised,
+    rows.OpenedRow: _opened,
+    rows.ArrivedRow: _arrived,
+    rows.ChosenRow: _chosen,
+    rows.TrainedRow: _trained,
+    rows.AggregatedRow: _aggregated,
+    rows.EvaluatedRow: _evaluated,
+    rows.CommittedRow: _committed,
+    rows.ComparedRow: _compared,
+    rows.SkippedRow: _skipped,
+    rows.PublishedRow: _published,
+    rows.RetiredRow: _retired,
+    rows.DiscardedRow: _discarded,
+    rows.RegeneratedRow: _regenerated,
+    rows.AdoptedRow: _adopted,
+    rows.FinishedRow: _finished,
 }
-REMEMBERED = (*APPLY, *global_test_memory.KINDS)
+REMEMBERED = tuple(form.kind for form in (*APPLY, *global_test_memory.ROWS))
 """Kinds of rows that change memory."""
 
 
-def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def round_records(stored: Iterable[Row]) -> list[dict[str, Any]]:
     """The committed rounds as ``rounds --json`` shows them, oldest first."""
     records: dict[int, dict[str, Any]] = {}
-    for kind, round, body in rows:
+    for kind, round, body in stored:
         if kind == "committed":
-            records[round] = {"round": round, **{key: body[key] for key in ROUND_KEYS}, "agrees": {}}
+            shown = {key: rows.member(kind, round, body, key) for key in ROUND_KEYS}
+            records[round] = {"round": round, **shown, "agrees": {}}
         elif kind == "compared" and round in records:
-            records[round]["agrees"][body["site"]] = body["agrees"]
+            site = rows.member(kind, round, body, "site")
+            records[round]["agrees"][site] = rows.member(kind, round, body, "agrees")
         elif kind == "evaluated" and round in records:
-            records[round]["metrics"] = {**records[round]["metrics"], **body["metrics"]}
+            metrics = rows.member(kind, round, body, "metrics")
+            records[round]["metrics"] = {**records[round]["metrics"], **metrics}
     return list(records.values())
 
 
-def used_sources(rows: Iterable[Row]) -> tuple[Source, ...]:
+def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:
     """What the last committed round used of other sites; a model that predicts with their heads needs them again."""
-    chosen: list[Any] = []
-    used: list[Any] = []
-    for kind, _, body in rows:
-        if kind in ("opened", "chosen"):
-            chosen = body["sources"]
-        elif kind == "committed":
+    chosen: Row | None = None
+    used: Row | None = None
+    for row in stored:
+        if row[0] in (rows.OpenedRow.kind, rows.ChosenRow.kind):
+            chosen = row
+        elif row[0] == rows.CommittedRow.kind:
             used = chosen
-    sources: tuple[Source, ...] = from_json(tuple[Source, ...], used)
-    return sources
-
-
-def body_of(value: Any) -> Any:
-    """A domain value as the JSON that a row holds."""
-    return to_json(value)
+    decoded = rows.decode(*used) if used is not None else None
+    return decoded.sources if isinstance(decoded, rows.OpenedRow | rows.ChosenRow) else ()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from peer.core import commands, events, limits
+from peer.core import commands, events, limits, rows
 from peer.core.commands import Command, Source
 from peer.core.exchange import Exchange
 from peer.core.global_test_memory import NO_ANSWER, Hosting, Lent
 from peer.core.liveness import AWAY, Peers
-from peer.core.messages import Heartbeat, Seen
+from peer.core.messages import Heartbeat, LastHeard, Seen
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.core.site_memory import Memory, OpenRound, body_of
+from peer.core.site_memory import Memory, OpenRound
+from peer.core.worker_protocol import to_json
 
 
 class Phase(enum.StrEnum):
@@ -56,20 +57,29 @@ class SiteState:
     Args:
         rules: the federation as the site sees it.
         memory: what the journal says, from ``peer.core.site_memory.recover``; empty for a new site.
+        heard: when each peer was heard last, and its state; a simulator shares one table among its sites.
+        greeted: peers that need not answer Hello first.
     """
 
-    def __init__(self, rules: Rules, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        memory: Memory | None = None,
+        *,
+        heard: dict[SiteName, LastHeard] | None = None,
+        greeted: Iterable[SiteName] = (),
+    ) -> None:
         self.rules = rules
         self.memory = memory if memory is not None else Memory()
         self.phase = Phase.NEW
-        self.neighbours = Peers(silence_s=rules.pace.silence_s)
-        self.greeted: set[SiteName] = set()
-        self.willing: dict[SiteName, bool | None] = {}
+        self.peers = Peers(silence_s=rules.pace.silence_s, heard={} if heard is None else heard)
+        self.greeted = set(greeted)
+        self.accepts_evaluation: dict[SiteName, bool | None] = {}
         self.hosting = Hosting()
         self.exchange: Exchange | None = None
         self.progress: events.Progressed | None = None
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
-        self.shunned: dict[SiteName, set[str]] = {}
+        self.reported_faults: dict[SiteName, set[str]] = {}
         self.failure = ""
         self.attempt = 0
         self.failures = 0
@@ -79,6 +89,7 @@ class SiteState:
         self.since_s = 0.0
         self.wake_s: float | None = None
         self.out: list[Command] = []
+        self.cause = rows.Cause(0, "")
 
     @property
     def number(self) -> int:
@@ -100,8 +111,9 @@ class SiteState:
 
     def seen(self, site: SiteName) -> Seen | None:
         """The newest artifact remembered from a site."""
-        found = [(key[1], key[2], digest) for key, digest in self.memory.first_digests.items() if key[0] == site]
-        return Seen(*max(found)) if found else None
+        first = self.memory.first_digests.get(site, {})
+        newest = max(first, default=None)
+        return None if newest is None else Seen(newest[0], newest[1], first[newest])
 
     @property
     def opened(self) -> OpenRound:
@@ -114,11 +126,10 @@ class SiteState:
         """Append a command."""
         self.out.append(command)
 
-    def persist(self, kind: str, round: int, body: Mapping[str, Any] | None = None) -> None:
+    def persist(self, row: rows.JournalRow) -> None:
         """Change memory by one row, and have that row written first."""
-        body = {} if body is None else body
-        self.memory.apply(kind, round, body)
-        self.emit(commands.Persist(kind, round, body))
+        self.memory.apply(row)
+        self.emit(commands.Persist(row.kind, row.round, row.body(), to_json(self.cause)))
 
     def enter(self, phase: Phase) -> None:
         """Change the phase; peers hear of it at once, but of several changes in one event only of the last."""
@@ -129,30 +140,30 @@ class SiteState:
 
     def publish_due(self) -> None:
         """Publish the artifact that the last row made due, if it did: a crash in between only delays it."""
-        if self.memory.next is not None:
-            round, artifact = self.memory.next
-            self.persist("published", round, {"artifact": body_of(artifact)})
+        if self.memory.publication_due is not None:
+            round, artifact = self.memory.publication_due
+            self.persist(rows.PublishedRow(round, artifact=artifact))
             self.emit(commands.Publish(round, artifact))
 
-    def ignore(self, event: events.Event, reason: str = "") -> None:
+    def ignore(self, event: events.Event, reason: str | None = None) -> None:
         """Write down that something came too late, or was meant for another phase, and do no more."""
-        why = {"reason": reason} if reason else {}
-        self.persist("ignored", self.number, {"event": type(event).__name__, "phase": str(self.phase), **why})
+        name, phase = type(event).__name__, str(self.phase)
+        self.persist(rows.IgnoredRow(self.number, event=name, phase=phase, reason=reason))
 
     def unreported(self, lent: Lent) -> dict[SiteName, str]:
         """Who has not said how a lent model did, and why not."""
         reasons = {}
         for name in self.rules.roster.others(self.rules.site):
-            pulse = self.neighbours.pulse(name)
+            pulse = self.peers.pulse(name)
             if name in lent.reports:
                 continue
             if name in self.rules.without:
                 reasons[name] = "absent"
-            elif name in self.willing and self.willing[name] is None:
+            elif name in self.accepts_evaluation and self.accepts_evaluation[name] is None:
                 reasons[name] = "its program does not support it"
-            elif self.willing.get(name) is False:
+            elif self.accepts_evaluation.get(name) is False:
                 reasons[name] = f"not permitted by {name}"
-            elif self.neighbours.silent(name, self.now_s):
+            elif self.peers.silent(name, self.now_s):
                 reasons[name] = "silent"
             else:
                 reasons[name] = pulse.phase if pulse is not None and pulse.phase in AWAY else NO_ANSWER
@@ -162,16 +173,16 @@ class SiteState:
         """Write down who has not said how the model of a round did; ``retired``: it is not lent any more."""
         reasons = self.unreported(self.memory.evaluation.lent[round])
         if reasons or retired:
-            self.persist("lapsed", round, {"reasons": reasons, "retired": retired})
+            self.persist(rows.LapsedRow(round, reasons=reasons, retired=retired))
 
     def refuse(self, origin: SiteName, reason: str) -> None:
         """Note what a peer sent or did that was not acceptable, and name the peer."""
-        self.persist("refused", self.number, {"origin": origin, "reason": reason})
+        self.persist(rows.RefusedRow(self.number, origin=origin, reason=reason))
         self.refusals.append({"site": origin, "round": self.number, "reason": reason})
 
     def complain(self, name: SiteName, reason: str) -> None:
         """Name a peer that broke the protocol, once for each reason: it words them, and may not fill the disk."""
-        known = self.shunned.setdefault(name, set())
+        known = self.reported_faults.setdefault(name, set())
         if reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
             known.add(reason)
             self.refuse(name, reason)
@@ -201,7 +212,7 @@ class SiteState:
         self.cancel_exchange()
         for round in self.memory.evaluation.lent:
             self.lapse(round, retired=False)
-        self.persist("left", self.memory.committed, {"fault": fault, "reason": reason})
+        self.persist(rows.LeftRow(self.memory.committed, fault=fault, reason=reason))
         self.enter(Phase.GONE)
         self.emit(commands.Exit(fault, reason))
 
@@ -217,11 +228,11 @@ class SiteState:
     def _due(self) -> list[float]:
         waits = self.rules.pace
         if self.exchange is not None:
-            return self.exchange.due_s(self.neighbours, self.rules)
+            return self.exchange.due_s(self.peers, self.rules)
         if self.phase == Phase.GATHERING and waits.gather_s is not None:
-            return [self.neighbours.began_s + waits.gather_s]
+            return [self.peers.began_s + waits.gather_s]
         if self.phase == Phase.PACING:
-            return [self.neighbours.silent_at_s(site) for site in self.rules.others]
+            return [self.peers.silent_at_s(site) for site in self.rules.others]
         if self.phase == Phase.ISOLATED:
             return [self.since_s + waits.isolated_s]
         if self.phase == Phase.DONE:

@@ -111,18 +111,18 @@ def _wait(site: SiteName, artifact: str, since_s: float, deadline_s: float | Non
 
 
 def _behind(site: SiteState, name: SiteName) -> bool:
-    pulse = site.neighbours.pulse(name)
+    pulse = site.peers.pulse(name)
     return pulse is None or pulse.round < site.memory.committed
 
 
 def _peer(site: SiteState, name: SiteName, now_s: float) -> dict[str, Any]:
-    heard = site.neighbours.heard.get(name)
+    heard = site.peers.heard.get(name)
     if heard is None:
         state = "absent" if name in site.rules.without else "unknown"
         return {"state": state, "round": None, "phase": None, "progress": None, "last_seen_s": None}
     pulse = heard.pulse
     return {
-        "state": "silent" if site.neighbours.silent(name, now_s) else "heard",
+        "state": "silent" if site.peers.silent(name, now_s) else "heard",
         "round": pulse.round if pulse is not None else None,
         "phase": pulse.phase if pulse is not None else None,
         "progress": round(pulse.progress, 3) if pulse is not None else None,

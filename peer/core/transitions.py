@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, events, global_test, limits, rounds, worker_events
+from peer.core import commands, events, global_test, limits, rounds, rows, worker_events
 from peer.core.commands import Source
 from peer.core.exchange import Want
 from peer.core.messages import Unavailable
-from peer.core.site_memory import body_of
 from peer.core.state import BUSY, HALT_S, Phase, SiteState
 
 Handler = Callable[[SiteState, Any], None]
@@ -25,8 +24,8 @@ ALL = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 def begin(site: SiteState, event: events.Began) -> None:
     """Start, or go on from the journal; what was published is served again first."""
-    site.neighbours.began_s = site.since_s = site.now_s
-    site.persist("began", site.memory.committed, {"generation": site.memory.generation})
+    site.peers.began_s = site.since_s = site.now_s
+    site.persist(rows.BeganRow(site.memory.committed, generation=site.memory.generation))
     for (round, _), artifact in sorted(site.memory.published.items()):
         site.emit(commands.Publish(round, artifact))
     global_test.begin(site)
@@ -37,7 +36,7 @@ def pause(site: SiteState, event: events.PauseRequested) -> None:
     """Stop training, keep serving; peers are told before it takes effect."""
     busy = site.phase in BUSY
     site.cancel_exchange()
-    site.persist("paused", site.number)
+    site.persist(rows.PausedRow(site.number))
     site.enter(Phase.PAUSED)
     if busy:
         site.emit(commands.Halt(site.memory.generation, site.next_attempt()))
@@ -46,7 +45,7 @@ def pause(site: SiteState, event: events.PauseRequested) -> None:
 def resume(site: SiteState, event: events.ResumeRequested) -> None:
     """Go on after a pause, or try again after a failure."""
     site.failure, site.failures = "", 0
-    site.persist("resumed", site.number)
+    site.persist(rows.ResumedRow(site.number))
     rounds.go_on(site)
 
 
@@ -71,8 +70,8 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
     seen, memory = event.greeting.seen, site.memory
     first = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
     site.greeted.add(event.site)
-    site.willing[event.site] = event.greeting.evaluates
-    site.neighbours.hear(event.site, None, site.now_s)
+    site.accepts_evaluation[event.site] = event.greeting.evaluates
+    site.peers.hear(event.site, None, site.now_s)
     last = max((round for round, _ in memory.published), default=0)
     if first and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
         if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
@@ -85,7 +84,7 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
 def hear(site: SiteState, event: events.PeerHeard) -> None:
     """A peer lives; what it does may end a wait."""
     if event.site in site.rules.peers:
-        site.neighbours.hear(event.site, event.pulse, site.now_s)
+        site.peers.hear(event.site, event.pulse, site.now_s)
         rounds.compare(site, (event.site,))
         look(site)
 
@@ -139,8 +138,8 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
     else:
         late = "" if event.true_round == event.round else "stale"
         wanted.came = Source(event.origin, event.true_round, event.artifact, late)
-        body = {"source": body_of(wanted.came), "origin_generation": event.origin_generation}
-        site.persist("arrived", event.round, body)
+        row = rows.ArrivedRow(event.round, source=wanted.came, origin_generation=event.origin_generation)
+        site.persist(row)
     rounds.review(site)
 
 
@@ -148,8 +147,8 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
     """Why the artifact is not the one that was due; empty when it is. Only a circulating model may be an older copy."""
     artifact, kind = event.artifact, site.rules.plan.artifact
     older = site.exchange is not None and site.exchange.pattern == "circulate"
-    key = (event.origin, event.origin_generation, event.true_round, artifact.owner)
-    first = site.memory.first_digests.get(key, artifact.sha256)
+    key = (event.origin_generation, event.true_round, artifact.owner)
+    first = site.memory.first_digests.get(event.origin, {}).get(key, artifact.sha256)
     if first != artifact.sha256:
         digests = f"{artifact.sha256[:12]}, not {first[:12]}"
         return f"sent another artifact for round {event.true_round} than before ({digests})"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from peer.core import commands, events, limits, rounds
-from peer.core.site_memory import body_of
+from peer.core import commands, events, limits, rounds, rows
 from peer.core.state import Phase, SiteState
 
 Handler = Callable[[SiteState, Any], None]
@@ -30,15 +29,16 @@ def _answers(site: SiteState, event: Any) -> bool:
 def initialise(site: SiteState, event: events.Initialised) -> None:
     """The initial model exists: it is the artifact of round 1 where models travel at the commit."""
     site.failures = 0
-    body = {
-        "state": event.state,
-        "artifact": body_of(event.artifact),
-        "samples": dict(event.samples),
-        "threads": event.threads,
-        "device": event.device,
-        "publish": 1 if site.rules.plan.published == "commit" else None,
-    }
-    site.persist("initialised", 0, body)
+    row = rows.InitialisedRow(
+        0,
+        state=event.state,
+        artifact=event.artifact,
+        samples=event.samples,
+        threads=event.threads,
+        device=event.device,
+        publish=1 if site.rules.plan.published == "commit" else None,
+    )
+    site.persist(row)
     rounds.go_on(site)
 
 
@@ -53,17 +53,18 @@ def train(site: SiteState, event: events.Trained) -> None:
     """A stage is over; publish after it where the plan says so."""
     site.failures = 0
     opened = site.opened
-    body = {
-        "position": opened.position,
-        "stage": event.stage,
-        "state": event.state,
-        "artifact": body_of(event.artifact),
-        "metrics": dict(event.metrics),
-        "threads": event.threads,
-        "duration_s": event.duration_s,
-        "publish": opened.number if site.rules.plan.published == event.stage else None,
-    }
-    site.persist("trained", opened.number, body)
+    row = rows.TrainedRow(
+        opened.number,
+        position=opened.position,
+        stage=event.stage,
+        state=event.state,
+        artifact=event.artifact,
+        metrics=event.metrics,
+        threads=event.threads,
+        duration_s=event.duration_s,
+        publish=opened.number if site.rules.plan.published == event.stage else None,
+    )
+    site.persist(row)
     site.publish_due()
     rounds.next_phase(site)
 
@@ -72,13 +73,14 @@ def train(site: SiteState, event: events.Trained) -> None:
 def aggregate(site: SiteState, event: events.Aggregated) -> None:
     """The shared module is the mean of its contributors."""
     site.failures = 0
-    body = {
-        "position": site.opened.position,
-        "state": event.state,
-        "sha256": event.sha256,
-        "contributors": list(event.contributors),
-    }
-    site.persist("aggregated", site.opened.number, body)
+    row = rows.AggregatedRow(
+        site.opened.number,
+        position=site.opened.position,
+        state=event.state,
+        sha256=event.sha256,
+        contributors=event.contributors,
+    )
+    site.persist(row)
     rounds.next_phase(site)
 
 
@@ -86,13 +88,10 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
 def evaluate(site: SiteState, event: events.Evaluated) -> None:
     """The metrics are in; what others may measure is lent from now on."""
     site.failures = 0
-    body: dict[str, Any] = {"metrics": dict(event.metrics)}
     lent = event.artifact if site.rules.lends(event.round) else None
-    if lent is not None:
-        body["artifact"] = body_of(lent)
-    elif site.rules.global_test:
-        body["kept_home"] = site.rules.kept_home
-    site.persist("evaluated", event.round, body)
+    denied = (site.rules.evaluation_denied or "") if lent is None and site.rules.global_test else None
+    row = rows.EvaluatedRow(event.round, metrics=event.metrics, artifact=lent, evaluation_denied=denied)
+    site.persist(row)
     if lent is not None:
         site.emit(commands.Publish(event.round, lent, evaluation=True))
     rounds.go_on(site)
@@ -123,9 +122,9 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
 def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
     """The copy that came home is unusable: the owner goes on from its own newest one, or else as it is."""
     own = rounds.own_copy(site)
-    site.persist("slot_lost", site.memory.committed)
+    site.persist(rows.SlotLostRow(site.memory.committed))
     if own is None or event.sha256 == own.artifact.sha256:
-        rounds.come_home(site, "", None)
+        rounds.come_home(site)
         return
     site.refuse(event.origin, event.reason)
     rounds.adopt(site, own)
@@ -139,7 +138,7 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
 
 def _fail(site: SiteState, fault: str, reason: str) -> None:
     site.failures += 1
-    site.persist("work_failed", site.number, {"fault": fault, "reason": reason, "count": site.failures})
+    site.persist(rows.WorkFailedRow(site.number, fault=fault, reason=reason, count=site.failures))
     if fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
         rounds.go_on(site)
     elif site.phase == Phase.INITIALISING:

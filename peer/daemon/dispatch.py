@@ -7,8 +7,8 @@ in their order.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime
+import functools
 import logging
 import os
 import signal
@@ -23,7 +23,7 @@ from peer.config.reload import RefusedCertificates
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core import commands, events, site_memory, status, worker_protocol
+from peer.core import commands, events, rows, site_memory, status, worker_protocol
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
@@ -84,8 +84,8 @@ class Daemon:
         self.ledger = Ledger(folder.egress_db)
         rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
-        memory = site_memory.recover(self.journal.rows(site_memory.REMEMBERED), present=present)
-        memory.generation = max(memory.generation, generation)
+        recover = functools.partial(site_memory.recover, present=present, generation=generation)
+        memory = self.journal.fold(recover, site_memory.REMEMBERED)
         self.round = SiteMachine(rules, memory)
         self.started_s = time.time()
         self.served = ""
@@ -205,8 +205,8 @@ class Daemon:
 
     async def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Persist(kind, round, body):
-                self.journal.append(kind, round, body)
+            case commands.Persist(kind, round, body, cause):
+                self.journal.append(kind, round, body, cause)
                 self._tell(kind, round, body)
                 if kind == "committed":
                     self._count_spoken()
@@ -237,8 +237,9 @@ class Daemon:
 
     def _count_spoken(self) -> None:
         """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
-        spoken = {str(name): dataclasses.asdict(self.desk.spoken[name]) for name in self.round.rules.others}
-        self.journal.append("spoken", self.round.number, spoken)
+        spoken = {name: self.desk.spoken[name] for name in self.round.rules.others}
+        by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in spoken.items()}
+        self.journal.write(rows.SpokenRow(self.round.number, by_peer=by_peer))
 
     def _tell(self, kind: str, round: int, body: Any) -> None:
         """The few rows that an operator reads as they happen."""
@@ -284,7 +285,7 @@ class Daemon:
         signed = SignedManifest(
             body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
         )
-        self.journal.append("manifest", round, {"artifact": artifact.sha256, **encoded(signed)})
+        self.journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **encoded(signed)}))
         return signed
 
     def _remove_strays(self) -> None:

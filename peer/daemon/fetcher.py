@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer import errors
-from peer.core import commands, events, limits
+from peer.core import commands, events, limits, rows
 from peer.core.messages import EvaluationResult, SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
 """A moving transfer counts as a sign of life this often."""
+LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
+"""Keys of the row ``received`` that the log has as well."""
 
 
 class FetchPolicy(Protocol):
@@ -214,11 +216,25 @@ class ArtifactFetcher:
         finally:
             if self.receiving.get(errand) is moving:  # and not already the next errand's
                 del self.receiving[errand]
-        what = {"peer": origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
-        outcome = {"bytes": artifact.bytes, "outcome": "complete", "seconds": round(loop.time() - started_s, 3)}
-        witness = {"egress_count": offer.manifest.egress_count, "egress_head": offer.manifest.egress_head}
-        self._journal.append("received", command.round, {**what, **outcome, **witness, **encoded(offer.signed)})
-        log.info("artifact received", extra={"round": command.round, **what, **outcome})
+        signed = encoded(offer.signed)
+        row = rows.ReceivedRow(
+            command.round,
+            peer=origin,
+            purpose=command.purpose,
+            kind_of_artifact=artifact.kind,
+            sha256=artifact.sha256,
+            bytes=artifact.bytes,
+            outcome="complete",
+            seconds=round(loop.time() - started_s, 3),
+            egress_count=offer.manifest.egress_count,
+            egress_head=offer.manifest.egress_head,
+            signed_body=signed["body"],
+            signature=signed["signature"],
+            certificate_der=signed["certificate_der"],
+        )
+        self._journal.write(row)
+        facts = {key: value for key, value in row.body().items() if key in LOGGED}
+        log.info("artifact received", extra={"round": command.round, **facts})
 
 
 def backoff_s(failures: int) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
-from peer.core import access, events, limits
+from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
@@ -138,7 +138,7 @@ class PeerService:
             seen=self._round.seen(peer),
             software=f"mhfl-peer {__version__}",
             round_key_tag=self._tag,
-            evaluates=not self._round.rules.kept_home if self._federation.global_test else None,
+            evaluates=self._round.rules.evaluation_denied is None if self._federation.global_test else None,
         )
         self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
         return greeting
@@ -263,7 +263,7 @@ class PeerService:
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
         """Allow a report to leave for the site whose model it is about; its intent is on disk when this returns."""
         rules = self._round.rules
-        if rules.kept_home or not self._site.egress.permits_receiver(peer):
+        if rules.evaluation_denied is not None or not self._site.egress.permits_receiver(peer):
             raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
         if (over := self._over(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
@@ -337,6 +337,6 @@ class PeerService:
         recent = {what: at_s for what, at_s in noted.items() if now_s - at_s < DENIED_AGAIN_S}
         if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
             recent[(call, reason)] = now_s
-            self._journal.append("denied", self._round.number, {"caller": caller, "call": call, "reason": reason})
+            self._journal.write(rows.DeniedRow(self._round.number, caller=caller, call=call, reason=reason))
             log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
         self._denied_s[caller] = recent

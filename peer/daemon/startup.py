@@ -15,7 +15,7 @@ from peer.audit.folder_check import consistent
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
-from peer.core import commands
+from peer.core import commands, rows
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
@@ -231,7 +231,7 @@ def keep_configuration(
         if problem is not None and not (accept and before["federation"] == current["federation"]):
             raise problem
         if problem is not None or not before:
-            journal.append("configured", 0, current)
+            journal.write(rows.ConfiguredRow.from_body(0, current))
 
 
 def changed(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> errors.StateError | None:

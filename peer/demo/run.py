@@ -127,7 +127,7 @@ def _figures(loopback: LocalFederation, study: DemoPreset, name: str, matrix: An
     _, site, _ = startup.load(folder)
     ledger = Ledger(folder.egress_db, read_only=True)
     journal = Journal(folder.generation(folder.generations()[-1]) / "journal.db", read_only=True)
-    records = site_memory.round_records(journal.rows())
+    records = journal.fold(site_memory.round_records)
     sent = sum(record.get("sent_bytes", 0) for record in ledger.transfers())
     received = sum(row["body"]["bytes"] for row in journal.records(("received",)))
     ledger.close()

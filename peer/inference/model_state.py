@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,10 @@ def standing(folder: SiteFolder, federation: FederationConfig, site: SiteConfig)
     """
     number = max(folder.generations(), default=0)
     home = folder.generation(number)
-    rows: list[site_memory.Row] = []
+    memory, sources = _state(())
     if (home / "journal.db").exists():
         with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
-            rows = list(journal.rows())
-    memory = site_memory.recover(rows)
+            memory, sources = journal.fold(_state)
     if not memory.state:
         raise errors.StateError(f"{folder.path} holds no model yet", f"run `mhfl-peer start --site {folder.site}`")
     setting = WorkerSetting(
@@ -73,9 +72,13 @@ def standing(folder: SiteFolder, federation: FederationConfig, site: SiteConfig)
         base_folder=str(folder.path),
     )
     generation = max(memory.generation, number)
-    return ModelState(
-        home / "journal.db", setting, memory.state, site_memory.used_sources(rows), generation, memory.committed
-    )
+    return ModelState(home / "journal.db", setting, memory.state, sources, generation, memory.committed)
+
+
+def _state(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple[Source, ...]]:
+    """What the rows say, and what the last committed round used."""
+    rows = list(stored)
+    return site_memory.recover(rows), site_memory.used_sources(rows)
 
 
 @contextlib.contextmanager

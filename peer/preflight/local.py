@@ -155,8 +155,7 @@ def policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int |
 
 def global_test(federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
     """Whether this site takes part in measuring models at every site, where the federation does that."""
-    kept_home = federation.plan.kept_home
-    if not federation.global_test or kept_home:
+    if not federation.global_test or federation.plan.evaluation_denied is not None:
         return
     if site.egress.evaluate:
         yield Finding("global test", "ok", "this site's model is measured at other sites, and theirs here")
@@ -193,7 +192,7 @@ def distillation(folder: SiteFolder) -> Iterator[Finding]:
     if path is None or not path.exists():
         return
     with contextlib.closing(Journal(path, read_only=True)) as journal:
-        shares = [record["metrics"].get("distillation_ratio") for record in round_records(journal.rows(("committed",)))]
+        shares = [record["metrics"].get("distillation_ratio") for record in journal.fold(round_records, ("committed",))]
     known = [share for share in shares if share is not None]
     if known and known[-1] < DISTILLATION_SHARE_MIN:
         text = f"distillation is {known[-1]:.2%} of the supervised loss in the last round: it hardly moves a weight"

@@ -1,39 +1,58 @@
 """A site's own append-only record: SQLite, one table, a row durable before ``append`` returns.
 
 Everything that the state machine remembers is the fold of these rows (``peer.core.site_memory``), so nothing here is
-ever changed or deleted.
+ever changed or deleted. ``peer.core.rows`` says what a row of each kind holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from peer import errors
+from peer.config.site_folder import sync_folder
+from peer.core import rows
 from peer.core.site_memory import Row
 
-SCHEMA_VERSION = 1
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS row (
     seq INTEGER PRIMARY KEY,
     time_s REAL NOT NULL,
     kind TEXT NOT NULL,
     round INTEGER NOT NULL,
-    body TEXT NOT NULL
+    body TEXT NOT NULL,
+    version INTEGER NOT NULL DEFAULT 1,
+    cause TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS row_kind ON row (kind, seq);
 """
+MIGRATIONS: Mapping[int, str] = {
+    1: """
+ALTER TABLE row ADD COLUMN version INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE row ADD COLUMN cause TEXT;
+""",
+}
+"""What makes a journal of a schema version one of the next version. No body is rewritten: each row has its version."""
 
 
-def open_database(path: Path, schema: str, *, version: int, read_only: bool = False) -> sqlite3.Connection:
+def open_database(
+    path: Path, schema: str, *, version: int, read_only: bool = False, migrations: Mapping[int, str] | None = None
+) -> sqlite3.Connection:
     """A connection to a database of ours: write-ahead log, every commit on disk before it returns.
 
-    A file whose writer was killed before it held a table reads as an empty one.
+    A file whose writer was killed before it held a table reads as an empty one. A file of an earlier version is copied
+    to ``<name>.before-<version>`` and brought to this version, unless it is opened ``read_only``.
 
     Raises:
         StateError: the file is no database, or a newer program wrote it.
@@ -45,7 +64,7 @@ def open_database(path: Path, schema: str, *, version: int, read_only: bool = Fa
         else:
             connection = sqlite3.connect(path, isolation_level=None)
             path.chmod(0o600)
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        found = version_of(connection)
         if found > version:
             raise errors.StateError(
                 f"{path} was written by a newer mhfl-peer (schema {found}, this one knows {version})",
@@ -54,24 +73,53 @@ def open_database(path: Path, schema: str, *, version: int, read_only: bool = Fa
         if not read_only:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            connection.executescript(schema)
-            connection.execute(f"PRAGMA user_version = {version}")
+            script = schema
+            if 0 < found < version:
+                _back_up(connection, path, version=version)
+                script = "".join((migrations or {})[earlier] for earlier in range(found, version)) + schema
+            connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {version}; COMMIT;")
         elif not found:
             connection.close()
             connection = sqlite3.connect(":memory:", isolation_level=None)
-            connection.executescript(schema)
+            connection.executescript(f"{schema} PRAGMA user_version = {version};")
     return connection
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The schema version of a database; 0 while it holds no table."""
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    return found or min(tables, 1)  # the first version's writer may have been killed between the tables and its number
+
+
+def _back_up(connection: sqlite3.Connection, path: Path, *, version: int) -> None:
+    """Copy the database beside itself, durably, before its schema changes."""
+    copy = path.with_name(f"{path.name}.before-{version}")
+    part = copy.with_name(f"{copy.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(part)) as target:
+            part.chmod(0o600)
+            connection.backup(target)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(copy)
+        sync_folder(path.parent)
+    except OSError as error:
+        remedy = "free space, or make the folder writable for this user: the file is copied before it is migrated"
+        raise errors.DiskError(f"{copy} cannot be written: {error.strerror}", remedy) from error
+    log.info("database migrated", extra={"path": str(path), "schema": version, "backup": str(copy)})
 
 
 @contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Name the database file, and what to do, when SQLite fails in this block: ``DiskError`` or ``StateError``."""
+    """Name the database file, and what to do, when reading it fails in this block: ``DiskError`` or ``StateError``."""
     try:
         yield
     except sqlite3.OperationalError as error:
         remedy = "check that the folder exists, that this user may write there and that the disk has space"
         raise errors.DiskError(f"{path}: {error}", remedy) from error
-    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+    except (sqlite3.DatabaseError, json.JSONDecodeError, rows.RowError) as error:
         raise errors.StateError(f"{path} is damaged: {error}", "restore it from a backup") from error
 
 
@@ -85,23 +133,40 @@ class Journal:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        self._connection = open_database(path, SCHEMA, version=SCHEMA_VERSION, read_only=read_only)
+        options: dict[str, Any] = {"version": SCHEMA_VERSION, "read_only": read_only, "migrations": MIGRATIONS}
+        self._connection = open_database(path, SCHEMA, **options)
+        with storage(path):
+            self._version = version_of(self._connection)
 
-    def append(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
-        """Write one row; it is on disk when this returns. ``DiskError`` when it cannot be."""
-        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    @property
+    def _more(self) -> str:
+        """The columns that a journal of the first schema, which is only read, does not have."""
+        return "version, cause" if self._version > 1 else "1, NULL"
+
+    def write(self, row: rows.JournalRow) -> None:
+        """Append a row that no event of the state machine caused."""
+        self.append(row.kind, row.round, row.body())
+
+    def append(self, kind: str, round: int, body: Mapping[str, Any], cause: Mapping[str, Any] | None = None) -> None:
+        """Append one row; it is on disk when this returns. ``DiskError`` when it cannot be."""
+        version = rows.KINDS[kind].version if kind in rows.KINDS else 1
+        text, why = _json(body), None if cause is None else _json(cause)
         with storage(self.path):
             self._connection.execute(
-                "INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)", (time.time(), kind, round, text)
+                "INSERT INTO row (time_s, kind, round, body, version, cause) VALUES (?, ?, ?, ?, ?, ?)",
+                (time.time(), kind, round, text, version, why),
             )
+
+    def fold(self, function: Callable[[Iterator[Row]], Result], kinds: Iterable[str] = ()) -> Result:
+        """What a function makes of the rows, of these kinds if any are named; ``StateError`` where one is damaged."""
+        with storage(self.path):
+            return function(self.rows(kinds))
 
     def rows(self, kinds: Iterable[str] = ()) -> Iterator[Row]:
         """Rows, oldest first; of these kinds only if any are named."""
         wanted = tuple(kinds)
-        query = f"SELECT kind, round, body FROM row {_only(wanted)} ORDER BY seq"
-        with storage(self.path):
-            for kind, round, body in self._connection.execute(query, wanted):
-                yield kind, round, json.loads(body)
+        for record in self._select(f"{_only(wanted)} ORDER BY seq", wanted):
+            yield record["kind"], record["round"], record["body"]
 
     def since(self, seq: int, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Rows of these kinds beyond a number, with their Unix times, oldest first, read as they are asked for.
@@ -109,20 +174,14 @@ class Journal:
         For who counts along, and reads each row once: the table is walked from there on, not the index.
         """
         wanted = tuple(kinds)
-        where = f"WHERE seq > ? AND +kind IN ({_places(wanted)})"
-        query = f"SELECT seq, time_s, kind, round, body FROM row {where} ORDER BY seq"
-        with storage(self.path):
-            for found, time_s, kind, round, body in self._connection.execute(query, (seq, *wanted)):
-                yield {"seq": found, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
+        return self._select(f"WHERE seq > ? AND +kind IN ({_places(wanted)}) ORDER BY seq", (seq, *wanted))
 
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
         """Of each of these kinds the newest row, oldest first; fast however long the journal is."""
         wanted = tuple(kinds)
         newest = f"SELECT max(seq) FROM row {_only(wanted)} GROUP BY kind"
-        with storage(self.path):
-            found = f"SELECT kind, round, body FROM row WHERE seq IN ({newest}) ORDER BY seq"
-            for kind, round, body in self._connection.execute(found, wanted):
-                yield kind, round, json.loads(body)
+        for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", wanted):
+            yield record["kind"], record["round"], record["body"]
 
     def records(
         self, kinds: Iterable[str] = (), *, without: Iterable[str] = (), last: int | None = None
@@ -136,14 +195,29 @@ class Journal:
         """
         wanted, unwanted = tuple(kinds), tuple(without)
         where = _only(wanted) or f"WHERE kind NOT IN ({_places(unwanted)})"
-        query = f"SELECT seq, time_s, kind, round, body FROM row {where} ORDER BY seq DESC LIMIT ?"
+        limit = -1 if last is None else last
+        return list(self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(wanted or unwanted), limit)))[::-1]
+
+    def of_round(self, round: int) -> list[dict[str, Any]]:
+        """The rows from the end of the round before to the beginning of the round after, each with its ``cause``.
+
+        The cause is ``None`` in rows of an earlier program, and in those that no event of the state machine caused.
+        """
+        ends = rows.CommittedRow.kind, rows.SkippedRow.kind
+        begins = rows.OpenedRow.kind, rows.SkippedRow.kind
+        before = "SELECT coalesce(max(seq), 0) FROM row WHERE kind IN (?, ?) AND round < ?"
+        after = "SELECT coalesce(min(seq), 1 << 62) FROM row WHERE kind IN (?, ?) AND round > ?"
+        bounds = f"WHERE seq > ({before}) AND seq <= ({after}) ORDER BY seq"
+        return list(self._select(bounds, (*ends, round, *begins, round), causes=True))
+
+    def _select(self, where: str, values: tuple[Any, ...], *, causes: bool = False) -> Iterator[dict[str, Any]]:
+        """Rows as records, whose bodies are of the current version of their kind."""
+        query = f"SELECT seq, time_s, kind, round, body, {self._more} FROM row {where}"
         with storage(self.path):
-            limit = -1 if last is None else last
-            found = self._connection.execute(query, (*(wanted or unwanted), limit)).fetchall()
-            return [
-                {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
-                for seq, time_s, kind, round, body in reversed(found)
-            ]
+            for seq, time_s, kind, round, text, version, why in self._connection.execute(query, values):
+                body = rows.upgrade(kind, version, json.loads(text))
+                record = {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}
+                yield {**record, "cause": None if why is None else json.loads(why)} if causes else record
 
     def empty(self) -> bool:
         """No row yet."""
@@ -153,6 +227,10 @@ class Journal:
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+
+
+def _json(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 
 def _only(kinds: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from peer.core import site_memory
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
-from peer.records.journal import Journal
+from peer.records.journal import Journal, storage
 from peer.records.ledger import UNKNOWN, Ledger
 from peer.records.recent import Recent
 
@@ -61,7 +62,7 @@ def journals(folder: SiteFolder) -> list[Journal]:
 def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
     """The committed rounds of these journals, oldest first."""
     kinds = ("committed", "compared", "evaluated")
-    return [record for journal in read for record in site_memory.round_records(journal.rows(kinds))]
+    return [record for journal in read for record in journal.fold(site_memory.round_records, kinds)]
 
 
 def evaluation(
@@ -69,10 +70,8 @@ def evaluation(
 ) -> list[dict[str, Any]]:
     """The site's own model on every site's test split, a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
-    records = (
-        evaluation_records(journal.rows(kinds), own=own, sites=sites, global_test=global_test) for journal in read
-    )
-    return [record for found in records for record in found]
+    records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
+    return [record for journal in read for record in journal.fold(records, kinds)]
 
 
 def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
@@ -128,7 +127,8 @@ def status_when_down(folder: SiteFolder) -> dict[str, Any]:
 def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
     memory, digest, left, refusals, last = site_memory.Memory(), federation["digest"], None, [], None
     if journal is not None:
-        memory = site_memory.recover(journal.newest(TELLING))
+        with storage(journal.path):
+            memory = site_memory.recover(journal.newest(TELLING))
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
         last = Recent(journal.records(("committed",), last=1)).last
         run = journal.records(("began", "left"), last=1)

@@ -12,15 +12,14 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from peer.core import access, commands, events, site_memory
-from peer.core.liveness import Peers
+from peer.core import access, commands, events, rows, site_memory
 from peer.core.machine import SiteMachine
-from peer.core.messages import Heartbeat, Unavailable
+from peer.core.messages import LastHeard, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.state import Phase
@@ -41,27 +40,8 @@ Lost = Callable[[int, SiteName, SiteName], bool]
 class RowStore(Protocol):
     """What keeps a site's rows: ``peer.records.journal.Journal``, or a list in a test."""
 
-    def append(self, kind: str, round: int, body: Mapping[str, Any]) -> None:
+    def append(self, kind: str, round: int, body: Mapping[str, Any], cause: Mapping[str, Any] | None = None) -> None:
         """Keep one row."""
-
-
-@dataclass(slots=True)
-class SimulatedPeers(Peers):
-    """What a site knows of its peers where everybody hears everybody: one table of pulses for all."""
-
-    pulses: dict[SiteName, Heartbeat] = field(default_factory=dict)
-
-    def pulse(self, site: SiteName) -> Heartbeat | None:
-        """The site's newest state."""
-        return self.pulses.get(site)
-
-    def silent_at_s(self, site: SiteName) -> float:
-        """Never."""
-        return math.inf
-
-    def present(self, sites: Iterable[SiteName], now_s: float) -> list[SiteName]:
-        """All that ever said something."""
-        return [site for site in sites if site in self.pulses]
 
 
 @dataclass(slots=True)
@@ -69,28 +49,32 @@ class SimulatedSite:
     """One simulated site.
 
     Attributes:
-        round: its state machine.
+        rules: the federation as the site sees it.
+        memory: what its rows say.
         perform: its worker.
         record: takes its rows.
         artifacts: its folder of artifact files; nothing where no files are moved.
+        round: its state machine, made by ``SimulatedNetwork``.
     """
 
-    round: SiteMachine
+    rules: Rules
+    memory: site_memory.Memory
     perform: Perform
     record: RowStore
     artifacts: Path | None = None
+    round: SiteMachine = field(init=False)
     asked: dict[SiteName, commands.Fetch] = field(default_factory=dict)
     asking: set[SiteName] = field(default_factory=set)
     exit: commands.Exit | None = None
 
 
 def place(
-    rules: Rules, rows: Sequence[site_memory.Row], perform: Perform, record: RowStore, artifacts: Path | None
+    rules: Rules, stored: Sequence[site_memory.Row], perform: Perform, record: RowStore, artifacts: Path | None
 ) -> SimulatedSite:
     """A site as its rows left it; what needs an artifact file that is gone is asked for again."""
     present = None if artifacts is None else {path.stem for path in artifacts.glob("*.safetensors")}
-    memory = site_memory.recover(rows, present=present)  # type: ignore[arg-type]  # file names of ours are digests
-    return SimulatedSite(SiteMachine(rules, memory), perform, record, artifacts)
+    memory = site_memory.recover(stored, present=present)  # type: ignore[arg-type]  # file names of ours are digests
+    return SimulatedSite(rules, memory, perform, record, artifacts)
 
 
 class SimulatedNetwork:
@@ -113,17 +97,15 @@ class SimulatedNetwork:
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
-        self._pulses: dict[SiteName, Heartbeat] = {}
+        self._heard: dict[SiteName, LastHeard] = {}
         self._news = False
         for site in places.values():
-            rules = site.round.rules
-            site.round.neighbours = SimulatedPeers(silence_s=rules.pace.silence_s, pulses=self._pulses)
-            site.round.greeted |= rules.peers
+            site.round = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=site.rules.peers)
 
     def run(self) -> None:
         """From the beginning, or from what the rows say, to the end of every site."""
         for name, site in self.places.items():
-            self._pulses[name] = site.round.pulse()
+            self._hear(name, site)
         for name in self.places:
             self._at(0.0, lambda name=name: self._feed(name, events.Began()))  # type: ignore[misc]
         while self._heap:
@@ -158,10 +140,10 @@ class SimulatedNetwork:
 
     def _carry_out(self, name: SiteName, site: SimulatedSite, command: commands.Command) -> None:
         match command:
-            case commands.Persist(kind, round, body):
-                site.record.append(kind, round, body)
+            case commands.Persist(kind, round, body, cause):
+                site.record.append(kind, round, body, cause)
             case commands.Announce():
-                self._pulses[name] = site.round.pulse()
+                self._hear(name, site)
                 self._news = True
             case commands.Fetch():
                 site.asked[command.origin] = command
@@ -175,12 +157,16 @@ class SimulatedNetwork:
                 if at_s < math.inf:
                     self._at(at_s - self.now_s, lambda: self._feed(name, events.Ticked()))
             case commands.Exit():
-                self._pulses[name] = site.round.pulse()
+                self._hear(name, site)
                 self._news, site.exit = True, command
             case commands.Publish():
                 pass  # the schedule answers from memory; nothing is signed, since nobody could forge it here
             case _:
                 self._at(WORK_S, lambda: self._feed(name, site.perform(command)))
+
+    def _hear(self, name: SiteName, site: SimulatedSite) -> None:
+        """Every site hears this one at once, and never counts it as silent."""
+        self._heard[name] = LastHeard(site.round.pulse(), math.inf)
 
     def _ask(self, name: SiteName, command: commands.Fetch) -> None:
         """Answer a site's question for an artifact, now or when its origin has it."""
@@ -207,8 +193,16 @@ class SimulatedNetwork:
         round, artifact = found
         assert origin is not None
         self._move(origin, site, artifact.sha256)
-        what = {"peer": command.origin, "purpose": command.purpose, "kind": artifact.kind, "sha256": artifact.sha256}
-        site.record.append("received", command.round, {**what, "bytes": artifact.bytes, "outcome": "complete"})
+        row = rows.ReceivedRow(
+            command.round,
+            peer=command.origin,
+            purpose=command.purpose,
+            kind_of_artifact=artifact.kind,
+            sha256=artifact.sha256,
+            bytes=artifact.bytes,
+            outcome="complete",
+        )
+        site.record.append(row.kind, row.round, row.body())
         generation = origin.round.memory.generation
         self._feed(name, events.ArtifactArrived(*order, generation, round, command.purpose, artifact))
 

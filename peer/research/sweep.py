@@ -212,7 +212,7 @@ def _document(experiment: Experiment) -> dict[str, Any]:
         label: {
             "method": row.method or label,
             "parameters": dict(row.__pydantic_extra__),
-            "kept_home": experiment.plan(label).kept_home,
+            "kept_home": experiment.plan(label).evaluation_denied or "",
             "stages": {
                 stage: {**dataclasses.asdict(work), **experiment.stages(label).get(stage, {})}
                 for stage, work in experiment.plan(label).stages.items()

@@ -22,7 +22,7 @@ LIMIT_S = 60
 class Rows(list[Any]):
     """A journal in memory."""
 
-    def append(self, kind: str, round: int, body: Any) -> None:  # type: ignore[override]
+    def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:  # type: ignore[override]
         """Keep one row."""
         super().append((kind, round, body))
 

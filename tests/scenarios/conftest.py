@@ -16,6 +16,7 @@ from peer.core import commands, events
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+from peer.core.rows import decode
 from peer.core.rules import PaceRules, Rules
 from peer.core.site_memory import Row, recover
 from peer.core.worker_protocol import to_json
@@ -128,7 +129,7 @@ class Scenario:
             match command:
                 case commands.Persist(kind, round, body):
                     self.rows.append((kind, round, json.loads(json.dumps(body))))
-                    self.memory.apply(*self.rows[-1])
+                    self.memory.apply(decode(*self.rows[-1]))
                     if kind == dies_after:
                         yield "* killed here"
                         return

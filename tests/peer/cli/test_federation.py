@@ -84,7 +84,7 @@ def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -
     kept_home = document("federation", "create", tmp_path / "two.toml", "--out", tmp_path / "ca2")
     assert measured["notes"] == []
     (note,) = kept_home["notes"]
-    assert note == f"global_test = true measures nothing: {PLANS['dflmoe'].kept_home}"
+    assert note == f"global_test = true measures nothing: {PLANS['dflmoe'].evaluation_denied}"
 
 
 def test_create_does_not_overwrite(ca: Path) -> None:

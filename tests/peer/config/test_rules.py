@@ -54,18 +54,18 @@ def test_the_rules_are_what_the_federation_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "egress", "kept_home"),
+    ("wish", "egress", "denied"),
     [
-        ("true", EgressConfig(evaluate=True), ""),
+        ("true", EgressConfig(evaluate=True), None),
         ("true", EgressConfig(), "not permitted by asia: its [egress] evaluate is false"),
         ("false", EgressConfig(evaluate=True), "federation.toml does not have global_test = true"),
         ("true", None, "federation.toml does not have global_test = true"),
     ],
 )
 def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
-    wish: str, egress: EgressConfig | None, kept_home: str
+    wish: str, egress: EgressConfig | None, denied: str | None
 ) -> None:
-    assert made(wish, egress=egress).kept_home == kept_home
+    assert made(wish, egress=egress).evaluation_denied == denied
 
 
 def test_the_least_number_of_samples_is_the_site_s() -> None:

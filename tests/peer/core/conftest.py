@@ -17,6 +17,7 @@ from peer.core import access, commands, events
 from peer.core.machine import SiteMachine
 from peer.core.messages import PURPOSES, Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
+from peer.core.rows import decode
 from peer.core.rules import PaceRules, Rules
 from peer.core.site_memory import Memory, Row, recover
 from peer.core.state import Phase
@@ -78,7 +79,9 @@ class Audit:
         for command in out:
             if isinstance(command, commands.Persist):
                 assert not announced, f"{command.kind} is written after peers were told"
-                self._persisted(as_stored((command.kind, command.round, command.body)))
+                row = as_stored((command.kind, command.round, command.body))
+                assert decode(*row).body() == row[2], "a row changes on its way through the journal"
+                self._persisted(row)
             elif isinstance(command, commands.Announce):
                 announced = True
             else:
@@ -96,7 +99,7 @@ class Audit:
             assert round > max((number for known, number, _ in self.rows if known == "committed"), default=0)
             assert round <= max(number for known, number, _ in self.rows if known == "opened")
         self.rows.append(row)
-        self.memory.apply(*row)
+        self.memory.apply(decode(*row))
 
     def _check(self, site: SiteMachine, command: commands.Command, now_s: float) -> None:
         memory = self.memory
@@ -140,7 +143,7 @@ class Audit:
 
 def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:
     """What a site with these rules says of itself."""
-    evaluates = not rules.kept_home if rules.global_test else None
+    evaluates = rules.evaluation_denied is None if rules.global_test else None
     return Hello(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from peer.core.access import answer, denial, unasked
 from peer.core.messages import EvaluationResult, Unavailable
+from peer.core.rows import EvaluatedRow
 from peer.core.site_memory import Memory
-from peer.core.worker_protocol import to_json
 
 FOUR = ("africa", "america", "asia", "europe")
 # The key of these tests gives: round 1 america, europe, africa, asia; round 2 everybody itself; round 3 europe, asia,
@@ -161,7 +161,7 @@ def test_a_site_without_a_state_has_nothing_yet(asia: Any) -> None:
 
 
 def test_what_is_due_but_not_published_is_not_skipped(asia: Any, artifact: Any) -> None:
-    due = memory(artifact, committed=2, next=(3, artifact("asia", "due")))
+    due = memory(artifact, committed=2, publication_due=(3, artifact("asia", "due")))
     assert answer(asia, due, for_round=3, owner="asia", purpose="train") == Unavailable.NOT_YET
 
 
@@ -254,7 +254,7 @@ def test_a_model_that_is_away_is_borrowed_when_it_is_home(rules: Any, artifact: 
     known = Memory(state="s", committed=4)
     assert answer(own, known, for_round=4, owner="asia", purpose="evaluate") == Unavailable.NOT_YET
     home = artifact("asia", "home")
-    known.apply("evaluated", 4, {"metrics": {}, "artifact": to_json(home)})
+    known.apply(EvaluatedRow(4, metrics={}, artifact=home))
     assert answer(own, known, for_round=4, owner="asia", purpose="evaluate") == (4, home)
 
 
@@ -278,7 +278,7 @@ def test_only_what_was_lent_may_be_reported_on(
 ) -> None:
     own = rules("asia", FOUR, **LENDING, without=frozenset({"america"}))
     known, model = Memory(state="s", committed=4), artifact("asia", "after 4")
-    known.apply("evaluated", 4, {"metrics": {}, "artifact": to_json(model)})
+    known.apply(EvaluatedRow(4, metrics={}, artifact=model))
     report = EvaluationResult(**{"generation": 1, "round": 4, "sha256": model.sha256, **changes})
     found = unasked(own, known, caller=caller, report=report)
     assert found == reason if reason is None else found is not None and reason in found
@@ -287,4 +287,4 @@ def test_only_what_was_lent_may_be_reported_on(
 def test_a_site_that_takes_no_part_takes_no_report(rules: Any) -> None:
     own = rules("asia", FOUR, **{**LENDING, "evaluation_permitted": False})
     report = EvaluationResult(1, 4, None, unmeasured="not_received")
-    assert unasked(own, Memory(), caller="europe", report=report) == own.kept_home
+    assert unasked(own, Memory(), caller="europe", report=report) == own.evaluation_denied

@@ -285,7 +285,7 @@ def test_a_site_that_takes_no_part_is_not_asked_and_its_cell_says_why(solo: Any,
     greeting = {"evaluates": evaluates} if evaluates is not None else {}
     site.greet(**greeting)
     if evaluates is None:
-        site.site.willing["asia"] = None  # as the greeting of an older program has it
+        site.site.accepts_evaluation["asia"] = None  # as the greeting of an older program has it
     site.beat("asia", 1, "done")
     site.deliver("asia")
     site.finish()

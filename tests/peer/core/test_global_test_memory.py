@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from peer.core.commands import Source
-from peer.core.global_test_memory import KINDS, NO_ANSWER, REASONS, Evaluation, evaluation_records, guest_row, record
+from peer.core.global_test_memory import NO_ANSWER, REASONS, ROWS, Evaluation, evaluation_records, record
 from peer.core.messages import UNMEASURED, EvaluationResult
+from peer.core.rows import GuestRow, LapsedRow, MeasuredRow, MislaidRow, ReportRow, SettledRow
 from peer.core.worker_protocol import to_json
 
 SITES = ("africa", "asia", "europe")
 KEY = ("asia", 1, 4)
+GUEST: dict[str, Any] = {"round": 4, "origin": "asia", "origin_generation": 1}
 OWN = {"metrics": {"auc": 0.9, "loss": 0.5, "samples": 30.0, "auc_undefined": 0.0, "validation_auc": 0.1}}
 
 
@@ -29,20 +31,20 @@ def table(*rows: tuple[str, int, Any]) -> list[dict[str, Any]]:
 
 def test_a_guest_is_needed_until_it_is_measured_and_known_for_ever(artifact: Any) -> None:
     model, memory = artifact("asia", "after 4"), Evaluation()
-    memory.apply("guest", 4, guest_row(KEY, source=Source("asia", 4, model)))
+    memory.apply(GuestRow(**GUEST, source=Source("asia", 4, model)))
     assert memory.names() == {model.sha256}
     report = EvaluationResult(1, 4, model.sha256, 20, {"auc": 0.5})
-    memory.apply("measured", 4, guest_row(KEY, report=report))
+    memory.apply(MeasuredRow(**GUEST, report=report))
     assert memory.names() == set()
     assert memory.guests[KEY].report == report
     assert not memory.guests[KEY].settled
-    memory.apply("settled", 4, guest_row(KEY, reason="taken"))
+    memory.apply(SettledRow(**GUEST, reason="taken"))
     assert memory.guests[KEY].settled
 
 
 def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:
     model, memory = artifact("asia", "after 4"), Evaluation()
-    memory.apply("guest", 4, guest_row(KEY, source=Source("asia", 4, model)))
+    memory.apply(GuestRow(**GUEST, source=Source("asia", 4, model)))
     memory.keep({model.sha256})
     assert memory.guests[KEY].source is not None
     memory.keep(set())
@@ -52,8 +54,8 @@ def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:
 
 def test_rows_of_a_model_that_is_lent_no_more_change_nothing(artifact: Any) -> None:
     memory = Evaluation()
-    memory.apply("report", 4, told("asia", "ab" * 32))
-    memory.apply("lapsed", 4, {"reasons": {}, "retired": True})
+    memory.apply(ReportRow.from_body(4, told("asia", "ab" * 32)))
+    memory.apply(LapsedRow(4, reasons={}, retired=True))
     assert memory == Evaluation()
 
 
@@ -135,13 +137,14 @@ def test_nothing_measured_has_no_mean() -> None:
 
 
 def test_the_kinds_are_those_that_change_memory(artifact: Any) -> None:
-    bodies = {
-        "guest": guest_row(KEY, source=Source("asia", 4, artifact("asia", "a"))),
-        "mislaid": guest_row(KEY),
-        "measured": guest_row(KEY, report=EvaluationResult(1, 4, None, unmeasured="not_received")),
-        "settled": guest_row(KEY),
-    }
-    for kind in set(KINDS) - {"report", "lapsed"}:
+    made = [
+        GuestRow(**GUEST, source=Source("asia", 4, artifact("asia", "a"))),
+        MislaidRow(**GUEST),
+        MeasuredRow(**GUEST, report=EvaluationResult(1, 4, None, unmeasured="not_received")),
+        SettledRow(**GUEST),
+    ]
+    assert {type(row) for row in made} == set(ROWS) - {ReportRow, LapsedRow}
+    for row in made:
         memory = Evaluation()
-        memory.apply(kind, 4, bodies[kind])
-        assert memory != Evaluation(), kind
+        memory.apply(row)
+        assert memory != Evaluation(), row.kind

@@ -10,8 +10,9 @@ import pytest
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Seen
-from peer.core.site_memory import APPLY, ROUND_KEYS, Memory, body_of, recover, round_records, used_sources
+from peer.core.site_memory import REMEMBERED, ROUND_KEYS, Memory, recover, round_records, used_sources
 from peer.core.state import Phase
+from peer.core.worker_protocol import to_json
 
 ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 
@@ -47,7 +48,7 @@ def test_every_kind_that_changes_memory_survives_json(solo: Any) -> None:
     rows = [(kind, round, json.loads(json.dumps(body))) for kind, round, body in site.audit.rows]
     assert recover(rows) == site.site.memory
     assert {kind for kind, _, _ in rows} >= {"initialised", "published", "opened", "arrived", "chosen", "trained"}
-    assert {kind for kind, _, _ in rows} <= {*APPLY, "ignored"}
+    assert {kind for kind, _, _ in rows} <= {*REMEMBERED, "ignored"}
 
 
 def test_a_restart_serves_what_was_published_and_goes_on_where_it_was(solo: Any) -> None:
@@ -138,10 +139,10 @@ def test_a_due_publication_needs_its_file(solo: Any) -> None:
     site = trained_once(solo)
     cut = max(place for place, (kind, _, _) in enumerate(site.audit.rows) if kind == "committed") + 1
     due = recover(site.audit.rows[:cut])
-    assert due.next is not None
-    assert due.next[0] == 2
-    gone = recover(site.audit.rows[:cut], present=due.names() - {due.next[1].sha256})
-    assert gone.next is None
+    assert due.publication_due is not None
+    assert due.publication_due[0] == 2
+    gone = recover(site.audit.rows[:cut], present=due.names() - {due.publication_due[1].sha256})
+    assert gone.publication_due is None
     assert gone.artifact is None
 
 
@@ -169,12 +170,12 @@ def test_nobody_takes_anothers_place_with_the_same_bytes(artifact: Any) -> None:
     head = artifact("asia", "head", kind="head")
     copied = artifact("europe", "head", kind="head")
     rows = [
-        ("arrived", 1, {"source": body_of(Source("asia", 1, head)), "origin_generation": 1}),
-        ("arrived", 1, {"source": body_of(Source("europe", 1, copied)), "origin_generation": 1}),
+        ("arrived", 1, {"source": to_json(Source("asia", 1, head)), "origin_generation": 1}),
+        ("arrived", 1, {"source": to_json(Source("europe", 1, copied)), "origin_generation": 1}),
     ]
     memory = recover(rows)
     assert memory.held == {head.sha256: Source("asia", 1, head)}
-    newer = ("arrived", 2, {"source": body_of(Source("asia", 2, head)), "origin_generation": 1})
+    newer = ("arrived", 2, {"source": to_json(Source("asia", 2, head)), "origin_generation": 1})
     assert recover([*rows, newer]).held == {head.sha256: Source("asia", 2, head)}
 
 

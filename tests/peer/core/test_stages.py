@@ -32,7 +32,7 @@ def surrounded(solo: Any, others: dict[str, int], **rules: Any) -> Any:
     """A site that has committed round 2 and hears at once in which rounds these are."""
     site = solo(sites=tuple(sorted({"europe", *others})), rows=committed(2), **{"rounds": 50, **rules})
     for name, round in others.items():
-        site.site.neighbours.hear(name, Heartbeat(1, round, "train"), site.now_s)
+        site.site.peers.hear(name, Heartbeat(1, round, "train"), site.now_s)
     site.feed(events.Ticked())
     return site
 

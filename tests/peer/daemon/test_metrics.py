@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from peer.core import events
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
+from peer.core.rows import OpenedRow
 from peer.core.state import Phase
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
@@ -86,10 +87,10 @@ def happens(daemon: Still) -> None:
     for round in (1, 2):
         daemon._recent.add(round, committed, time_s=time.time())
     journal.append("opened", 2, {"sources": []})
-    site.memory.apply("opened", 2, {"sources": []})
+    site.memory.apply(OpenedRow(2, sources=()))
     site.memory.samples = {"training": 4, "test": 2, "unreadable": 1}
     pulse = Heartbeat(1, 2, "train", 0.5, 1, 1, None)
-    site.neighbours.hear(europe, pulse, 0.0)
+    site.peers.hear(europe, pulse, 0.0)
     site.phase = Phase.GATHERING
     site.rules = replaced(site.rules, gather_s=600.0)
     site.progress = events.Progressed(1, 2, 1, "train", 1, 2, {"total": 0.5})
@@ -125,7 +126,7 @@ async def test_it_says_whom_the_site_waits_for_and_for_how_long(daemon: Still, r
 
 async def test_a_peer_s_words_become_no_labels(daemon: Still, read: Read) -> None:
     for phase, shown in (("train", "train"), ('my"phase\n', "other")):
-        daemon.round.neighbours.hear(SiteName("europe"), Heartbeat(1, 7, phase, 0.25, 0, 0, None), 0.0)
+        daemon.round.peers.hear(SiteName("europe"), Heartbeat(1, 7, phase, 0.25, 0, 0, None), 0.0)
         assert read("mhfl_peer_phase") == {("europe", shown): 1}
     assert read("mhfl_peer_round") == {("europe",): 7}
     assert read("mhfl_peer_progress_ratio") == {("europe",): 0.25}

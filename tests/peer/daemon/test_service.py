@@ -14,11 +14,13 @@ import pytest
 
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
-from peer.core import events, site_memory
+from peer.core import events
 from peer.core.limits import PROTOCOL_VERSION
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
+from peer.core.rows import decode
+from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService
 from peer.errors import CertificateError
 from peer.records.journal import Journal
@@ -95,19 +97,19 @@ class Office:
         return SignedManifest(f"{round} {artifact.sha256} {evaluation}".encode(), b"signature", b"certificate")
 
     def remember(self, kind: str, round: int, **body: Any) -> None:
-        self.round.memory.apply(kind, round, body)
+        self.round.memory.apply(decode(kind, round, body))
 
     def publish(self, round: int, *, size: int = 1000) -> Artifact:
         """What the daemon does with ``Persist("published")`` and ``Publish``."""
         artifact = make_artifact(round, size)
-        self.remember("published", round, artifact=site_memory.body_of(artifact))
+        self.remember("published", round, artifact=to_json(artifact))
         self.desk.publish(round, artifact)
         return artifact
 
     def lend(self, round: int) -> Artifact:
         """What the daemon does with an ``Evaluated`` whose artifact may be lent."""
         artifact = make_artifact(round)
-        self.remember("evaluated", round, metrics={}, artifact=site_memory.body_of(artifact))
+        self.remember("evaluated", round, metrics={}, artifact=to_json(artifact))
         self.desk.publish(round, artifact, evaluation=True)
         return artifact
 
@@ -193,7 +195,7 @@ async def test_nothing_is_served_between_memory_and_journal(office: Callable[...
     """Memory knows the artifact as soon as the machine has decided; the row and the manifest come after that."""
     desk = office()
     artifact = make_artifact(1)
-    desk.remember("published", 1, artifact=site_memory.body_of(artifact))
+    desk.remember("published", 1, artifact=to_json(artifact))
     assert await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
     with pytest.raises(Refusal) as refused:
         desk.open(1, artifact)
@@ -524,7 +526,7 @@ async def test_a_report_is_acknowledged_once_it_is_in_the_journal(lender: Office
     lender.desk.look_again()  # something else changed
     await asyncio.sleep(0)
     assert not taking.done()
-    lender.remember("report", 2, site="asia", report=site_memory.body_of(report))
+    lender.remember("report", 2, site="asia", report=to_json(report))
     lender.desk.look_again()
     await asyncio.wait_for(taking, 5)
     await asyncio.wait_for(lender.desk.report(ASIA, report), 5)  # said again, it is taken again

@@ -15,6 +15,7 @@ import pytest
 
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.core.rows import CommittedRow
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import StateError, WorkerFailed
@@ -27,7 +28,21 @@ INITIALISED = {"state": "round-000000/initial", "artifact": None, "samples": {},
 
 
 def committed(state: str) -> dict[str, Any]:
-    return {"state": state, "artifact": None, "visiting": False, "publish": None}
+    row = CommittedRow(
+        1,
+        generation=1,
+        sources=(),
+        contributors=("asia",),
+        missing={"europe": "silent"},
+        below_quorum=False,
+        skipped=(),
+        artifact_sha256=None,
+        metrics={},
+        threads=1,
+        duration_s=1.0,
+        state=state,
+    )
+    return row.body()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.messages import Artifact, Manifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.core.site_memory import ROUND_KEYS
+from peer.core.rows import CommittedRow
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
@@ -49,8 +49,21 @@ def received(found: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
 
 
 def committed(number: int, **body: Any) -> tuple[str, int, dict[str, Any]]:
-    row = {**dict.fromkeys(ROUND_KEYS), "contributors": ["asia"], "missing": {"europe": "silent"}, "metrics": {}}
-    return "committed", number, {**row, "state": STATE, "artifact": None, "visiting": False, "publish": None, **body}
+    row = CommittedRow(
+        number,
+        generation=1,
+        sources=(),
+        contributors=("asia",),
+        missing={"europe": "silent"},
+        below_quorum=False,
+        skipped=(),
+        artifact_sha256=None,
+        metrics={},
+        threads=1,
+        duration_s=1.0,
+        state=STATE,
+    )
+    return row.kind, number, {**row.body(), **body}
 
 
 ROWS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import stat
 import subprocess
@@ -11,7 +12,28 @@ from pathlib import Path
 import pytest
 
 from peer import errors
+from peer.core.rows import BeganRow
+from peer.core.site_memory import REMEMBERED, recover
 from peer.records.journal import SCHEMA_VERSION, Journal
+
+FIRST_SCHEMA = """
+CREATE TABLE row (
+    seq INTEGER PRIMARY KEY,
+    time_s REAL NOT NULL,
+    kind TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    body TEXT NOT NULL
+) STRICT;
+CREATE INDEX row_kind ON row (kind, seq);
+"""
+"""Of a journal that 0.1 wrote."""
+FIRST_ROWS = (
+    ("configured", 0, {"federation": "ab" * 32, "model.name": "resnet18"}),
+    ("began", 0, {"generation": 1}),
+    ("initialised", 0, {"state": "s", "artifact": None, "samples": {}, "threads": 1, "device": "cpu", "publish": None}),
+    ("opened", 1, {"sources": []}),
+    ("refused", 1, {"origin": "europe", "reason": "digest"}),
+)
 
 WRITER = """
 import sys
@@ -146,6 +168,85 @@ def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
     for read_only in (False, True):
         with pytest.raises(errors.StateError, match=rf"newer mhfl-peer \(schema {SCHEMA_VERSION + 1}.*; update"):
             Journal(path, read_only=read_only)
+
+
+def first(path: Path, *, number: int = 1) -> None:
+    """A journal as 0.1 left it after a kill: its rows are in the write-ahead log."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(f"{FIRST_SCHEMA} PRAGMA user_version = {number};")
+    for kind, round, body in FIRST_ROWS:
+        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+        connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (5.0, ?, ?, ?)", (kind, round, text))
+    connection.close()
+
+
+def version(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1])  # 0: killed between the tables and the number
+def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, number: int) -> None:
+    first(path, number=number)
+    path.with_name("journal.db.before-2.part").write_bytes(b"of a backup that was killed")
+    before = [(row["seq"], row["time"]) for row in Journal(path, read_only=True).records()]
+    journal = Journal(path)
+    assert list(journal.rows()) == list(FIRST_ROWS)
+    assert [(row["seq"], row["time"]) for row in journal.records()] == before
+    memory = journal.fold(recover, REMEMBERED)
+    assert memory.open is not None
+    assert (memory.open.number, memory.state) == (1, "s")
+    journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
+    assert [row["cause"] and row["cause"]["event"] for row in journal.of_round(1)] == [*[None] * 5, "Began"]
+    journal.close()
+    assert version(path) == SCHEMA_VERSION == 2
+
+    backup = path.with_name("journal.db.before-2")
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert version(backup) == number
+    assert list(Journal(backup, read_only=True).rows()) == list(FIRST_ROWS)
+    assert not path.with_name("journal.db.before-2.part").exists()
+
+
+def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> None:
+    first(path)
+    reader = Journal(path, read_only=True)
+    assert list(reader.rows()) == list(FIRST_ROWS)
+    assert [row["round"] for row in reader.since(3, ("opened", "refused"))] == [1, 1]
+    assert [row["cause"] for row in reader.of_round(1)] == [None] * 5
+    reader.close()
+    assert version(path) == 1
+    assert not path.with_name("journal.db.before-2").exists()
+
+
+def test_a_journal_is_taken_over_only_with_a_backup(path: Path) -> None:
+    first(path)
+    path.with_name("journal.db.before-2").mkdir()
+    with pytest.raises(errors.DiskError, match=r"journal\.db"):
+        Journal(path)
+    assert version(path) == 1
+
+
+def test_a_row_of_a_newer_program_is_refused_by_name(path: Path) -> None:
+    journal = Journal(path)
+    journal.write(BeganRow(0, generation=1))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE row SET version = 9")
+    connection.close()
+    with pytest.raises(errors.StateError, match="'began' is of version 9, this mhfl-peer knows 1"):
+        list(journal.rows())
+
+
+def test_a_row_that_lacks_a_key_is_named_with_its_file(path: Path) -> None:
+    journal = Journal(path)
+    journal.append("opened", 3, {})
+    with pytest.raises(
+        errors.StateError, match=r"journal\.db is damaged: a row 'opened' of round 3: 'sources' is miss"
+    ):
+        journal.fold(recover, REMEMBERED)
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -268,12 +268,24 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
     assert status["failure"] == "memory: out of memory"
 
 
+REGENERATED = ("regenerated", 3, {"generation": 4, "reported_by": "europe", "their_round": 3})
+
+
 @pytest.mark.parametrize(
     ("rows", "generation", "committed_round", "phase"),
     [
         ([("skipped", 5, {"from": 2, "publish": None})], 1, 4, "down"),
         ([("skipped", 5, {"from": 2, "publish": None}), committed(5)], 1, 5, "down"),
-        ([committed(3), ("regenerated", 3, {"generation": 4}), ("finished", 3, {})], 4, 3, "finished"),
+        (
+            [
+                committed(3),
+                ("regenerated", 3, {"generation": 4, "reported_by": "europe", "their_round": 3}),
+                ("finished", 3, {}),
+            ],
+            4,
+            3,
+            "finished",
+        ),
     ],
 )
 def test_the_newest_rows_say_the_same_as_all_of_them(

@@ -117,7 +117,7 @@ def public() -> Callable[[Path], Path]:
 class Rows(list[tuple[str, int, Any]]):
     """A journal in memory."""
 
-    def append(self, kind: str, round: int, body: Any) -> None:  # type: ignore[override]
+    def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:  # type: ignore[override]
         """Keep one row."""
         super().append((kind, round, json.loads(json.dumps(body))))
 

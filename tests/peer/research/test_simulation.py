@@ -163,7 +163,7 @@ def test_what_comes_again_after_a_kill_is_counted_once(
     arrived = 0
 
     class Mortal(Journal):
-        def append(self, kind: str, round: int, body: Any) -> None:
+        def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:
             nonlocal arrived
             arrived += kind == "arrived"
             if arrived == 4:

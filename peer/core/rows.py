@@ -1,0 +1,590 @@
+"""The journal's kinds of rows: one frozen dataclass each, with the JSON body that lies on disk.
+
+A row's fields are the keys of its body. A body that an earlier program wrote stays readable: a key that this program
+does not know is skipped, a key with a default may be missing, and any other change raises the ``version`` of the kind
+and adds to ``MIGRATIONS`` the function that rewrites the former body. ``Memory`` is the fold of these rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from peer.core.commands import Source
+from peer.core.messages import Artifact, EvaluationResult
+from peer.core.roster import Sha256, SiteName
+from peer.core.worker_protocol import from_json, to_json
+
+Body = Mapping[str, Any]
+"""A row's JSON object."""
+ON_DISK = "on_disk"
+"""Metadata of a field: its key on disk, where that is not its name."""
+OMITTED = {"omitted": True}
+"""Metadata of a field whose key is left out where it has no value."""
+
+
+class RowError(ValueError):
+    """A row whose body is not what its kind says; the message names kind, round and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The event that made the state machine write a row.
+
+    ``event_number`` counts the events since the daemon began: rows with the same number are of one event. ``event`` is
+    the name of its type, ``peer`` the site that it came from, where it came from one.
+    """
+
+    event_number: int
+    event: str
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """Base of all rows. ``round`` is the round that the row belongs to."""
+
+    kind: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+
+    round: int
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object on disk."""
+        values = [(item, getattr(self, item.name)) for item in dataclasses.fields(self) if item.name != "round"]
+        return {
+            item.metadata.get(ON_DISK, item.name): to_json(value)
+            for item, value in values
+            if not (value is None and item.metadata.get("omitted"))
+        }
+
+    @classmethod
+    def from_body(cls, round: int, body: Body) -> Self:
+        """The row with this body; ``ValueError`` names the key that is missing or wrong."""
+        return cls(round, **_values(cls, body))
+
+
+# The rounds.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeganRow(JournalRow):
+    """The daemon started."""
+
+    kind = "began"
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialisedRow(JournalRow):
+    """The initial model exists. ``publish`` is the round that its artifact serves, if any."""
+
+    kind = "initialised"
+    state: str
+    artifact: Artifact | None = None
+    samples: Mapping[str, int]
+    threads: int = 0
+    device: str = ""
+    publish: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRow(JournalRow):
+    """A round began. ``sources`` are received artifacts that its first stage already uses."""
+
+    kind = "opened"
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivedRow(JournalRow):
+    """A peer's artifact for the round is on disk."""
+
+    kind = "arrived"
+    source: Source
+    origin_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRow(JournalRow):
+    """The exchange is over. ``missing`` names the peers that did not contribute, and why.
+
+    ``position`` is the index of the plan's phase that is over, ``waited_s`` how long the exchange took; it is empty
+    where the wait teaches nothing about the peers' pace.
+    """
+
+    kind = "chosen"
+    position: int
+    sources: tuple[Source, ...]
+    missing: Mapping[str, str]
+    waited_s: float | None
+    below_quorum: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRow(JournalRow):
+    """A training stage is over. ``publish`` is the round that the artifact serves, if any."""
+
+    kind = "trained"
+    position: int
+    stage: str
+    state: str
+    artifact: Artifact | None = None
+    metrics: Mapping[str, float]
+    threads: int
+    duration_s: float
+    publish: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatedRow(JournalRow):
+    """The shared module is the mean of its contributors; ``sha256`` is the mean's digest."""
+
+    kind = "aggregated"
+    position: int
+    state: str
+    sha256: Sha256
+    contributors: tuple[SiteName, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedRow(JournalRow):
+    """The model was evaluated on the site's own test split. With an ``artifact`` other sites may evaluate it, too."""
+
+    kind = "evaluated"
+    metrics: Mapping[str, float]
+    artifact: Artifact | None = field(default=None, metadata=OMITTED)
+    evaluation_denied: str | None = field(default=None, metadata={**OMITTED, ON_DISK: "kept_home"})
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSource:
+    """A source of a committed round."""
+
+    site: SiteName
+    round: int
+    sha256: Sha256
+    fallback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedRow(JournalRow):
+    """A round is over.
+
+    ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the artifact serves, if
+    any; the artifact of a ``visiting`` model is another site's.
+    """
+
+    kind = "committed"
+    generation: int
+    sources: tuple[UsedSource, ...]
+    contributors: tuple[SiteName, ...]
+    missing: Mapping[str, str]
+    below_quorum: bool
+    skipped: tuple[int, ...]
+    artifact_sha256: Sha256 | None
+    aggregate_sha256: Sha256 | None = None
+    metrics: Mapping[str, float]
+    threads: int
+    duration_s: float
+    state: str
+    artifact: Artifact | None = None
+    publish: int | None = None
+    visiting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow(JournalRow):
+    """A peer ended the same round with this mean; whether it ``agrees`` with the own one."""
+
+    kind = "compared"
+    site: SiteName
+    sha256: Sha256
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRow(JournalRow):
+    """The site jumped after its peers: the rounds from ``first`` to the one before this row's were left out."""
+
+    kind = "skipped"
+    first: int = field(metadata={ON_DISK: "from"})
+    publish: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRow(JournalRow):
+    """The artifact serves the row's round from now on."""
+
+    kind = "published"
+    artifact: Artifact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredRow(JournalRow):
+    """Artifacts up to the row's round are served no more, but for the one that is ``kept``: its round and owner."""
+
+    kind = "retired"
+    kept: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardedRow(JournalRow):
+    """A received artifact is needed no more."""
+
+    kind = "discarded"
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegeneratedRow(JournalRow):
+    """A backup was restored: the site goes on as another generation."""
+
+    kind = "regenerated"
+    generation: int
+    reported_by: SiteName
+    their_round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedRow(JournalRow):
+    """The own model is home after the circulating rounds; an empty ``state`` means that nothing changed it."""
+
+    kind = "adopted"
+    state: str
+    artifact: Artifact | None = None
+    publish: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLostRow(JournalRow):
+    """No usable copy of the own model came home."""
+
+    kind = "slot_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolatedRow(JournalRow):
+    """No peer is heard any more."""
+
+    kind = "isolated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRow(JournalRow):
+    """The last round is over."""
+
+    kind = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedRow(JournalRow):
+    """The operator paused the site."""
+
+    kind = "paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedRow(JournalRow):
+    """The operator let the site go on."""
+
+    kind = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftRow(JournalRow):
+    """The daemon ended in order; ``fault`` is empty unless the site could not go on."""
+
+    kind = "left"
+    fault: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFailedRow(JournalRow):
+    """The worker failed, the ``count``-th time in a row."""
+
+    kind = "work_failed"
+    fault: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRow(JournalRow):
+    """What a peer sent or did was not acceptable."""
+
+    kind = "refused"
+    origin: SiteName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IgnoredRow(JournalRow):
+    """An event came too late, or was meant for another phase."""
+
+    kind = "ignored"
+    event: str
+    phase: str
+    reason: str | None = field(default=None, metadata=OMITTED)
+
+
+# Remote evaluation: the first two kinds at the site whose model it is, the others at the site that measures it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRow(JournalRow):
+    """A peer told how the model of the round did on its test split."""
+
+    kind = "report"
+    site: SiteName
+    report: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LapsedRow(JournalRow):
+    """Why peers have not evaluated the model of the round; a ``retired`` model is not lent any more."""
+
+    kind = "lapsed"
+    reasons: Mapping[SiteName, str]
+    retired: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestRowBase(JournalRow):
+    """Base of the rows about another site's model, of one generation of that site."""
+
+    origin: SiteName
+    origin_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestRow(GuestRowBase):
+    """Another site's model is on disk, to be measured."""
+
+    kind = "guest"
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MislaidRow(GuestRowBase):
+    """The process that measures failed."""
+
+    kind = "mislaid"
+    fault: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow(GuestRowBase):
+    """What its origin is to be told of a model."""
+
+    kind = "measured"
+    report: EvaluationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledRow(GuestRowBase):
+    """Nothing is left to do about a model."""
+
+    kind = "settled"
+    reason: str = ""
+
+
+# Rows that the daemon writes beside the state machine; memory does not depend on them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfiguredRow(JournalRow):
+    """What the generation was begun with; ``site`` holds the keys of site.toml, written as ``table.key``."""
+
+    kind = "configured"
+    federation: Sha256
+    site: Mapping[str, Any]
+
+    def body(self) -> dict[str, Any]:
+        """One flat object."""
+        return {"federation": self.federation, **self.site}
+
+    @classmethod
+    def from_body(cls, round: int, body: Body) -> Self:
+        """From one flat object."""
+        site = {key: value for key, value in body.items() if key != "federation"}
+        return cls(round, **_values(cls, {**body, "site": site}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRow(JournalRow):
+    """A manifest that the site signed: ``artifact`` is the digest, the others are base64."""
+
+    kind = "manifest"
+    artifact: Sha256
+    signed_body: str = field(metadata={ON_DISK: "body"})
+    signature: str
+    certificate_der: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedRow(JournalRow):
+    """A transfer to this site ended. The simulator signs nothing, and leaves the manifest out."""
+
+    kind = "received"
+    peer: SiteName
+    purpose: str
+    kind_of_artifact: str = field(metadata={ON_DISK: "kind"})
+    sha256: Sha256
+    bytes: int
+    outcome: str
+    seconds: float | None = field(default=None, metadata=OMITTED)
+    egress_count: int | None = field(default=None, metadata=OMITTED)
+    egress_head: str | None = field(default=None, metadata=OMITTED)
+    signed_body: str | None = field(default=None, metadata={**OMITTED, ON_DISK: "body"})
+    signature: str | None = field(default=None, metadata=OMITTED)
+    certificate_der: str | None = field(default=None, metadata=OMITTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeniedRow(JournalRow):
+    """A call was refused by the schedule or by this site's policy."""
+
+    kind = "denied"
+    caller: str
+    call: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCount:
+    """Messages and their bytes."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenRow(JournalRow):
+    """What left for each peer beside artifacts since the daemon began."""
+
+    kind = "spoken"
+    by_peer: Mapping[str, MessageCount]
+
+    def body(self) -> dict[str, Any]:
+        """The peers are the keys."""
+        return {name: to_json(count) for name, count in self.by_peer.items()}
+
+    @classmethod
+    def from_body(cls, round: int, body: Body) -> Self:
+        """The peers are the keys."""
+        return cls(round, **_values(cls, {"by_peer": dict(body)}))
+
+
+KINDS: Mapping[str, type[JournalRow]] = {
+    form.kind: form
+    for form in (
+        BeganRow,
+        InitialisedRow,
+        OpenedRow,
+        ArrivedRow,
+        ChosenRow,
+        TrainedRow,
+        AggregatedRow,
+        EvaluatedRow,
+        CommittedRow,
+        ComparedRow,
+        SkippedRow,
+        PublishedRow,
+        RetiredRow,
+        DiscardedRow,
+        RegeneratedRow,
+        AdoptedRow,
+        SlotLostRow,
+        IsolatedRow,
+        FinishedRow,
+        PausedRow,
+        ResumedRow,
+        LeftRow,
+        WorkFailedRow,
+        RefusedRow,
+        IgnoredRow,
+        ReportRow,
+        LapsedRow,
+        GuestRow,
+        MislaidRow,
+        MeasuredRow,
+        SettledRow,
+        ConfiguredRow,
+        ManifestRow,
+        ReceivedRow,
+        DeniedRow,
+        SpokenRow,
+    )
+}
+"""Every kind of row, by its name on disk."""
+
+MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {}
+"""(kind, version) -> the body of that version as one of the next version."""
+
+
+def decode(kind: str, round: int, body: Body) -> JournalRow:
+    """The row of the current version of its kind; ``RowError`` where it is none."""
+    form = KINDS.get(kind)
+    if form is None:
+        raise RowError(f"no row is of kind {kind!r}")
+    try:
+        return form.from_body(round, body)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RowError(f"a row {kind!r} of round {round}: {error}") from error
+
+
+def upgrade(
+    kind: str,
+    version: int,
+    body: Body,
+    *,
+    kinds: Mapping[str, type[JournalRow]] = KINDS,
+    migrations: Mapping[tuple[str, int], Callable[[Body], Body]] = MIGRATIONS,
+) -> Body:
+    """The body of an earlier version as one of the kind's current version.
+
+    Raises:
+        RowError: a newer program wrote the row, or the body is not of its version.
+    """
+    known = kinds[kind].version if kind in kinds else version
+    if version > known:
+        raise RowError(f"a row {kind!r} is of version {version}, this mhfl-peer knows {known}: update mhfl-peer")
+    for earlier in range(version, known):
+        try:
+            body = migrations[(kind, earlier)](body)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RowError(f"a row {kind!r} of version {earlier}: {error!r}") from error
+    return body
+
+
+def member(kind: str, round: int, body: Body, key: str) -> Any:
+    """One key of a body, for a reader that has no need of the rest; ``RowError`` where it is missing."""
+    try:
+        return body[key]
+    except (KeyError, TypeError) as error:
+        raise RowError(f"a row {kind!r} of round {round}: {key!r} is missing") from error
+
+
+@functools.cache
+def _keys(form: Any) -> list[tuple[str, str, Any, bool]]:
+    """Of each key on disk: the key, its field's name and type, and whether it must be there."""
+    hints = typing.get_type_hints(form)
+    return [
+        (item.metadata.get(ON_DISK, item.name), item.name, hints[item.name], item.default is dataclasses.MISSING)
+        for item in dataclasses.fields(form)
+        if item.name != "round"
+    ]
+
+
+def _values(form: Any, body: Body) -> dict[str, Any]:
+    missing = [key for key, _, _, needed in _keys(form) if needed and key not in body]
+    if missing:
+        raise ValueError(f"{missing[0]!r} is missing")
+    return {name: from_json(hint, body[key], path=key) for key, name, hint, _ in _keys(form) if key in body}
