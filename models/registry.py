@@ -11,7 +11,7 @@ from models.densely import DenseNet
 from models.foreign import foreign_network, is_foreign
 from models.mobile import MobileNetV1, MobileNetV2, ShuffleNetV2, SqueezeNet
 from models.network import Network
-from models.spec import HYPER, spec_problem, suggestion
+from models.spec import HYPER, PACKAGE_KEY, installed_model, package_problem, spec_problem, suggestion
 from models.tap import Tapped, layer_names
 from models.timeseries import RNN, TCN, Transformer
 
@@ -120,10 +120,7 @@ def build(spec: Mapping[str, Any]) -> Network:
     if name in MODELS:
         return _own(name, given, hyper, taps=[key for key in ("features", "head") if key in spec])
     if not is_foreign(name):
-        raise ValueError(
-            f"unknown model {name!r}{suggestion(name, MODELS)}; there are {', '.join(MODELS)}, any "
-            "monai.networks.nets.NAME and any module:Class"
-        )
+        return _installed(name, given, hyper, spec)
     network = foreign_network(name, **given, hyper=hyper)
     if "head" not in spec:
         raise ValueError(
@@ -131,6 +128,28 @@ def build(spec: Mapping[str, Any]) -> Network:
             f"{', '.join(layer_names(network)[-5:])}"
         )
     return Tapped(network, features=spec.get("features", []), head=spec["head"], **given, name=name, hyper=hyper)
+
+
+def _installed(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:
+    """The network of an installed package; its spec then names the package, so that a receiver takes the same one."""
+    installed = installed_model(name)
+    if PACKAGE_KEY in spec and (problem := package_problem(name, spec[PACKAGE_KEY])) is not None:
+        raise ValueError(problem)
+    if not installed:
+        raise ValueError(
+            f"unknown model {name!r}{suggestion(name, MODELS)}; there are {', '.join(MODELS)}, any "
+            "monai.networks.nets.NAME, any module:Class, and the networks of installed packages"
+        )
+    if PACKAGE_KEY not in spec and len(installed) > 1:
+        raise ValueError(f"{name} comes with {' and '.join(sorted(installed))}; uninstall all but one")
+    if taps := [key for key in ("features", "head") if key in spec]:
+        raise ValueError(f"{name} has its own taps and head; leave out {' and '.join(taps)}")
+    package = spec.get(PACKAGE_KEY, next(iter(installed)))
+    network = installed[package].load()(**given, **hyper)
+    if not isinstance(network, Network) or network.spec["name"] != name:
+        raise ValueError(f"{package} makes no models.Network with the name {name!r}")
+    network.spec = {**network.spec, PACKAGE_KEY: package}
+    return network
 
 
 def _own(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], *, taps: Sequence[str]) -> Network:

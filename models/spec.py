@@ -7,6 +7,7 @@ A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSO
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import json
 import math
 import re
@@ -142,6 +143,18 @@ LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", 
 
 KEYS = ("name", "spatial_dims", "in_channels", "classes", "hyper")
 TAP_KEYS = ("features", "head")
+PACKAGE_KEY = "package"
+
+ENTRY_POINTS = "mhfl_peer.models"
+"""The group in which an installed package names its networks: ``name = "module:factory"``, a factory as those in
+``models.MODELS``. To install the package is to let other sites name its networks here."""
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}==[A-Za-z0-9][A-Za-z0-9._+!-]{0,31}", re.ASCII)
+
+
+def installed_model(name: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """The network of this name in installed packages, by package: ``DISTRIBUTION==VERSION``."""
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+    return {f"{point.dist.name}=={point.dist.version}": point for point in entry_points if point.dist is not None}
 
 
 def suggestion(wrong: str, known: Collection[str]) -> str:
@@ -153,8 +166,8 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
     """What makes this no spec at all (a missing or unknown key, a value of the wrong type), or None."""
     for key in spec:
-        if key not in KEYS + TAP_KEYS:
-            return f"unknown key {key!r}{suggestion(str(key), KEYS + TAP_KEYS)}"
+        if key not in (*KEYS, *TAP_KEYS, PACKAGE_KEY):
+            return f"unknown key {key!r}{suggestion(str(key), (*KEYS, *TAP_KEYS, PACKAGE_KEY))}"
     missing = [key for key in KEYS if key not in spec]
     if missing:
         return f"key {missing[0]!r} is missing"
@@ -174,6 +187,12 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
         return f"features must be a list of layer names, not {features!r}"
     if not isinstance(spec.get("head", ""), str):
         return f"head must be a layer name, not {spec['head']!r}"
+    if PACKAGE_KEY in spec:
+        package = spec[PACKAGE_KEY]
+        if not isinstance(package, str) or PACKAGE.fullmatch(package) is None:
+            return f"package must be DISTRIBUTION==VERSION, not {_short(package)}"
+        if spec["name"] in HYPER or "." in spec["name"] or ":" in spec["name"]:
+            return f"{_short(spec['name'])} comes with no package of networks"
     return next(_value_problems(spec["hyper"]), None)
 
 
@@ -197,9 +216,10 @@ def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
 def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ()) -> str | None:
     """Why a spec received from another site may not be built here, in words for its operator; None if it may.
 
-    It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed there, or a
-    ``module:Class`` that is in ``allow`` (this site's own list). Every value is a JSON scalar or a list of them, within
-    bounds. Touches nothing and imports nothing: it may be called on whatever arrived.
+    It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed there, one of a
+    package that is installed here in the same version, or a ``module:Class`` that is in ``allow`` (this site's own
+    list). Every value is a JSON scalar or a list of them, within bounds. Touches nothing and imports nothing: it may be
+    called on whatever arrived.
     """
     problem = spec_problem(spec)
     if problem is not None:
@@ -210,6 +230,10 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ())
         permitted: Collection[str] = HYPER[name]
     elif name.startswith(MONAI_PREFIX) and monai in REMOTE_MONAI:
         permitted = REMOTE_MONAI[monai]
+    elif PACKAGE_KEY in spec:
+        if (problem := package_problem(name, spec[PACKAGE_KEY])) is not None:
+            return problem
+        permitted = hyper.keys() - FORBIDDEN
     elif name in allow:
         permitted = hyper.keys() - FORBIDDEN
     else:
@@ -220,11 +244,23 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ())
             return (
                 f"{name} from another site may not set {_short(argument)}{suggestion(argument[:TEXT_MAX], permitted)}"
             )
-    if name in HYPER and any(key in spec for key in TAP_KEYS):
-        return f"{name} has its own taps and head; features and head are for networks from elsewhere"
-    if name not in HYPER and not spec.get("head"):
+    own_taps = name in HYPER or PACKAGE_KEY in spec
+    if own_taps and any(key in spec for key in TAP_KEYS):
+        return f"{_short(name)} has its own taps and head; features and head are for networks from elsewhere"
+    if not own_taps and not spec.get("head"):
         return f"{name} needs head, the name of its last layer"
     return next(_bound_problems(spec), None)
+
+
+def package_problem(name: str, package: str) -> str | None:
+    """Why a network is not to be had from this package here, with what to install; None if it is."""
+    if package in (installed := installed_model(name)):
+        return None
+    instead = f" ({', '.join(sorted(installed))} is)" if installed else ""
+    return (
+        f"model {_short(name)} comes with {package}, which is not installed here{instead}; if you trust that package, "
+        f"run `pip install {package}`"
+    )
 
 
 def _value_problems(hyper: Mapping[str, Any]) -> Iterator[str]:

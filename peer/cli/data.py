@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect as inspection
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, shared_options
-from peer.data.adapters import DATASETS, PUBLISHED
+from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.data.datalist import CLASS_LABELS
 from peer.errors import DataError
 
@@ -93,7 +93,20 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
         raise DataError(f"{datalist} has {count}", "correct what is listed above")
 
 
-@data.group()
+class DatasetGroup(click.Group):
+    """A command a data set; those of installed packages are looked up when they are asked for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """The data sets in the order of their names."""
+        return sorted({*super().list_commands(context), *installed_datasets()})
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of a data set."""
+        command = super().get_command(context, name)
+        return command or (_installed_command(name) if name in installed_datasets() else None)
+
+
+@data.group(cls=DatasetGroup)
 @shared_options
 def prepare() -> None:
     """Turn a public data set into one folder a site."""
@@ -281,9 +294,29 @@ for _name in PUBLISHED:
     _add_public(_name)
 
 
+def _installed_command(name: str) -> click.Command:
+    """The command of an installed package's data set: an option for every argument of its ``prepare``."""
+    module = dataset_module(name)
+
+    @out_option
+    @output.json_option
+    @shared_options
+    def command(out: Path, as_json: bool, **options: Any) -> None:
+        _prepare(name, out, as_json=as_json, **options)
+
+    added = click.command(name, help=inspection.getdoc(module))(command)
+    _, *arguments = inspection.signature(module.prepare).parameters.values()
+    for argument in arguments:
+        required = argument.default is argument.empty
+        given: dict[str, Any] = {"required": True} if required else {"default": argument.default, "show_default": True}
+        kind = PATH if argument.name == "source" else None
+        added.params.append(click.Option([f"--{argument.name.replace('_', '-')}"], type=kind, **given))
+    return added
+
+
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     try:
-        module = importlib.import_module(DATASETS[name])
+        module = dataset_module(name)
     except ModuleNotFoundError as error:
         raise DataError(
             f"preparing {name} needs the Python package {error.name}", "run `pip install 'mhfl-peer[data]'`"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.core.plan import PLANS
 from peer.demo.presets import STUDIES, PresetSize, problem, usual
 from peer.errors import UsageError
+from peer.methods.registry import PLANS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

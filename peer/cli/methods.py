@@ -9,8 +9,8 @@ import click
 
 from peer.cli import output, shared_options
 from peer.config.toml import suggestion
-from peer.core.plan import PLANS, Plan
 from peer.errors import UsageError
+from peer.methods.registry import PLANS, find_plan, installed_methods
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,16 +30,19 @@ def methods(names: tuple[str, ...], as_json: bool) -> None:
     mhfl-peer methods
     mhfl-peer methods dflmoe
     """
+    packages: dict[str, str | None] = {**dict.fromkeys(PLANS), **dict(installed_methods())}
     for name in names:
-        if name not in PLANS:
-            raise UsageError(f"no method {name!r}{suggestion(name, PLANS)}", "`mhfl-peer methods` lists them")
-    document = [_described(name, PLANS[name]) for name in names or PLANS]
+        if name not in packages:
+            raise UsageError(f"no method {name!r}{suggestion(name, packages)}", "`mhfl-peer methods` lists them")
+    document = [_described(name, packages[name]) for name in names or packages]
     output.emit(document, as_json=as_json, render=_one_by_one if names else _list)
 
 
-def _described(name: str, plan: Plan) -> dict[str, Any]:
+def _described(name: str, package: str | None) -> dict[str, Any]:
+    plan = find_plan(name, package)
     return {
         "name": name,
+        **({"package": package} if package is not None else {}),
         "source": plan.source,
         "pattern": plan.pattern,
         "artifact": plan.artifact,

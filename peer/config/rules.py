@@ -34,6 +34,7 @@ def make_rules(
         federation=federation.digest,
         round_key=round_key,
         method=federation.method.name,
+        plan=federation.plan,
         rounds=federation.rounds,
         schedule_kind=federation.schedule.kind,
         parameters=federation.parameters,

@@ -30,9 +30,10 @@ from peer.config.toml import (
     wrong,
 )
 from peer.core import limits, roster
-from peer.core.plan import PLANS, Kind, Plan, Unit, Value, Work
+from peer.core.plan import METHOD_KEYS, Kind, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
+from peer.methods.registry import PLANS, find_plan, method_names
 
 
 class EgressConfig(StrictTable):
@@ -251,15 +252,13 @@ class FederationConfig(StrictTable):
     @property
     def plan(self) -> Plan:
         """What the method does."""
-        return PLANS[self.method.name]
+        return _plan(self.method.name, self.method.__pydantic_extra__.get("package"))
 
     @property
     def parameters(self) -> dict[str, Value]:
         """Every parameter of the method, with the type of its default."""
-        values: dict[str, Any] = dict(self.method.__pydantic_extra__)
-        for name, default in self.plan.defaults().items():
-            values[name] = type(default)(values[name])
-        return values
+        given: dict[str, Any] = self.method.__pydantic_extra__
+        return {name: type(default)(given[name]) for name, default in self.plan.defaults().items()}
 
     def work(self, stage: str) -> Work:
         """How long the stage lasts and how it steps."""
@@ -279,10 +278,8 @@ class FederationConfig(StrictTable):
         method = document.get("method") if isinstance(document, dict) else None
         if not isinstance(method, dict) or not isinstance(method.get("name"), str):
             return document
-        plan = PLANS.get(method["name"])
-        if plan is None:
-            raise wrong("method.name", f"unknown method {method['name']!r}{suggestion(method['name'], PLANS)}")
-        for name, reason in plan.problems({key: value for key, value in method.items() if key != "name"}):
+        plan = _plan(method["name"], method.get("package"))
+        for name, reason in plan.problems({key: value for key, value in method.items() if key not in METHOD_KEYS}):
             unknown = f"unknown key{suggestion(name, plan.parameters)}"
             raise wrong(f"method.{name}", unknown if reason == "unknown" else reason)
         given = document.get("stages", {})
@@ -325,6 +322,15 @@ class FederationConfig(StrictTable):
         plan, method = self.plan, self.method.name
         needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
         return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
+
+
+def _plan(method: str, package: object) -> Plan:
+    """The plan of the table ``[method]``; a package that is missing here is a ``ConfigError`` with its own remedy."""
+    if package is not None and not isinstance(package, str):
+        raise wrong("method.package", f"must be a string, not {package!r}")
+    if package is None and method not in PLANS and method not in (known := method_names()):
+        raise wrong("method.name", f"unknown method {method!r}{suggestion(method, known)}")
+    return find_plan(method, package)
 
 
 class AugmentationConfig(StrictTable):

@@ -105,8 +105,8 @@ def fallback(rules: Rules, *, round: int, owner: SiteName, held: Sequence[Source
     return ()
 
 
-def kept_heads(rules: Rules, *, came: Iterable[Source], held: Iterable[Source]) -> tuple[Source, ...]:
-    """dFLMoE's cache: of every peer the newest head, the one that came or the last that was received."""
+def last_received(rules: Rules, *, came: Iterable[Source], held: Iterable[Source]) -> tuple[Source, ...]:
+    """Of every peer its newest artifact: the one that came, or the last that was received."""
     newest: dict[SiteName, Source] = {}
     for source in sorted(held, key=lambda source: source.round):
         if source.origin != rules.site and source.origin in rules.roster:

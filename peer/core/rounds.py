@@ -99,8 +99,8 @@ def _choose(site: SiteState, current: Exchange) -> None:
     came, missing = current.sources(), current.missing()
     sources = came
     if current.pattern == "all_to_all":
-        if rules.plan.cached:
-            sources = exchange.kept_heads(rules, came=came, held=memory.held.values())
+        if rules.plan.keeps_last_received:
+            sources = exchange.last_received(rules, came=came, held=memory.held.values())
     elif not came:
         slot = rules.turn(current.round)
         here = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
@@ -305,8 +305,9 @@ def _alone(site: SiteState) -> bool:
 
 
 def open_round(site: SiteState, round: int) -> None:
-    """Begin a round; dFLMoE's first stage already uses the heads that are here."""
-    sources = exchange.kept_heads(site.rules, came=(), held=site.memory.held.values()) if site.rules.plan.cached else ()
+    """Begin a round; a method that keeps the last received artifacts uses them from its first stage on."""
+    keeps, held = site.rules.plan.keeps_last_received, site.memory.held.values()
+    sources = exchange.last_received(site.rules, came=(), held=held) if keeps else ()
     site.persist(rows.OpenedRow(round, sources=sources))
     next_phase(site)
 
@@ -339,7 +340,7 @@ def next_phase(site: SiteState) -> None:
 
 def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:
     site.enter(Phase.EVALUATE)
-    cached = sources if site.rules.plan.cached else ()
+    cached = sources if site.rules.plan.keeps_last_received else ()
     lent = site.rules.lends(round)
     site.emit(commands.Evaluate(site.memory.generation, round, site.next_attempt(), base, cached, lent))
 
@@ -406,7 +407,7 @@ def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
         newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
     for digest, source in list(memory.held.items()):
         last = source.round == newest[source.artifact.owner]
-        cached = last and (rules.plan.cached or memory.committed < rules.circulating)
+        cached = last and (rules.plan.keeps_last_received or memory.committed < rules.circulating)
         age = memory.committed - source.round
         fresh = last and rules.fallback == "stale" and age < rules.staleness_rounds_max
         used = age >= 0 or (memory.home and source.artifact.owner == rules.site)

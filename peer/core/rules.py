@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from peer.core import limits, plan, schedule
-from peer.core.plan import Pattern, Plan
+from peer.core import limits, schedule
+from peer.core.plan import Pattern, Plan, Value, circulating
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 
 
@@ -39,9 +39,10 @@ class Rules:
     federation: Sha256
     round_key: RoundKey = field(repr=False)
     method: str
+    plan: Plan
     rounds: int
     schedule_kind: str = "permutation"
-    parameters: Mapping[str, plan.Value] = field(default_factory=dict)
+    parameters: Mapping[str, Value] = field(default_factory=dict)
     pace: PaceRules = field(default_factory=PaceRules)
     fallback: str = "self"
     staleness_rounds_max: int = 1
@@ -53,15 +54,10 @@ class Rules:
     without: frozenset[SiteName] = frozenset()
     stay: bool = False
 
-    @property
-    def plan(self) -> Plan:
-        """The method's choreography."""
-        return plan.PLANS[self.method]
-
     @functools.cached_property
     def circulating(self) -> int:
         """The last round that only moves models on; 0 where none does."""
-        return plan.circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
+        return circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
 
     @functools.cached_property
     def index(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import toml
-from peer.core.plan import PLANS
+from peer.methods.registry import PLANS
 
 MINOR = frozenset({"distill", "decide"})
 """Stages that do not train the local model: they have a quarter of the steps."""

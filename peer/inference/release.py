@@ -80,7 +80,7 @@ def release(
     site_folder.make_private(out.parent)
     with contextlib.closing(Journal(standing.journal, read_only=True)) as journal:
         consent = consented(journal, standing.sources, own=folder.site)
-        if not federation.plan.cached:  # what came was trained with, and is no part of what predicts
+        if not federation.plan.keeps_last_received:  # what came was trained with, and is no part of what predicts
             consent = Consent()
         facts = _facts(journal, federation, standing, consent) | {"licence": licence}
     with beside(out) as staged:

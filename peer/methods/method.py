@@ -6,6 +6,7 @@ A stage of a method is a function from a ``StageContext`` (the site's networks, 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from models import Network, Output
+from peer.core.plan import Plan
 
 DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
@@ -210,3 +212,12 @@ class Method:
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
     unfit: Callable[..., str | None] = any_local
     mismatch: Callable[[Output, Output, Mapping[str, Any]], str | None] = any_received
+
+    @classmethod
+    def of(cls, plan: Plan) -> Method:
+        """The method that a plan names as its implementation; ``ValueError`` where there is none with its stages."""
+        module, _, name = plan.implementation.partition(":")
+        method = getattr(importlib.import_module(module), name, None)
+        if not isinstance(method, cls) or method.stages.keys() != plan.stages.keys():
+            raise ValueError(f"{plan.implementation} is no Method with the plan's stages {', '.join(plan.stages)}")
+        return method

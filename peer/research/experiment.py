@@ -16,14 +16,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
-from models.spec import HYPER, hyper_problem
+from models.spec import HYPER, hyper_problem, installed_model
 from peer.config import toml
 from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, suggestion, wrong
-from peer.core.plan import PLANS, Plan
+from peer.core.plan import Plan
 from peer.core.roster import site_name
-from peer.data.adapters import DATASETS
+from peer.data.adapters import DATASETS, installed_datasets
 from peer.demo.presets import METRICS, MINOR
+from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
 
@@ -65,8 +66,8 @@ class ExperimentData(StrictTable):
     def _one_origin(self) -> Self:
         if (self.dataset is None) == (self.pool is None):
             raise wrong("dataset", "name either a dataset or a pool")
-        if self.dataset is not None and self.dataset not in DATASETS:
-            raise wrong("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, DATASETS)}")
+        if self.dataset is not None and self.dataset not in (known := {*DATASETS, *installed_datasets()}):
+            raise wrong("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
         if (self.input_size is None) == (not self.input_sizes):
             raise wrong("input_size", "give one for all sites, or input_sizes by site")
         return self
@@ -103,7 +104,8 @@ class Budget(StrictTable):
 
 
 class MethodSettings(StrictTable):
-    """A row of the tables: a method with parameters. ``method`` is by default the row's own name.
+    """A row of the tables: a method with parameters. ``method`` is by default the row's own name, ``package`` is the
+    installed package that the method comes with, as in federation.toml.
 
     ``stages`` are always what they say, ``paper`` only with the budget's ``paper = true``.
     """
@@ -112,6 +114,7 @@ class MethodSettings(StrictTable):
     __pydantic_extra__: dict[str, JsonValue]
 
     method: str = ""
+    package: str | None = None
     models: Annotated[tuple[str, ...], Loose] = ()
     stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
@@ -191,7 +194,7 @@ class Experiment(StrictTable):
 
     def plan(self, label: str) -> Plan:
         """The choreography of a row's method."""
-        return PLANS[self.method_name(label)]
+        return find_plan(self.method_name(label), self.methods[label].package)
 
     def method_name(self, label: str) -> str:
         """The method that a row runs; the pooled bound trains as ``local`` does."""
@@ -282,6 +285,8 @@ class Experiment(StrictTable):
             if model is None or "." in model.name or ":" in model.name:
                 continue
             hyper = dict(model.__pydantic_extra__)
+            if model.name not in HYPER and installed_model(model.name):
+                continue
             if model.name not in HYPER:
                 raise wrong(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
             for key in sorted(hyper.keys() - HYPER[model.name]):
@@ -290,9 +295,8 @@ class Experiment(StrictTable):
                 raise wrong(where, problem)
 
     def _check_method(self, label: str, method: MethodSettings) -> None:
-        known = {*PLANS, CENTRALISED}
         name = method.method or label
-        if name not in known:
+        if method.package is None and name not in (known := {*method_names(), CENTRALISED}):
             raise wrong(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
         plan = self.plan(label)
         for parameter, reason in plan.problems(method.__pydantic_extra__):
@@ -315,9 +319,10 @@ class Experiment(StrictTable):
         head: dict[str, Any] = {"name": self.name, "description": self.title, "rounds": self.rounds, "seed": seed}
         head["evaluation_every"] = self.evaluation_every
         method = self.methods[label]
+        package = {} if method.package is None else {"package": method.package}
         tables: dict[str, Any] = {
             "task": self.task.model_dump(),
-            "method": {"name": self.method_name(label), **method.__pydantic_extra__},
+            "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
             **{f"stages.{stage}": keys for stage, keys in self.stages(label).items()},
             "schedule": {"kind": self.schedule},
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import shutil
 from collections import Counter
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peer.data.adapters import DATASETS, PUBLISHED
+from peer.data.adapters import PUBLISHED, dataset_module
 from peer.data.datalist import SPLITS
 from peer.errors import DataError, StateError
 from peer.research.experiment import Experiment
@@ -101,7 +100,7 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
         raise StateError(f"{folder} holds something that was not prepared to its end", "delete it and run it again")
     if data.dataset in PUBLISHED and source is None:
         raise DataError(f"{experiment.where}: {data.dataset} is not shipped", "say with --data where it was unpacked")
-    module = importlib.import_module(DATASETS[data.dataset])
+    module = dataset_module(data.dataset)
     options: dict[str, Any] = dict(data.options)
     if source is not None:
         options["source"] = source

@@ -16,7 +16,6 @@ from peer import __version__
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import global_test_memory
-from peer.core.plan import PLANS
 from peer.records.journal import Journal
 from peer.records.ledger import UNKNOWN, Ledger
 
@@ -160,7 +159,7 @@ def _facts(federation: FederationConfig) -> dict[str, str]:
 def _scalars(
     site: str, federation: FederationConfig, rows: Sequence[Mapping[str, Any]], sent: list[tuple[float, int]]
 ) -> Iterator[Scalar]:
-    stages = PLANS[federation.method.name].stages
+    stages = federation.plan.stages
     commits = [(row["time"], row["round"]) for row in rows if row["kind"] == "committed"]
     told: set[Place] = set()
     for row in rows:

@@ -101,7 +101,7 @@ def stages(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> Iterator[t
         yield "visitor", commands.Train(1, 1, 1, stage, INITIAL, visitor, circulate=visitor[0].origin)
         if plan.pattern == "circulate":
             return
-    came = plan.cached
+    came = plan.keeps_last_received
     for phase in plan.phases:
         if phase == "exchange":
             came = True

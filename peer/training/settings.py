@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.limits import CHECKPOINT_S
-from peer.core.plan import PLANS, Plan, Value, Work
+from peer.core.plan import Plan, Value, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting
+from peer.methods.registry import find_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class TrainingSettings:
     seed: int
     home: Path
     method: str
+    plan: Plan
     parameters: Mapping[str, Value]
     works: Mapping[str, Work]
     task: TaskSettings
@@ -93,11 +95,6 @@ class TrainingSettings:
     shared_model: Mapping[str, Any] | None = None
 
     @property
-    def plan(self) -> Plan:
-        """The method's choreography."""
-        return PLANS[self.method]
-
-    @property
     def artifacts(self) -> Path:
         """The folder of artifact files."""
         return self.home / "artifacts"
@@ -108,7 +105,7 @@ class TrainingSettings:
         federation, site = setting.federation, setting.site
         method = dict(federation["method"])
         name = method.pop("name")
-        plan = PLANS[name]
+        plan = find_plan(name, method.pop("package", None))
         training, egress = _given(site.get("training")), _given(site.get("egress"))
         weighted = federation.get("weighting", "uniform") == "samples"
         return cls(
@@ -118,6 +115,7 @@ class TrainingSettings:
             seed=int(federation.get("seed", 0)),
             home=Path(setting.home),
             method=name,
+            plan=plan,
             parameters={**plan.defaults(), **_given(method)},
             works={stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()},
             task=TaskSettings(

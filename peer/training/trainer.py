@@ -21,8 +21,7 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
-from peer.methods import METHODS
-from peer.methods.method import DAM, VISITOR, Stage, StageContext
+from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext
 from peer.methods.supervised import supervised_stage
 from peer.training.artifact import artifact_path
 from peer.training.artifact_exchange import ArtifactExchange
@@ -62,7 +61,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recipe = recipe = TrainingSettings.of(setting)
-        self.method = METHODS[recipe.method]
+        self.method = Method.of(recipe.plan)
         self._report, self._halted, self._clock = report, halted, clock
         self._seed: Seed = site_seed(recipe)
         self.device = choose_device(recipe.device)
@@ -208,7 +207,7 @@ class Trainer:
     def hold(self, state: str, sources: tuple[Source, ...] = ()) -> None:
         """Have the site's networks as they were in a checkpoint, with what its round had received, ready to predict."""
         self.kept.hold(state)
-        received = self.parcels.received(sources) if self.recipe.plan.cached else {}
+        received = self.parcels.received(sources) if self.recipe.plan.keeps_last_received else {}
         self._scene = self._make_scene(received)
         for network in (*self._scene.networks.values(), *received.values()):
             network.to(self.device).eval()

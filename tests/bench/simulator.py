@@ -12,6 +12,7 @@ from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
+from peer.methods.registry import PLANS
 from peer.research.simulated_network import Perform, SimulatedNetwork, place
 
 ROUNDS = 10
@@ -39,6 +40,7 @@ def measure(*, quick: bool) -> list[Row]:
             federation=Sha256("fe" * 32),
             round_key=RoundKey(bytes(32)),
             method="fedskd",
+            plan=PLANS["fedskd"],
             rounds=ROUNDS,
         )
         places[name] = place(rules, (), _untrained(rules), Rows(), None)

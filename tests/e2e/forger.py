@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.messages import Artifact
-from peer.core.plan import PLANS
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, TO_WORKER, WorkerSetting, decode, encode
 from peer.daemon import startup
+from peer.methods.registry import PLANS
 
 STATE = "round-000000/forged"
 RESNET = {"name": "resnet10", "hyper": {"width": 8, "stem_stride": 2}}

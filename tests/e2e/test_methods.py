@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 
 from peer.core import site_memory
-from peer.core.plan import PLANS
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
+from peer.methods.registry import PLANS
 from peer.records.ledger import Ledger
 from peer.research.simulation import Simulation
 

@@ -148,7 +148,7 @@ def attacked(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str
 
 def stages_of(method: str) -> str:
     """One step a stage: what is learnt does not matter here."""
-    from peer.core.plan import PLANS
+    from peer.methods.registry import PLANS
 
     return "".join(f'\n[stages.{stage}]\nunit = "step"\ncount = 1\n' for stage in PLANS[method].stages)
 

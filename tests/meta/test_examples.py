@@ -12,8 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.core.plan import PLANS
-from peer.methods import METHODS
 
 EXAMPLES = Path("deploy", "examples")
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
@@ -52,10 +50,3 @@ def test_the_examples_show_every_key(root: Path, name: str, table: type[BaseMode
     text = (root / EXAMPLES / name).read_text()
     shown = set(written_keys(tomllib.loads(SHOWN.sub("", text))))
     assert set(known_keys(table)) - shown == set()
-
-
-def test_methods_and_plans_agree() -> None:
-    assert METHODS.keys() == PLANS.keys()
-    assert {name: set(method.stages) for name, method in METHODS.items()} == {
-        name: set(plan.stages) for name, plan in PLANS.items()
-    }

@@ -20,6 +20,7 @@ from peer.core.rows import decode
 from peer.core.rules import PaceRules, Rules
 from peer.core.site_memory import Row, recover
 from peer.core.worker_protocol import to_json
+from peer.methods.registry import PLANS
 
 PACE = {field.name for field in dataclasses.fields(PaceRules)}
 FEDERATION = Sha256("fe" * 32)
@@ -51,7 +52,7 @@ class Scenario:
         self.now_s = 0.0
         self.told: set[str] = set()
         self.phases: set[str] = set()
-        self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", 1)
+        self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", PLANS["local"], 1)
         self.site = SiteMachine(self.rules)
         self.memory = recover(())
 
@@ -91,6 +92,7 @@ class Scenario:
             round_key=RoundKey(bytes(range(32))),
             pace=PaceRules(**pace),
             parameters=parameters,
+            plan=PLANS[fields["method"]],
             **fields,
         )
 

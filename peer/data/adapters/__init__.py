@@ -1,7 +1,16 @@
 """Data sets that ``mhfl-peer data prepare`` turns into datalists that a site, or an experiment, can train on.
 
-Every module has ``prepare(out, *, ...) -> summary``; it is imported only when its data set is asked for.
+Every module has ``prepare(out, *, ...) -> summary``; it is imported only when its data set is asked for. The module of
+an installed package's data set has an entry point.
 """
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from types import ModuleType
+
+from peer.errors import DataError
 
 PACKAGED: dict[str, str] = {
     "atlas-fmri": "peer.data.adapters.atlas",
@@ -29,3 +38,29 @@ PUBLISHED: dict[str, str] = {
 """Read from a folder that the user has downloaded: ``prepare(out, *, source, ...)`` writes ``pool.json``."""
 
 DATASETS: dict[str, str] = {**PACKAGED, **PUBLISHED}
+
+ENTRY_POINTS = "mhfl_peer.datasets"
+"""The group in which an installed package names the modules of its data sets: ``name = "module"``."""
+
+
+def installed_datasets() -> list[str]:
+    """The data sets of installed packages."""
+    names = {entry_point.name for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return sorted(names - DATASETS.keys())
+
+
+def dataset_module(name: str) -> ModuleType:
+    """The module that prepares a data set; ``DataError`` where an installed package gives none."""
+    if name in DATASETS:
+        return importlib.import_module(DATASETS[name])
+    entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))
+    packages = [f"{point.dist.name}=={point.dist.version}" for point in entry_points if point.dist is not None]
+    if len(entry_points) != 1:
+        raise DataError(
+            f"data set {name!r} comes with {' and '.join(packages) or 'no package that is installed'}",
+            "install the one package that you want it from",
+        )
+    module = entry_points[0].load()
+    if not isinstance(module, ModuleType) or not hasattr(module, "prepare"):
+        raise DataError(f"data set {name!r} of {packages[0]} names no module with prepare()", "ask its makers")
+    return module

@@ -13,7 +13,7 @@ from models import Network, Output, head_width
 from models.moe import Expert, Mixture
 from models.spec import remote_spec_problem
 from peer.core.commands import Source
-from peer.methods import dflmoe
+from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import DAM, MIXTURE, StageContext, predict_locally
 from peer.training.errors import UnusableConfigurationError
 from peer.training.trainer import Trainer

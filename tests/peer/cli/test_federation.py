@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from peer.cli import main
 from peer.config.schema import FederationConfig
-from peer.core.plan import PLANS
 from peer.errors import EXIT_CODES
+from peer.methods.registry import PLANS
 
 EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "federation.toml"
 

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner, Result
 
 from peer.cli import main
-from peer.core.plan import PLANS
+from peer.methods.registry import PLANS
 
 
 def call(*words: str) -> Result:

@@ -18,9 +18,10 @@ from pydantic import BaseModel, ValidationError
 from peer.config import schema, toml
 from peer.config.schema import EgressConfig, FederationConfig, SiteConfig, check_site
 from peer.core.limits import EVALUATION_SAMPLES_MIN
-from peer.core.plan import PLANS, Work
+from peer.core.plan import Work
 from peer.core.roster import federation_digest
 from peer.errors import ConfigError
+from peer.methods.registry import PLANS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "deploy" / "examples"

@@ -22,6 +22,7 @@ from peer.core.rules import PaceRules, Rules
 from peer.core.site_memory import Memory, Row, recover
 from peer.core.state import Phase
 from peer.core.worker_protocol import to_json
+from peer.methods.registry import PLANS
 
 KEY = RoundKey(bytes(range(32)))
 FEDERATION = Sha256("fe" * 32)
@@ -39,8 +40,9 @@ def make_rules(site: str, sites: Sequence[str], **changes: Any) -> Rules:
         "method": "fedskd",
         "rounds": 4,
         "pace": PaceRules(linger_s=60.0),
+        **changes,
     }
-    return Rules(**{**fields, **changes})
+    return Rules(plan=PLANS[fields["method"]], **fields)
 
 
 def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model") -> Artifact:

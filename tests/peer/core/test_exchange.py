@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peer.core.commands import Source
-from peer.core.exchange import Exchange, Want, best_copy, fallback, kept_heads
+from peer.core.exchange import Exchange, Want, best_copy, fallback, last_received
 from peer.core.liveness import Peers
 from peer.core.messages import Heartbeat
 from peer.core.rules import PaceRules
@@ -159,7 +159,7 @@ def test_the_cache_keeps_the_newest_head_of_every_peer(rules: Any, artifact: Any
         source(artifact, "europe", 3),
         source(artifact, "atlantis", 3),
     ]
-    found = kept_heads(own, came=came, held=held)
+    found = last_received(own, came=came, held=held)
     assert [(head.origin, head.round, head.fallback) for head in found] == [("asia", 4, ""), ("oceania", 3, "stale")]
 
 

@@ -21,6 +21,7 @@ from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import PaceRules, Rules
 from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
+from peer.methods.registry import PLANS
 from peer.records.journal import Journal
 from peer.transport.client import Misbehaved, Offer, Refused, Unreachable
 from peer.transport.server import Refusal, Status
@@ -119,6 +120,7 @@ class Errands:
             federation=Sha256("fe" * 32),
             round_key=RoundKey(b"\0" * 32),
             method="fedskd",
+            plan=PLANS["fedskd"],
             rounds=5,
             pace=PaceRules(wait_max_s=100.0),
         )

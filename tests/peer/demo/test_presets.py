@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.core.plan import PLANS
 from peer.demo.presets import STUDIES, PresetSize, problem, usual
+from peer.methods.registry import PLANS
 
 ROSTER = """
 [[site]]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import models
-from peer.core.plan import PLANS, Work
+from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.methods import METHODS
-from peer.methods.method import DAM, Batch, BuildContext, Stage, StageContext, Term
+from peer.methods.method import DAM, Batch, BuildContext, Method, Stage, StageContext, Term
+from peer.methods.registry import PLANS
 from peer.training.loop import Loop
 
 WORK = Work("step", 1, 0.01, weight_decay=0.1)
@@ -44,7 +44,7 @@ class Site:
         task: str = "classification",
         **parameters: Any,
     ) -> None:
-        self.method, self.modes = METHODS[method], dict[str, list[bool]]()
+        self.method, self.modes = Method.of(PLANS[method]), dict[str, list[bool]]()
         chosen = {**PLANS[method].defaults(), **parameters}
         with torch.no_grad():
             own = dam.eval()(images[:1])

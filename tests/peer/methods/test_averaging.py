@@ -11,9 +11,9 @@ from torch import nn
 
 import models
 from models import Network, Output
-from peer.methods import METHODS
-from peer.methods.averaging import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG, all_but_norms
-from peer.methods.method import DAM, Batch
+from peer.methods.averaging.stages import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG, all_but_norms
+from peer.methods.method import DAM, Batch, Method
+from peer.methods.registry import PLANS
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
@@ -40,7 +40,7 @@ def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None
     assert loop.losses()["ce_dam"] == pytest.approx(expected.item())
     assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
     assert at.modes == {DAM: [True]}
-    assert METHODS[method].keeps == {}
+    assert Method.of(PLANS[method]).keeps == {}
 
 
 def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:

@@ -14,10 +14,9 @@ import models
 from models import Network, Output
 from models.moe import Expert, Mixture
 from models.network import head_width
-from peer.core.plan import PLANS
-from peer.methods import METHODS
-from peer.methods.dflmoe import mismatch, mismatch_of_models, theirs, unfit
-from peer.methods.method import DAM, MIXTURE, Batch, BuildContext
+from peer.methods.dflmoe.stages import mismatch, mismatch_of_models, theirs, unfit
+from peer.methods.method import DAM, MIXTURE, Batch, BuildContext, Method
+from peer.methods.registry import PLANS
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))
@@ -444,9 +443,9 @@ def test_the_head_is_sent_or_the_model(site: Any) -> None:
     for task in BATCHES:
         dam = network(task, 0)
         for name in ("dflmoe", "dflmoe_averaged"):
-            assert set(METHODS[name].sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
-        assert list(METHODS["dflmoe_models"].sent(dam, {})) == list(dam.state_dict())
-    assert {METHODS[name].sends for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
+            assert set(Method.of(PLANS[name]).sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
+        assert list(Method.of(PLANS["dflmoe_models"]).sent(dam, {})) == list(dam.state_dict())
+    assert {Method.of(PLANS[name]).sends for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
 
 
 def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:
@@ -470,7 +469,7 @@ def test_what_does_not_fit_is_said() -> None:
 def test_a_feature_must_be_on_the_grid_of_the_prediction() -> None:
     for method in ("dflmoe", "dflmoe_models"):
         defaults = PLANS[method].defaults()
-        assert METHODS[method].unfit is unfit
+        assert Method.of(PLANS[method]).unfit is unfit
         assert unfit(output((1, 3, 8, 8), (1, 4, 8, 8)), None, defaults, masks=False) is None
         assert unfit(output((1, 3, 8, 8), (1, 4, 2, 2)), None, defaults, masks=False) == (
             "the model's head takes a feature on the grid (2, 2), but predicts on (8, 8)"

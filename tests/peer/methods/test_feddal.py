@@ -12,9 +12,9 @@ from torch import Tensor
 
 import models
 from models import Output
-from peer.core.plan import PLANS
-from peer.methods.feddal import FEDDAL, unfit
+from peer.methods.feddal.stages import FEDDAL, unfit
 from peer.methods.method import DAM, PROXY, Batch, Stage
+from peer.methods.registry import PLANS
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(8, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3]))

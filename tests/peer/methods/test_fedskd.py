@@ -12,9 +12,9 @@ from torch import Tensor
 
 import models
 from models import Output
-from peer.core.plan import PLANS
-from peer.methods.fedskd import chosen_stages, mismatch, train, unfit
+from peer.methods.fedskd.stages import chosen_stages, mismatch, train, unfit
 from peer.methods.method import DAM, KTM, Batch, Stage, StageContext, Term
+from peer.methods.registry import PLANS
 
 IMAGES = torch.randn(5, 2, 40, generator=torch.Generator().manual_seed(0))
 BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 0, 1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 import models
-from peer.core.plan import PLANS
-from peer.methods import METHODS
-from peer.methods.method import DAM, Batch, BuildContext, StageContext
+from peer.methods.method import DAM, Batch, BuildContext, Method, StageContext
+from peer.methods.registry import PLANS
 from peer.methods.supervised import supervised
 
+METHODS = {name: Method.of(plan) for name, plan in PLANS.items()}
 BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
 
 
@@ -46,11 +47,17 @@ SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflm
 
 
 def test_methods_are_those_of_the_plans() -> None:
-    assert METHODS.keys() == PLANS.keys()
     for name, method in METHODS.items():
         assert method.stages.keys() == PLANS[name].stages.keys()
         assert method.sends == DAM or method.sends in method.keeps
         assert (PLANS[name].shared == "beside") == (method.sends in method.keeps)
+
+
+@pytest.mark.parametrize("name", ["LOCALE", "train"])
+def test_an_implementation_that_is_no_method_is_refused(name: str) -> None:
+    plan = dataclasses.replace(PLANS["local"], implementation=f"peer.methods.local.stages:{name}")
+    with pytest.raises(ValueError, match=f"peer.methods.local.stages:{name} is no Method with the plan's stages train"):
+        Method.of(plan)
 
 
 @pytest.mark.parametrize(("name", "received"), SCENES)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import models
 from models import Output
-from peer.core.plan import PLANS
 from peer.methods.method import DAM, MESSENGER, RECEIVER, TRANSMITTER, Batch
-from peer.methods.mh_pflid import MH_PFLID, sent, unfit
+from peer.methods.mh_pflid.stages import MH_PFLID, sent, unfit
+from peer.methods.registry import PLANS
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import models
 from peer.methods.method import DAM, PROXY, Batch
-from peer.methods.proxyfl import PROXYFL
+from peer.methods.proxyfl.stages import PROXYFL
 
 DRAW = torch.Generator().manual_seed(0)
 BATCH = Batch(torch.randn(5, 2, 40, generator=DRAW), torch.tensor([0, 1, 2, 0, 1]))

@@ -16,6 +16,7 @@ from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
+from peer.methods.registry import PLANS
 from peer.research.simulated_network import Perform
 
 TEXT = """
@@ -172,6 +173,7 @@ def rules_of() -> Callable[..., dict[SiteName, Rules]]:
         roster = Roster.of(names)
         fields: dict[str, Any] = {"roster": roster, "federation": Sha256("fe" * 32), "method": "fedskd", "rounds": 4}
         fields |= {"round_key": RoundKey(bytes(range(32))), **changes}
+        fields["plan"] = PLANS[fields["method"]]
         return {name: Rules(site=name, **fields) for name in roster}
 
     return make

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peer.config.schema import FederationConfig
-from peer.core.plan import PLANS
 from peer.errors import ConfigError
+from peer.methods.registry import PLANS
 from peer.research.experiment import CENTRALISED, Experiment
 
 Write = Callable[..., Path]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from peer.core import commands, site_memory
-from peer.core.plan import PLANS
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
+from peer.methods.registry import PLANS
 from peer.research.simulated_network import Perform, SimulatedNetwork, place
 
 SITES = ("africa", "america", "asia", "europe")

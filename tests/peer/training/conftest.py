@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peer.core.plan import PLANS
 from peer.core.worker_protocol import WorkerSetting
+from peer.methods.registry import PLANS
 
 LENGTH = 24
 SIZES = {"training": 10, "test": 6}

@@ -22,7 +22,8 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
-from peer.methods import METHODS
+from peer.methods.method import Method
+from peer.methods.registry import PLANS
 from peer.training.artifact import write_artifact
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints
@@ -88,8 +89,10 @@ def make_site(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Site]
     def make(method: str, site: str = "alpha", *, allow: tuple[str, ...] = (), **parts: Any) -> Site:
         setting = make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
         recipe = dataclasses.replace(TrainingSettings.of(setting), allow_models=allow)
-        kept = SiteNetworks(recipe, METHODS[method], site_seed(recipe), Checkpoints(recipe.home / "checkpoints"))
-        return Site(recipe, kept, ArtifactExchange(recipe, METHODS[method], kept))
+        kept = SiteNetworks(
+            recipe, Method.of(PLANS[method]), site_seed(recipe), Checkpoints(recipe.home / "checkpoints")
+        )
+        return Site(recipe, kept, ArtifactExchange(recipe, Method.of(PLANS[method]), kept))
 
     return make
 

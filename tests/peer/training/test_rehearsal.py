@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from peer.core import commands, events
-from peer.core.plan import PLANS
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
+from peer.methods.registry import PLANS
 from peer.training.errors import UnusableConfigurationError
 from peer.training.rehearsal import group_rooms, own_artifact, stages, stand_ins
 from peer.training.trainer import Trainer

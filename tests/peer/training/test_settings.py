@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from peer.core.limits import CHECKPOINT_S
-from peer.core.plan import PLANS, Work
+from peer.core.plan import Work
 from peer.core.worker_protocol import WorkerSetting
+from peer.methods.registry import PLANS
 from peer.training.settings import AugmentationSettings, TrainingSettings
 
 TASK = {"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2, "same_input_size": True}

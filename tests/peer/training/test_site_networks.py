@@ -16,8 +16,8 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
-from peer.methods import METHODS
-from peer.methods.method import DAM, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSMITTER
+from peer.methods.method import DAM, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSMITTER, Method
+from peer.methods.registry import PLANS
 from peer.training.checkpoint import Checkpoints
 from peer.training.data import site_seed
 from peer.training.errors import UnusableConfigurationError, WorkInterrupted
@@ -41,7 +41,9 @@ def make_kept(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteN
         recipe = TrainingSettings.of(
             make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
         )
-        return SiteNetworks(recipe, METHODS[method], site_seed(recipe), Checkpoints(recipe.home / "checkpoints"))
+        return SiteNetworks(
+            recipe, Method.of(PLANS[method]), site_seed(recipe), Checkpoints(recipe.home / "checkpoints")
+        )
 
     return make
 

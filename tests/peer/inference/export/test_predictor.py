@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from peer.inference.export.predictor import Shares, build, problem_of, taken_from
-from peer.methods import METHODS, dflmoe
-from peer.methods.method import predict_locally
+from peer.methods.dflmoe import stages as dflmoe
+from peer.methods.method import Method, predict_locally
+from peer.methods.registry import PLANS
 from peer.training.trainer import INITIAL, Trainer
 
 IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
@@ -63,7 +64,7 @@ def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Calla
 
 
 def test_every_method_predicts_in_a_way_that_can_be_taken_away() -> None:
-    assert {method.predict for method in METHODS.values()} == {predict_locally, dflmoe.predict}
+    assert {Method.of(plan).predict for plan in PLANS.values()} == {predict_locally, dflmoe.predict}
 
 
 @pytest.mark.parametrize("where", ["network", "experts"])

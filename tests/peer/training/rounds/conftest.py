@@ -19,9 +19,10 @@ from torch import Tensor
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
-from peer.core.plan import PLANS, Plan
+from peer.core.plan import Plan
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
+from peer.methods.registry import PLANS
 from peer.training.trainer import Trainer
 
 SITES = ("alpha", "beta", "gamma")

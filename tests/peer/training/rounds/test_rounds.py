@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from peer.core import events
-from peer.core.plan import PLANS
+from peer.methods.registry import PLANS
 
 SITES = ("alpha", "beta", "gamma")
 

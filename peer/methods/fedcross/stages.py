@@ -11,7 +11,7 @@ round's order instead of a rotation.
 
 from __future__ import annotations
 
-from peer.methods.local import train
+from peer.methods.local.stages import train
 from peer.methods.method import Method
 
 FEDCROSS = Method(stages={"train": train})

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from losses import forward_kl
-from peer.methods.feddal import proxy
+from peer.methods.feddal.stages import proxy
 from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, StageContext, Term, one_move
 from peer.methods.supervised import scene_loss
 

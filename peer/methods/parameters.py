@@ -1,0 +1,19 @@
+"""Parameters that several methods share: which supervised loss they train segmentation with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peer.core.plan import Parameter
+
+DICE_CE = {
+    "segmentation_loss": Parameter(
+        "dice_ce", "supervised loss of segmentation; other tasks have one", choices=("dice_ce", "dice", "ce")
+    ),
+}
+"""What ``peer.methods.supervised.scene_loss`` reads: a method that calls it has this parameter."""
+
+DICE = {"segmentation_loss": replace(DICE_CE["segmentation_loss"], default="dice")}
+CE = {"segmentation_loss": replace(DICE_CE["segmentation_loss"], default="ce")}
+
+WEIGHT_DECAY = 1e-4  # of Adam, in the code of the MH-pFLID and FedDAL authors

@@ -1,0 +1,122 @@
+"""The methods by name: the built-in ones are listed here, those of installed packages have an entry point.
+
+This module and every plan are free of torch: the daemon reads them, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+
+from peer.core.plan import Plan
+from peer.errors import ConfigError
+from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
+from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
+from peer.methods.fedcross.plan import FEDCROSS
+from peer.methods.feddal.plan import FEDDAL
+from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.local.plan import LOCAL
+from peer.methods.mh_pflid.plan import MH_PFLID
+from peer.methods.proxyfl.plan import PROXYFL
+
+PLANS: dict[str, Plan] = {
+    "local": LOCAL,
+    "fedskd": FEDSKD,
+    "mh_pflid": MH_PFLID,
+    "feddal": FEDDAL,
+    "dflmoe": DFLMOE,
+    "dflmoe_models": DFLMOE_MODELS,
+    "dflmoe_averaged": DFLMOE_AVERAGED,
+    "fedcross": FEDCROSS,
+    "proxyfl": PROXYFL,
+    "fedavg": FEDAVG,
+    "fedprox": FEDPROX,
+    "fedbn": FEDBN,
+    "lg_fedavg": LG_FEDAVG,
+}
+"""The built-in methods."""
+
+ENTRY_POINTS = "mhfl_peer.methods"
+"""The group in which an installed package names its plans: ``name = "module:PLAN"``."""
+PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+
+
+def installed_methods() -> list[tuple[str, str]]:
+    """The methods of installed packages: each one's name, and the package as federation.toml must name it."""
+    return sorted((name, package) for name, package in _entry_points() if name not in PLANS)
+
+
+def method_names() -> list[str]:
+    """Every method that there is here, the built-in ones first."""
+    return list(dict.fromkeys([*PLANS, *(name for name, _ in installed_methods())]))
+
+
+@functools.cache
+def find_plan(name: str, package: str | None = None) -> Plan:
+    """The plan of a method.
+
+    Args:
+        name: of the method.
+        package: ``DISTRIBUTION==VERSION``, for a method that is not built in.
+
+    Raises:
+        ConfigError: there is no such method here; where the package is missing, the remedy says how to install it.
+    """
+    if name in PLANS:
+        if package is not None:
+            raise ConfigError(f"method {name!r} is built in, and comes with no package", "leave package out")
+        return PLANS[name]
+    entry_points = _entry_points()
+    if package is None:
+        packages = [package for key, package in entry_points if key == name]
+        if not packages:
+            raise ConfigError(f"unknown method {name!r}", "`mhfl-peer methods` lists all that are here")
+        raise ConfigError(
+            f"method {name!r} comes with a package, which must be the same one at every site",
+            f'write package = "{packages[0]}" below the name of the method',
+        )
+    named = [point for (key, pin), point in entry_points.items() if (key, _normal(pin)) == (name, _normal(package))]
+    if not named:
+        raise _missing(name, package)
+    try:
+        plan = named[0].load()
+    except Exception as error:  # somebody else's module
+        raise ConfigError(f"the plan of method {name!r} in {package} cannot be loaded: {error}") from error
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"method {name!r} in {package} names no plan, but {plan!r}", "ask the makers of the package")
+    return plan
+
+
+def _normal(package: str) -> str:
+    """The package with its distribution's name as pip compares it."""
+    distribution, equals, version = package.partition("==")
+    return re.sub(r"[-_.]+", "-", distribution).lower() + equals + version
+
+
+def _entry_points() -> dict[tuple[str, str], importlib.metadata.EntryPoint]:
+    """By name and package."""
+    found = {}
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if entry_point.dist is not None:
+            found[entry_point.name, f"{entry_point.dist.name}=={entry_point.dist.version}"] = entry_point
+    return found
+
+
+def _missing(name: str, package: str) -> ConfigError:
+    """Why the package does not give the method here."""
+    named = PACKAGE.fullmatch(package)
+    if named is None:
+        return ConfigError(f"package = {package!r} of method {name!r} is not DISTRIBUTION==VERSION")
+    distribution, version = named.groups()
+    try:
+        here = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ConfigError(f"method {name!r} comes with {package}, which is not installed", _install(package))
+    if here != version:
+        return ConfigError(f"method {name!r} comes with {package}, but {here} is installed", _install(package))
+    return ConfigError(f"{package} has no method {name!r}", "`mhfl-peer methods` lists all that are here")
+
+
+def _install(package: str) -> str:
+    return f"run `pip install {package}` in the environment of mhfl-peer"
