@@ -45,14 +45,15 @@ LAYER = {
     "peer.methods": "methods",
     "peer.training": "training",
     "peer.inference.export": "training",
+    "peer.classification": "statistics",
     "peer.research.statistics": "evaluation",
     "peer.research.statistics.bootstrap": "statistics",
     "peer.research.statistics.fairness": "statistics",
-    "peer.research.statistics.scores": "statistics",
     "peer.research.statistics.significance": "statistics",
     "peer.research.statistics.tables": "statistics",
     "peer.research.partition": "partition",
     "peer.research.report": "report",
+    "peer.research": "ground",
     "peer.research": "simulation",
     "peer.research.experiment": "experiment",
     "peer.research.pool": "experiment",
@@ -67,7 +68,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "pb": frozenset(),
     "ground": frozenset({"core", "spec"}),
-    "transport": frozenset({"core", "pb", "spec", "peer.errors", "peer.identity.certificates"}),
+    "transport": frozenset({"core", "pb", "spec", "peer.errors", "peer.files", "peer.identity.certificates"}),
     "daemon": frozenset({"core", "spec", "ground", "transport"}),
     "operation": frozenset({"core", "spec", "ground", "transport", "daemon", "datasets"}),
     "datasets": frozenset({"core", "ground"}),
@@ -77,13 +78,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "notebook": frozenset({"core", "ground", "transport", "operation", "training"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"core", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {"core", "methods", "models", "spec", "losses", "peer.classification", "peer.data.datalist", "peer.files"}
+    ),
     "evaluation": frozenset(
         {"core", "ground", "datasets", "training", "methods", "models", "spec", "losses", "partition", "statistics"}
     ),
     "partition": frozenset({"peer.data.datalist", "peer.errors", "peer.config.toml", "peer.core.seeds"}),
     "statistics": frozenset({"peer.core.seeds"}),
-    "report": frozenset({"statistics", "peer", "peer.errors"}),
+    "report": frozenset({"core", "statistics", "peer", "peer.errors", "peer.research.result_files"}),
     "experiment": frozenset({"core", "ground", "datasets", "partition", "spec"}),
     "simulation": frozenset({"core", "ground", "experiment", "training", "methods", "models"}),
 }
@@ -101,7 +104,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "methods": TENSORS,
     "partition": frozenset({"numpy", "pydantic"}),
-    "statistics": frozenset({"numpy"}),
+    "statistics": frozenset({"numpy", "scipy"}),
 }
 """The libraries that a layer may import; one that is not here may import what pyproject.toml declares."""
 
