@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, shared_options
+from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
-from peer.data.datalist import CLASS_LABELS
 from peer.errors import DataError
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def _published(document: Mapping[str, Any]) -> RenderableType:
     """Sites by classes; what the publishers and the papers count beside what is there; what to be aware of."""
     from rich.console import Group
 
-    classes = document["classes"] if document["kind"] in CLASS_LABELS else []
+    classes = document["classes"] if document["kind"] in CLASSIFYING else []
     rows = [
         (site, side, part["subjects"], part["samples"], *(part.get("classes", {}).get(name, 0) for name in classes))
         for site, sides in document["sites"].items()

@@ -94,52 +94,33 @@ def _well(document: Any) -> str:
     return f"{document['site']}: {serves}" + ("" if document["trains"] else ", but its training has failed")
 
 
-def _act(settings: Settings, site_name: str | None, action: str, as_json: bool) -> None:
-    from peer.transport.control import ControlClient
+def _action(action: str, short_help: str, text: str) -> click.Command:
+    """A command that asks the daemon for an action."""
 
-    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with ControlClient(folder.control_socket()) as client:
-        answer = client.act(action)
-    output.emit(answer, as_json=as_json, render=lambda document: f"{document['site']}: {document['effect']}")
+    @click.command(action, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer {action} --site europe")
+    @site_option
+    @output.json_option
+    @shared_options
+    @pass_settings
+    def act(settings: Settings, site_name: str | None, as_json: bool) -> None:
+        from peer.transport.control import ControlClient
 
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        with ControlClient(folder.control_socket()) as client:
+            answer = client.act(action)
+        output.emit(answer, as_json=as_json, render=lambda document: f"{document['site']}: {document['effect']}")
 
-@click.command(short_help="Stop training, go on serving.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def pause(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Stop training at the next step and go on serving; peers are told and do not wait.
-
-    \b
-    mhfl-peer pause --site europe
-    """
-    _act(settings, site_name, "pause", as_json)
+    return act
 
 
-@click.command(short_help="Go on after a pause.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def resume(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Go on after a pause, or try again after a failure.
-
-    \b
-    mhfl-peer resume --site europe
-    """
-    _act(settings, site_name, "resume", as_json)
-
-
-@click.command(short_help="Finish the step, checkpoint, leave cleanly.")
-@site_option
-@output.json_option
-@shared_options
-@pass_settings
-def stop(settings: Settings, site_name: str | None, as_json: bool) -> None:
-    """Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there.
-
-    \b
-    mhfl-peer stop --site europe
-    """
-    _act(settings, site_name, "stop", as_json)
+pause = _action(
+    "pause",
+    "Stop training, go on serving.",
+    "Stop training at the next step and go on serving; peers are told and do not wait.",
+)
+resume = _action("resume", "Go on after a pause.", "Go on after a pause, or try again after a failure.")
+stop = _action(
+    "stop",
+    "Finish the step, checkpoint, leave cleanly.",
+    "Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there.",
+)

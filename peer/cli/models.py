@@ -11,20 +11,14 @@ import click
 
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
+from peer.core.tasks import CLASSIFYING, METRICS
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LOGITS = ("classification", "time_series")
-"""Tasks whose networks are alike but for the dimensions."""
-SERVING = {
-    "classification": LOGITS,
-    "segmentation": ("segmentation",),
-    "time_series": LOGITS,
-    "super_resolution": ("super_resolution",),
-}
-"""The families of networks that a task can be learnt with."""
+SERVING = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
+"""The families of networks that a task can be learnt with; those of classifying tasks differ in dimensions only."""
 WIDTHS = {
     "densenet50": 24,
     "mobilenet_v1": 16,

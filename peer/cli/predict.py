@@ -13,6 +13,7 @@ import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
+from peer.core.tasks import CLASSIFYING
 from peer.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from peer.inference.model_state import ModelState
 
 PATH = click.Path(path_type=Path)
-CLASSES = ("classification", "time_series")
-"""Tasks whose predictions are one table."""
-
 TABLE = "predictions.csv"
 """The file in the folder ``--out`` where no other is named."""
 SHOWN_MAX = 20
@@ -85,7 +83,7 @@ def predict(
 def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
     with trained(folder) as (federation, standing):
         task = federation.task
-        classes = task.kind in CLASSES
+        classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
             raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
         _prepare(out, table=classes)
@@ -109,8 +107,8 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dic
     _prepare(out, table=out.suffix == ".csv")
     answer = _asked({"model": str(model), "sha256": sha256}, inputs, out)
     classes = answer.pop("classes")
-    result = _table(out) if answer["task"] in CLASSES else out
-    if answer["task"] in CLASSES and answer["predictions"]:
+    result = _table(out) if answer["task"] in CLASSIFYING else out
+    if answer["task"] in CLASSIFYING and answer["predictions"]:
         site_folder.write_atomically(result, _csv(answer["predictions"], classes))
     where = {key: answer.pop(key) for key in ("site", "generation", "round", "task")}
     return {**where, "model": str(model), "out": str(result), **answer}

@@ -116,65 +116,62 @@ def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *
             live.update(render(document), refresh=True)
 
 
-@click.command(short_help="Where the round is, what it waits for, who is there.")
-@site_option
-@watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def status(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+def _view(what: str, short_help: str, render: Callable[[Any], RenderableType], text: str) -> click.Command:
+    """A command that shows one document of the site."""
+
+    @click.command(what, short_help=short_help, help=text)
+    @site_option
+    @watch_option
+    @output.json_option
+    @shared_options
+    @pass_settings
+    def view(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+        show(settings, site_name, what, render, {}, as_json=as_json, watch=watch)
+
+    return view
+
+
+status = _view(
+    "status",
+    "Where the round is, what it waits for, who is there.",
+    rendering.status,
     """Where the round is, whom it waits for and why, what every peer does.
 
     \b
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
-    """
-    show(settings, site_name, "status", rendering.status, {}, as_json=as_json, watch=watch)
-
-
-@click.command(short_help="Every round so far: sources, contributors, metrics.")
-@site_option
-@watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def rounds(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """,
+)
+rounds = _view(
+    "rounds",
+    "Every round so far: sources, contributors, metrics.",
+    rendering.rounds,
     """Every committed round: whose artifacts it used, who was missing and why, losses and metrics.
 
     \b
     mhfl-peer rounds --site europe --watch
-    """
-    show(settings, site_name, "rounds", rendering.rounds, {}, as_json=as_json, watch=watch)
-
-
-@click.command(short_help="The other sites as this one sees them.")
-@site_option
-@watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def peers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """,
+)
+peers = _view(
+    "peers",
+    "The other sites as this one sees them.",
+    rendering.peers,
     """The other sites as this one sees them: heard or silent, round, phase, last seen.
 
     \b
     mhfl-peer peers --site europe
-    """
-    show(settings, site_name, "peers", rendering.peers, {}, as_json=as_json, watch=watch)
-
-
-@click.command(short_help="Every artifact that came or went.")
-@site_option
-@watch_option
-@output.json_option
-@shared_options
-@pass_settings
-def transfers(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
+    """,
+)
+transfers = _view(
+    "transfers",
+    "Every artifact that came or went.",
+    rendering.transfers,
     """Every artifact that came or went, by time.
 
     \b
     mhfl-peer transfers --site europe --json
-    """
-    show(settings, site_name, "transfers", rendering.transfers, {}, as_json=as_json, watch=watch)
+    """,
+)
 
 
 @click.command(short_help="The journal, line by line.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from peer.config.schema import SiteConfig
 from peer.errors import ConfigError
+from peer.files import stamp
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +24,14 @@ class FollowedConfig:
     def __init__(self, site: SiteConfig, what: str) -> None:
         self.path = Path(site.where)
         self._what = what
-        self._stamp = self._look()
+        self._stamp = stamp(self.path)
 
     def news(self) -> SiteConfig | None:
         """What the file says now, if it was changed since the last question; one that is broken is named once."""
-        stamp = self._look()
-        if stamp == self._stamp:
+        current = stamp(self.path)
+        if current == self._stamp:
             return None
-        self._stamp = stamp
+        self._stamp = current
         try:
             return SiteConfig.load(self.path)
         except ConfigError as error:
@@ -40,13 +41,6 @@ class FollowedConfig:
     def refuse(self, error: ConfigError) -> None:
         """Say that what holds is what held before."""
         log.warning(f"changed {self._what} not usable; the former ones stay", extra={"reason": str(error)})
-
-    def _look(self) -> tuple[int, ...]:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 class RefusedCertificates(Container[str]):

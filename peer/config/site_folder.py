@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from peer.core.roster import SITE_NAME, SiteName
 from peer.errors import DaemonDown, DiskError, LockedError, StateError, UsageError
+from peer.files import sync_folder, write_file
 
 SOCKET_PATH_BYTES_MAX = 100  # sun_path has 108 bytes on Linux and 104 on BSD, a terminating zero included
 GENERATION = re.compile(r"gen-([0-9]{4,})")
@@ -231,34 +231,10 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     Raises:
         DiskError: it cannot be written; the old file is untouched and no other is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        write_file(path, content, mode)
     except OSError as error:
         raise DiskError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the folder's entries on disk; ``OSError`` where that fails and matters."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder and need not
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _fits(path: Path) -> bool:

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peer import errors
 from peer.core import commands, events, limits, rows
-from peer.core.messages import EvaluationResult, SignedManifest, Unavailable
+from peer.core.messages import SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
+from peer.daemon.service import PeerService
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
@@ -31,16 +32,6 @@ HEARD_EVERY_S = 1.0
 """A moving transfer counts as a sign of life this often."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
 """Keys of the row ``received`` that the log has as well."""
-
-
-class FetchPolicy(Protocol):
-    """Through which a report leaves: ``peer.daemon.service``."""
-
-    def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
-        """Allow it, or raise ``Refusal``; the number of its intent in the ledger."""
-
-    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
-        """Record how it ended."""
 
 
 class ArtifactFetcher:
@@ -61,7 +52,7 @@ class ArtifactFetcher:
         *,
         rules: Rules,
         client: ExchangeClient,
-        door: FetchPolicy,
+        door: PeerService,
         journal: Journal,
         artifacts: Path,
         report: Callable[[events.Event], None],

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from peer import errors
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.toml import split_address
 from peer.core import events
-from peer.core.messages import Heartbeat, Hello
+from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
+from peer.daemon.service import PeerService
 from peer.transport import wire
 from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
 from peer.transport.discovery import Discovery, served_at
@@ -24,22 +24,6 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 """How long the last beat may take: peers that miss it notice the silence instead."""
-
-
-class HeartbeatHost(Protocol):
-    """Who says and hears what is said: ``peer.daemon.service``."""
-
-    def greeting(self, peer: SiteName) -> Hello:
-        """What this site says of itself to a peer."""
-
-    def difference(self, greeting: Hello) -> str | None:
-        """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
-
-    def welcome(self, peer: SiteName, greeting: Hello) -> None:
-        """A greeting was compared and is one of ours."""
-
-    def said(self, peer: SiteName, size: int) -> None:
-        """So many bytes left for a peer beside artifacts."""
 
 
 class Heartbeats:
@@ -64,7 +48,7 @@ class Heartbeats:
         site: SiteConfig,
         book: AddressBook,
         client: ExchangeClient,
-        host: HeartbeatHost,
+        host: PeerService,
         pulse: Callable[[], Heartbeat],
         report: Callable[[events.Event], None],
     ) -> None:

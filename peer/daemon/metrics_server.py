@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cryptography import x509
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -27,7 +26,7 @@ from peer.config.toml import split_address
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import Surroundings, families
 from peer.errors import PeerError, PortInUse
-from peer.identity.certificates import CERTIFICATE_FILE
+from peer.identity.certificates import readable_certificate
 from peer.records.tally import Tally
 
 log = logging.getLogger(__name__)
@@ -220,9 +219,7 @@ class MetricsServer:
 
     def _look_around(self) -> Surroundings:
         """The disk, and the certificate on it, which may have been renewed; if it is not usable, the start's."""
-        own, ca = self._daemon.own.certificate, self._daemon.own.ca
-        with contextlib.suppress(OSError, ValueError):
-            own = x509.load_pem_x509_certificate((self._daemon.folder.pki / CERTIFICATE_FILE).read_bytes())
+        own, ca = readable_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
         disk = shutil.disk_usage(self._daemon.folder.path)
         expiry_s = {"site": own.not_valid_after_utc.timestamp(), "ca": ca.not_valid_after_utc.timestamp()}
         return Surroundings(disk.free, disk.total, expiry_s)

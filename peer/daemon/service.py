@@ -22,11 +22,11 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.errors import CertificateError
+from peer.files import artifact_path
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
 from peer.transport.server import Grant, Outcome, Refusal, Status
-from peer.transport.transfer import artifact_path
 
 log = logging.getLogger(__name__)
 

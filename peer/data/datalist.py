@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer.core.tasks import CLASSIFYING
+
 SPLITS = ("training", "test")
-CLASS_LABELS = frozenset({"classification", "time_series"})
-"""Task kinds whose label is a class index; the others' labels are files."""
 SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
@@ -134,7 +134,7 @@ def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
     if not isinstance(images, list) or not images or not all(isinstance(image, str) and image for image in images):
         return f"'image' must be a path or a list of paths, not {entry.get('image')!r}"
     label, subject = entry.get("label"), entry.get("subject")
-    if task in CLASS_LABELS:
+    if task in CLASSIFYING:
         if not isinstance(label, int) or isinstance(label, bool):
             return f"'label' of {images[0]} must be a class number (0, 1, ...), not {label!r}"
     elif not (isinstance(label, str) and label) and not (label is None and task in SELF_LABELLED):
@@ -168,7 +168,7 @@ def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str,
             f"labels are stored in another order of axes than their images: {named(turned)}; save both as arrays, or "
             "neither"
         )
-    if task in CLASS_LABELS:
+    if task in CLASSIFYING:
         found += _class_problems(training, test, classes)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
     if shared:

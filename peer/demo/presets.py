@@ -13,16 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.config import toml
+from peer.core.tasks import METRICS, MINOR
 from peer.methods.registry import PLANS
-
-MINOR = frozenset({"distill", "decide"})
-"""Stages that do not train the local model: they have a quarter of the steps."""
-METRICS: Mapping[str, str] = {
-    "classification": "auc",
-    "time_series": "auc",
-    "segmentation": "dice",
-    "super_resolution": "psnr",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ class DemoPreset:
     @property
     def metric(self) -> str:
         """The figure by which it is judged."""
-        return METRICS[self.task["kind"]]
+        return METRICS[self.task["kind"]][0]
 
     def model(self, site: str, method: str) -> Mapping[str, Any]:
         """The site's ``[model]`` under a method."""

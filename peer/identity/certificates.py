@@ -249,6 +249,14 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ValueError("it is no certificate in PEM form") from error
 
 
+def readable_certificate(pki: Path) -> x509.Certificate | None:
+    """The certificate in a site's ``pki`` folder, not judged; None where there is none that can be read."""
+    try:
+        return read_certificate(pki / CERTIFICATE_FILE)
+    except (CertificateError, ValueError):
+        return None
+
+
 def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     """The certificate's P-256 key; ``ValueError`` when it is of another kind."""
     try:

@@ -23,10 +23,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.config import toml
 from peer.config.schema import FederationConfig
-from peer.config.site_folder import SiteFolder, make_private, sync_folder, write_atomically
+from peer.config.site_folder import SiteFolder, make_private, write_atomically
 from peer.config.toml import suggestion
 from peer.core.roster import NOT_IDENTITY, ROUND_KEY_BYTES, RoundKey, SiteName, federation_digest, site_name
 from peer.errors import BundleError, CertificateError, ConfigError, DiskError, FederationMismatch, StateError
+from peer.files import sync_folder
 from peer.identity import certificates
 from peer.identity.bundle import Bundle, seal, unseal
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.core.commands import Source
+from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting
-from peer.data.datalist import CLASS_LABELS
 from peer.inference import output_files
 from peer.inference.export.predictor import Predictor, taken_from
 from peer.inference.predict import PredictionInput, apart, classes, in_unit_range, items, reading
@@ -129,7 +129,7 @@ def _array(values: Tensor, recipe: TrainingSettings) -> Tensor:
 
 def _answer(prediction: Tensor, image: Tensor, recipe: TrainingSettings) -> dict[str, Any]:
     kind = recipe.task.kind
-    if kind in CLASS_LABELS:
+    if kind in CLASSIFYING:
         found = classes(prediction)
         shares = {f"class_{index}": share for index, share in enumerate(found["probabilities"])}
         return {"predicted": found["class"], **shares}

@@ -16,15 +16,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from peer.core.commands import Source
+from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
-from peer.data.datalist import CLASS_LABELS
 from peer.inference import output_files
-from peer.inference.export.load import opened
+from peer.inference.export.load import Exported, opened
 from peer.training.errors import UnusableConfigurationError, reason_of
 from peer.training.images import ARRAYS, READERS, Preparation, load_images
 from peer.training.settings import DataSettings, TaskSettings
@@ -41,29 +41,6 @@ Read: TypeAlias = Callable[[Sequence[Path]], Tensor]
 Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 
-class PredictionContext(Protocol):
-    """What is known of a model: its task, and how its images are prepared."""
-
-    @property
-    def task(self) -> TaskSettings:
-        """The task."""
-
-    @property
-    def data(self) -> DataSettings:
-        """How images are prepared."""
-
-
-class PredictingModel(Protocol):
-    """A ``Trainer`` that holds a state, or an exported file."""
-
-    @property
-    def recipe(self) -> PredictionContext:
-        """What is known of it."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Logits or images, of prepared images ``(b, c, *space)``, on the CPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class PredictionInput:
     """One image to predict: its name, its files, its result's place under the output folder; or what is wrong."""
@@ -74,7 +51,7 @@ class PredictionInput:
     problem: str = ""
 
 
-def predict(model: PredictingModel, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
+def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
     """Predict every image of the inputs, in their order; each result is written as soon as it is there.
 
     Args:
@@ -106,7 +83,7 @@ def predict(model: PredictingModel, inputs: Iterable[Path], out: Path) -> dict[s
         except Exception as error:  # whatever a reader raises, or memory that is too small for this one
             skipped.append({"file": item.name, "reason": " ".join((str(error) or repr(error)).split())})
             continue
-        if task.kind in CLASS_LABELS:
+        if task.kind in CLASSIFYING:
             answer = classes(prediction)
         else:
             taken[target] = item.name
@@ -249,7 +226,7 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
     model = opened(Path(request["model"]), sha256=request["sha256"])
     facts = {key: model.card[key] for key in ("site", "generation", "round")}
     task = model.recipe.task
-    if task.kind not in CLASS_LABELS and out.suffix == ".csv":
+    if task.kind not in CLASSIFYING and out.suffix == ".csv":
         raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
     return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}
 

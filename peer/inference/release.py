@@ -22,6 +22,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.worker_protocol import to_json
+from peer.files import sync_folder
 from peer.inference import model_state
 from peer.inference.model_state import ModelState
 from peer.records import reports
@@ -192,7 +193,7 @@ def _let_go(ledger: Ledger, moves: Mapping[Path, Path], row: Mapping[str, Any]) 
     try:
         for staged, place in moves.items():
             staged.replace(place)
-            site_folder.sync_folder(place.parent)
+            sync_folder(place.parent)
     except OSError as error:
         ledger.settle(intent, bytes=0, outcome="broken")
         raise errors.DiskError(f"{place} cannot be written: {error.strerror}") from error

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from peer import errors
-from peer.config.site_folder import sync_folder
 from peer.core import rows
 from peer.core.site_memory import Row
+from peer.files import sync_folder
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -197,13 +197,10 @@ def _federation(folder: SiteFolder) -> dict[str, Any]:
 
 def _certificate_days(folder: SiteFolder) -> int | None:
     """Whole days that the certificate on disk is valid for; nothing where there is none that can be read."""
-    from cryptography import x509
+    from peer.identity import certificates
 
-    try:
-        certificate = x509.load_pem_x509_certificate((folder.pki / "cert.pem").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    certificate = certificates.readable_certificate(folder.pki)
+    return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
 
 
 def _slim(body: Any) -> Any:

@@ -29,10 +29,11 @@ from peer import __version__
 from peer.config.site_folder import write_atomically
 from peer.core import site_memory
 from peer.core.roster import SiteName
-from peer.data.datalist import CLASS_LABELS
+from peer.core.tasks import CLASSIFYING
 from peer.errors import LockedError
 from peer.research.diagnosis import diagnose
-from peer.research.runs import FORMAT, RESULT
+from peer.research.result_files import FORMAT
+from peer.research.runs import RESULT
 from peer.research.simulation import Member, Simulation
 from peer.training.data import DataSplit
 from peer.training.guest import measured
@@ -178,7 +179,7 @@ def harvest(
 def _try_everywhere(crop: RunFiles, name: SiteName, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
     """One site's row of the matrix, with what can be scored again or looked at."""
     crop.matrix[name] = {}
-    classes = trainer.recipe.task.kind in CLASS_LABELS
+    classes = trainer.recipe.task.kind in CLASSIFYING
     for other, owner in data.items():
         if owner.recipe.data.scale != trainer.recipe.data.scale:
             crop.matrix[name][other] = {}
@@ -269,7 +270,7 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
         "classes": {
             purpose: dict(sorted(Counter(str(sample.label) for sample in split.samples).items()))
             for purpose, split in splits.items()
-            if recipe.task.kind in CLASS_LABELS
+            if recipe.task.kind in CLASSIFYING
         },
         "steps": member.steps,
         "sent_bytes": sum(sent),

@@ -22,15 +22,13 @@ from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, suggestion, wrong
 from peer.core.plan import Plan
 from peer.core.roster import site_name
+from peer.core.tasks import METRICS, MINOR
 from peer.data.adapters import DATASETS, installed_datasets
-from peer.demo.presets import METRICS, MINOR
 from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
+from peer.research.result_files import CENTRALISED, EVERY_LINK
 
-CENTRALISED = "centralised"
-"""The bound that no federation reaches: each architecture trained on everybody's data. Only a simulator can."""
-EVERY_LINK = "all"
 EVERY_SITE = "*"
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
 """A name that becomes part of a run's folder."""
@@ -185,7 +183,7 @@ class Experiment(StrictTable):
     @property
     def metric(self) -> str:
         """The figure by which the task is judged."""
-        return METRICS[self.task.kind]
+        return METRICS[self.task.kind][0]
 
     @property
     def every_link(self) -> dict[str, Links]:

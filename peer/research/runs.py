@@ -21,7 +21,8 @@ from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import write_atomically
 from peer.core.roster import SiteName
-from peer.data.datalist import CLASS_LABELS, SELF_LABELLED
+from peer.core.tasks import CLASSIFYING
+from peer.data.datalist import SELF_LABELLED
 from peer.errors import DataError, StateError
 from peer.research.experiment import Experiment
 from peer.research.partition.divide import divide
@@ -29,9 +30,8 @@ from peer.research.partition.folds import folds, holdout
 from peer.research.partition.groups import SUBJECT, class_of, image_names
 from peer.research.partition.leakage import leaks
 from peer.research.pool import SPLIT, Entry, SamplePool
+from peer.research.result_files import FORMAT
 
-FORMAT = 1
-"""Of the files in a run's folder."""
 RUN, RESULT = "run.json", "result.json"
 
 Splits = Mapping[str, Mapping[str, Sequence[Entry]]]
@@ -150,7 +150,7 @@ def _check(experiment: Experiment, splits: Splits, where: str) -> None:
                 f"{where}: {site!r} has no sample for {purpose}",
                 "give folds or test_share, or a pool with samples for both",
             )
-        if kind not in CLASS_LABELS:
+        if kind not in CLASSIFYING:
             continue
         for entry in (*lists["training"], *tested):
             label = class_of(entry)

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peer.core import access, commands, events, rows, site_memory
 from peer.core.machine import SiteMachine
@@ -23,6 +23,7 @@ from peer.core.messages import LastHeard, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.state import Phase
+from peer.records.journal import Journal
 
 WORK_S = 1.0
 """Virtual seconds that every order to a worker takes: sites advance together, whatever their networks cost."""
@@ -35,13 +36,6 @@ Perform = Callable[[commands.Command], events.Event]
 """A site's worker: carries out an order and gives the event that answers it."""
 Lost = Callable[[int, SiteName, SiteName], bool]
 """Whether the link from a site (second) to another (third) is down in a round."""
-
-
-class RowStore(Protocol):
-    """What keeps a site's rows: ``peer.records.journal.Journal``, or a list in a test."""
-
-    def append(self, kind: str, round: int, body: Mapping[str, Any], cause: Mapping[str, Any] | None = None) -> None:
-        """Keep one row."""
 
 
 @dataclass(slots=True)
@@ -60,7 +54,7 @@ class SimulatedSite:
     rules: Rules
     memory: site_memory.Memory
     perform: Perform
-    record: RowStore
+    record: Journal
     artifacts: Path | None = None
     round: SiteMachine = field(init=False)
     asked: dict[SiteName, commands.Fetch] = field(default_factory=dict)
@@ -69,7 +63,7 @@ class SimulatedSite:
 
 
 def place(
-    rules: Rules, stored: Sequence[site_memory.Row], perform: Perform, record: RowStore, artifacts: Path | None
+    rules: Rules, stored: Sequence[site_memory.Row], perform: Perform, record: Journal, artifacts: Path | None
 ) -> SimulatedSite:
     """A site as its rows left it; what needs an artifact file that is gone is asked for again."""
     present = None if artifacts is None else {path.stem for path in artifacts.glob("*.safetensors")}

@@ -23,7 +23,8 @@ from peer.config.site_folder import write_atomically
 from peer.errors import PeerError, StateError, UsageError, WorkerFailed
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
-from peer.research.runs import FORMAT, Run, runs
+from peer.research.result_files import FORMAT
+from peer.research.runs import Run, runs
 
 EXPERIMENT = "experiment.json"
 MARGIN = 1.25

@@ -19,15 +19,10 @@ from peer.core.limits import ARTIFACT_BYTES_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
-from peer.training import disk
+from peer.files import artifact_path, write_file
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, describe, non_finite, pack, unpack
-
-
-def artifact_path(folder: Path, sha256: str) -> Path:
-    """Where the artifact of that digest lies."""
-    return folder / f"{sha256}.safetensors"
 
 
 def write_artifact(
@@ -50,7 +45,7 @@ def write_artifact(
     path = artifact_path(folder, digest)
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        disk.write_file(path, content)
+        write_file(path, content)
     return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
 
 

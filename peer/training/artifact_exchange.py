@@ -11,8 +11,9 @@ from models import Network, Output
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
+from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.training.artifact import artifact_path, read_head, read_network, read_state, write_artifact
+from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings

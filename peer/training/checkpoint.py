@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.limits import CHECKPOINTS_KEPT
-from peer.training import disk
+from peer.files import clear_unfinished, remove_folder, write_folder
 from peer.training.errors import UnusableConfigurationError
 from peer.training.tensors import State, pack, unpack
 
@@ -46,11 +46,11 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        disk.clear_unfinished(folder)
+        clear_unfinished(folder)
 
     def write(self, name: str, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint of a finished stage, durably; it replaces one of that name."""
-        disk.write_folder(self._path(name), _files(checkpoint))
+        write_folder(self._path(name), _files(checkpoint))
 
     def read(self, name: str) -> Checkpoint:
         """The checkpoint of that name; ``UnusableConfigurationError`` when it is not there."""
@@ -67,10 +67,10 @@ class Checkpoints:
     def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
         """Keep the stage in progress; the partial checkpoint before it goes only once this one is there."""
         name = f"step-{step:08d}"
-        disk.write_folder(self.folder / PARTIAL / name, _files(checkpoint))
+        write_folder(self.folder / PARTIAL / name, _files(checkpoint))
         for older in self._partial():
             if older.name != name:
-                disk.remove_folder(older)
+                remove_folder(older)
 
     def read_partial(self, work: str) -> Checkpoint | None:
         """The newest partial checkpoint whose record's ``work`` is this one."""
@@ -79,7 +79,7 @@ class Checkpoints:
 
     def clear_partial(self) -> None:
         """Forget the stage in progress: it is finished."""
-        disk.remove_folder(self.folder / PARTIAL)
+        remove_folder(self.folder / PARTIAL)
 
     def prune(self, keep: Iterable[str]) -> None:
         """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and those of the named checkpoints."""
@@ -87,7 +87,7 @@ class Checkpoints:
         kept = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
         for path in rounds:
             if path.name not in kept:
-                disk.remove_folder(path)
+                remove_folder(path)
 
     def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.data.datalist import CLASS_LABELS, Sample, inspect_datalist, named
+from peer.core.tasks import CLASSIFYING
+from peer.data.datalist import Sample, inspect_datalist, named
+from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
-from peer.training import disk
 from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableDataError
 from peer.training.images import load_regions
@@ -160,7 +161,7 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
 
 def _lack(training: DataSplit, kind: str) -> str | None:
     """Why nothing could be learnt from these samples, or nothing."""
-    if kind in CLASS_LABELS:
+    if kind in CLASSIFYING:
         return "has one class only; a classifier needs two" if len(training.present) < 2 else None
     if kind == "segmentation":
         return None if training.present - {0} else "has no foreground: every label map is 0 all over"
@@ -206,7 +207,7 @@ def _cached(reading: Reading, folder: Path) -> Reading:
     leaves half of one, which then counts as unreadable.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    disk.clear_unfinished(folder)
+    clear_unfinished(folder)
 
     def read(sample: Sample) -> Example:
         label = sample.label
@@ -217,7 +218,7 @@ def _cached(reading: Reading, folder: Path) -> Reading:
             found = unpacked(path.read_bytes())
             return found["image"], found["target"]
         image, target = reading(sample)
-        disk.write_file(path, packed({"image": image, "target": target}))
+        write_file(path, packed({"image": image, "target": target}))
         return image, target
 
     return read

@@ -16,8 +16,9 @@ from models import Network
 from peer.core import commands, events
 from peer.core.worker_protocol import WorkerSetting
 from peer.data.datalist import Sample, inspect_datalist
+from peer.files import artifact_path
 from peer.methods.supervised import supervised
-from peer.training.artifact import artifact_path, read_network
+from peer.training.artifact import read_network
 from peer.training.data import DataSplit
 from peer.training.device import choose_device, make_reproducible
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError

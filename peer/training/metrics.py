@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Labels = NDArray[np.int64]
+from peer.classification import Labels, Probabilities, class_scores
+
 Counts = NDArray[np.int64]
-Scores = NDArray[np.float64]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
@@ -90,7 +90,7 @@ MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
 """The metrics of predictions and targets, and their loss, by task kind."""
 
 
-def classification(probabilities: Scores, labels: Labels) -> dict[str, float]:
+def classification(probabilities: Probabilities, labels: Labels) -> dict[str, float]:
     """The metrics of a classifier on one set of samples.
 
     Args:
@@ -103,42 +103,16 @@ def classification(probabilities: Scores, labels: Labels) -> dict[str, float]:
         defined), ``auc_undefined`` (classes that have no positive or no negative) and ``samples``. Where no class has
         an AUC there is no ``auc``.
     """
-    samples, classes = probabilities.shape
-    predicted = probabilities.argmax(axis=1)
-    # Of two classes only class 1 is scored: class 0 against the rest is the same number.
-    areas = [area_under_curve(probabilities[:, k], labels == k) for k in (range(classes) if classes > 2 else (1,))]
-    defined = [area for area in areas if area is not None]
+    scores = class_scores(probabilities, labels)
     found = {
-        "accuracy": float(np.mean(predicted == labels)),
-        "f1_macro": f1_macro(predicted, labels),
-        "auc_undefined": float(len(areas) - len(defined)),
-        "samples": float(samples),
+        "accuracy": scores.accuracy,
+        "f1_macro": scores.f1_macro,
+        "auc_undefined": float(scores.auc_undefined),
+        "samples": float(scores.samples),
     }
-    if defined:
-        found["auc"] = float(np.mean(defined))
+    if scores.auc is not None:
+        found["auc"] = scores.auc
     return found
-
-
-def area_under_curve(scores: Scores, positive: NDArray[np.bool_]) -> float | None:
-    """The probability that a positive scores higher than a negative, a tie counting one half; nothing without both."""
-    positives = int(positive.sum())
-    negatives = len(positive) - positives
-    if positives == 0 or negatives == 0:
-        return None
-    # Mann-Whitney: the mean rank of equal scores is halfway between their first and last.
-    _, tie, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks = (last - (counts - 1) / 2)[tie]
-    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / (positives * negatives))
-
-
-def f1_macro(predicted: Labels, labels: Labels) -> float:
-    """The unweighted mean of F1 over the classes that occur in the labels or in the predictions."""
-    scores = []
-    for k in np.union1d(predicted, labels):
-        hits = np.sum((predicted == k) & (labels == k))
-        scores.append(2 * hits / (np.sum(predicted == k) + np.sum(labels == k)))
-    return float(np.mean(scores))
 
 
 def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
@@ -182,7 +156,7 @@ def segmentation(table: Counts) -> dict[str, float]:
     return found
 
 
-def super_resolution(squared_errors: Scores, similarities: Scores) -> dict[str, float]:
+def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[np.float64]) -> dict[str, float]:
     """The metrics of images whose values are in [0, 1]; predictions count as they are, not clipped to that range.
 
     Args:

@@ -10,11 +10,9 @@ from torch import nn
 
 import models
 from models import Network, Output
+from peer.core.tasks import CLASSIFYING
 from peer.training.errors import UnusableConfigurationError
 from peer.training.settings import TaskSettings, TrainingSettings
-
-VECTORS = ("classification", "time_series")
-"""Tasks that predict one vector a sample; the others predict maps."""
 
 
 def local_spec(recipe: TrainingSettings) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *
     network.eval()
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
-    space = () if task.kind in VECTORS else tuple(scale * side for side in input_size)
+    space = () if task.kind in CLASSIFYING else tuple(scale * side for side in input_size)
     expect(output, (1, task.classes, *space))
     return output
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.data.datalist import CLASS_LABELS, Sample
+from peer.core.tasks import CLASSIFYING
+from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
 from peer.training.images import Preparation, load_image, load_images, resized
 from peer.training.settings import DataSettings, TaskSettings
@@ -32,7 +33,7 @@ def reading_of(task: TaskSettings, data: DataSettings) -> Reading:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
         return LargeImage(task.in_channels, task.classes, data.input_size, data.scale)
     preparation = Preparation(task.in_channels, data.input_size, data.normalise)
-    return ClassIndex(preparation) if task.kind in CLASS_LABELS else LabelMap(preparation, task.classes)
+    return ClassIndex(preparation) if task.kind in CLASSIFYING else LabelMap(preparation, task.classes)
 
 
 @dataclass(frozen=True, slots=True)

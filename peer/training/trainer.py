@@ -21,9 +21,9 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
+from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext
 from peer.methods.supervised import supervised_stage
-from peer.training.artifact import artifact_path
 from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed

@@ -22,13 +22,14 @@ from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
+from peer.files import artifact_path
 from peer.identity.certificates import Identity, is_refused, verify_certificate, verify_manifest
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
-from peer.transport.transfer import ArtifactWrong, Incoming, artifact_path, holds
+from peer.transport.transfer import ArtifactWrong, Incoming, holds
 from peer.transport.wire import encode_report
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class PeerChannel:
     """A channel to a peer; a retired one is closed when its last call ends."""
 
     address: str
-    stamp: tuple[int, ...]
+    stamp: tuple[tuple[int, ...], ...]
     own: Identity
     channel: grpc.aio.Channel
     stub: ExchangeAsyncStub

@@ -18,6 +18,7 @@ from cryptography import x509
 from peer.core import limits
 from peer.core.roster import Roster, SiteName
 from peer.errors import CertificateError
+from peer.files import stamp
 from peer.identity.certificates import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -89,17 +90,9 @@ class Pki:
     ca_certificate: str
     clock: Callable[[], datetime]
 
-    def stamp(self) -> tuple[int, ...]:
+    def stamp(self) -> tuple[tuple[int, ...], ...]:
         """A value that changes whenever certificate or key is replaced."""
-        marks: list[int] = []
-        for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE):
-            try:
-                status = (self.folder / name).stat()
-            except OSError:
-                marks += (0, 0, 0)
-            else:
-                marks += (status.st_mtime_ns, status.st_ino, status.st_size)
-        return tuple(marks)
+        return tuple(stamp(self.folder / name) for name in (CERTIFICATE_FILE, KEY_FILE, PENDING_KEY_FILE))
 
     def load(self) -> Identity:
         """The identity in the files; ``CertificateError`` names what is missing, expired, foreign or does not fit."""

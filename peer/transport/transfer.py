@@ -24,11 +24,11 @@ from typing import Any, Self, TypeVar
 from peer.core import limits
 from peer.core.roster import Sha256
 from peer.errors import DiskError
+from peer.files import artifact_path, sync_folder
 
 Result = TypeVar("Result")
 
 PART_SUFFIX = ".part"
-ARTIFACT_SUFFIX = ".safetensors"
 CHUNK_BYTES_MIN = 64 << 10  # a line of 35 kbit/s carries one within STALL_S
 CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
 CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow lines are seen to move
@@ -43,11 +43,6 @@ class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
 
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
     """The artifact is larger than the free space; nothing of it is left on disk, and the site goes on without it."""
-
-
-def artifact_path(folder: Path, sha256: Sha256) -> Path:
-    """Where an artifact lies: it is named by its content."""
-    return folder / f"{sha256}{ARTIFACT_SUFFIX}"
 
 
 def holds(path: Path, *, sha256: Sha256, size: int) -> bool:
@@ -206,11 +201,7 @@ class Incoming:
         with self._storage():
             os.fsync(self._file)
             self._part.rename(self._final)
-            folder = os.open(self._final.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._final.parent)
         return self._final
 
     @contextlib.contextmanager

@@ -135,7 +135,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "plans": frozenset(),
     "methods": TENSORS,
     "partition": frozenset({"numpy", "pydantic"}),
-    "statistics": frozenset({"numpy"}),
+    "statistics": frozenset({"numpy", "scipy"}),
 }
 """The libraries that a layer may import; one that is not here may import what pyproject.toml declares."""
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from models.foreign import foreign_call
 from models.spec import MONAI_PREFIX
-from peer.data.datalist import CLASS_LABELS
+from peer.core.tasks import CLASSIFYING
+from peer.files import write_file
 from peer.inference.export.graph import quiet
 from peer.inference.export.predictor import Predictor, build
-from peer.training import disk
 from peer.training.images import BYTE_MAX, INTERPOLATION
 
 METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
@@ -68,7 +68,7 @@ def put(folder: Path, name: str, content: bytes) -> None:
     """Write a file of the bundle, durably."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    disk.write_file(path, content)
+    write_file(path, content)
 
 
 def network_def(
@@ -147,7 +147,7 @@ def _inference(card: Mapping[str, Any], *, arrays: str) -> Config:
             "$lambda image: @postprocessing({'pred': monai.data.MetaTensor("
             "@inferer(image.as_tensor()[None].to(@device), @network)[0].detach().cpu(), meta=image.meta)})['pred']"
         ),
-        **({"saver": _TABLE} if task["kind"] in CLASS_LABELS else {}),
+        **({"saver": _TABLE} if task["kind"] in CLASSIFYING else {}),
         "run": [
             "$@network.load_state_dict(torch.load(@checkpoint, map_location=@device, weights_only=True))",
             "$@network.eval()",
@@ -212,7 +212,7 @@ def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
 def _saving(card: Mapping[str, Any]) -> tuple[list[Config], list[str]]:
     """What the postprocessing saves, and what is run over the data."""
     kind = card["task"]["kind"]
-    if kind in CLASS_LABELS:
+    if kind in CLASSIFYING:
         return [], [
             "$[@saver.save(@predict(item['image']), item['image'].meta) for item in @dataset]",
             "$@saver.finalize()",
@@ -262,7 +262,7 @@ def _metadata(card: Mapping[str, Any]) -> Config:
         "is_patch_data": False,
         "channel_def": {str(index): "image" for index in range(task["in_channels"])},
     }
-    vector = task["kind"] in CLASS_LABELS
+    vector = task["kind"] in CLASSIFYING
     pred = {
         "type": "probabilities" if vector else "image",
         "format": {"segmentation": "labels", "super_resolution": "magnitude"}.get(task["kind"], "classes"),

@@ -24,12 +24,12 @@ from torch import Tensor
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.data.datalist import inspect_datalist
+from peer.files import remove_folder, write_file
 from peer.inference.export import graph, model_card, monai_bundle
 from peer.inference.export.equivalence import Run, Samples, compared, judged, samples_of
 from peer.inference.export.load import digest
 from peer.inference.export.predictor import Predictor, Shares, taken_from
 from peer.inference.predict import apart, reading
-from peer.training import disk
 from peer.training.errors import UnusableConfigurationError, reason_of
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
@@ -115,8 +115,8 @@ def _graph(out: Path, module: Shares, made: dict[str, Any], reference: Run, samp
         run, _ = graph.run_pt2(graph.pt2(program, {}))
         made["checks"].append(compared(".pt2, loaded by torch.export, beside PyTorch", run, reference, samples))
         content = graph.pt2(program, made)
-    disk.write_file(out, content)
-    disk.write_file(out.with_name(f"{out.name}.md"), model_card.markdown(made).encode())
+    write_file(out, content)
+    write_file(out.with_name(f"{out.name}.md"), model_card.markdown(made).encode())
 
 
 def _bundle(
@@ -161,8 +161,8 @@ def _zip(folder: Path, out: Path) -> None:
             entry = zipfile.ZipInfo(str(Path(folder.name) / path.relative_to(folder)), date_time=ZIP_TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(entry, path.read_bytes())
-    disk.write_file(out, content.getvalue())  # durably: the ledger will say that it left
-    disk.remove_folder(folder)
+    write_file(out, content.getvalue())  # durably: the ledger will say that it left
+    remove_folder(folder)
 
 
 def _array_name(samples: Samples) -> str:

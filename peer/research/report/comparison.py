@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from peer.research.report.published import MEAN, TESTS, Published, plain
-from peer.research.report.results import EVERY_LINK, POOLED, Results, RunResult
+from peer.research.report.results import Results, RunResult
 from peer.research.report.table import NOTHING, Cell, Column, Table, TableRow, Unit, unit
+from peer.research.result_files import CENTRALISED, EVERY_LINK
 from peer.research.statistics import tables
 from peer.research.statistics.significance import paired_t
 from peer.research.statistics.tables import Matrix, ResultRow, average, generalisation, global_test, local_test
@@ -140,7 +141,7 @@ def compare(
     """
     shown = unit(metric, printed)
     lines = {label: found for label in results.methods if (found := line(results, setting, label, metric)) is not None}
-    ranked = tuple(label for label in lines if results.method_of(label) != POOLED)
+    ranked = tuple(label for label in lines if results.method_of(label) != CENTRALISED)
     sites = results.sites(setting)
     columns = [
         Column(site, f"{test.title()} Test", shown.digits, "higher" if shown.higher else "lower")
@@ -332,7 +333,7 @@ def spread_of_steps(results: Results, setting: Setting) -> str | None:
     steps = {
         label: fmean(float(facts["steps"]) for run in results.select(setting, label) for facts in run.sites.values())
         for label in results.ran(setting)
-        if results.method_of(label) != POOLED
+        if results.method_of(label) != CENTRALISED
     }
     if len(set(steps.values())) < 2:
         return None

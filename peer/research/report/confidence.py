@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.classification import resampled_area
+from peer.core.tasks import CLASSIFYING
 from peer.research.report.comparison import Comparison, differ
 from peer.research.report.published import TESTS
-from peer.research.report.results import CLASSIFIES, Results, RunResult
+from peer.research.report.results import Results, RunResult
 from peer.research.report.table import NOTHING, Cell, Column, Table, TableRow, unit
 from peer.research.statistics.bootstrap import Counts, Interval, interval
-from peer.research.statistics.scores import resampled_area
 
 SEED = 0
 
@@ -86,7 +87,7 @@ def bootstrap(
 
 def local_interval(results: Results, runs: Sequence[RunResult], *, resamples: int) -> Interval | None:
     """The interval of the mean over runs of the mean over sites; nothing where the runs kept no predictions."""
-    scored = _classified(runs) if results.kind in CLASSIFIES else _scored(runs, results.metric)
+    scored = _classified(runs) if results.kind in CLASSIFYING else _scored(runs, results.metric)
     if not scored:
         return None
     subjects = [subject for _, _, _, found in scored for subject in found]

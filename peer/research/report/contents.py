@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from peer.core.tasks import CLASSIFYING, METRICS
 from peer.research.report import (
     bars,
     comparison,
@@ -26,8 +27,9 @@ from peer.research.report import (
 from peer.research.report.comparison import Comparison
 from peer.research.report.plotting import ReportFigure, Style
 from peer.research.report.published import Published, beside, chosen
-from peer.research.report.results import CLASSIFIES, EVERY_LINK, Results, RunResult
-from peer.research.report.table import METRICS, Column, Table, TableRow, texts
+from peer.research.report.results import Results, RunResult
+from peer.research.report.table import Column, Table, TableRow, texts
+from peer.research.result_files import EVERY_LINK
 
 Part = str | Table | ReportFigure
 """A paragraph, a table or a picture."""
@@ -259,7 +261,7 @@ def _cross_site(chapter: ReportSetting) -> Iterator[Part | None]:
 
 def _subgroups(chapter: ReportSetting) -> Iterator[Part | None]:
     results, setting = chapter.results, chapter.setting
-    if results.kind not in CLASSIFIES:
+    if results.kind not in CLASSIFYING:
         return
     yield from subgroups.gaps(results, setting, chapter.mains["auc"].unit, name=chapter.name("fairness"))
     against = subgroups.baseline(results, setting)

@@ -7,8 +7,9 @@ from statistics import fmean
 
 from peer.research.report import comparison
 from peer.research.report.comparison import Comparison, MethodInSetting
-from peer.research.report.results import EVERY_LINK, POOLED, Results
+from peer.research.report.results import Results
 from peer.research.report.table import Cell, Column, Table, TableRow
+from peer.research.result_files import CENTRALISED, EVERY_LINK
 
 
 def tables(results: Results, setting: tuple[str, str], found: Comparison, *, name: str) -> list[Table]:
@@ -53,7 +54,7 @@ def _lossy(results: Results, setting: tuple[str, str], found: Comparison, keys: 
     for label in found.lines:
         lines = [comparison.line(results, setting, label, found.metric, links=key) for key in keys]
         cells = [_cell(line, test, found) for test in ("local", "global") for line in lines]
-        rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != POOLED))
+        rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != CENTRALISED))
     notes = (
         f"{found.unit.axis}, mean over sites, over {results.repeats}. Each directed link is down in each round with "
         "this probability. Methods that send nothing lose nothing and have no further runs.",
@@ -89,7 +90,7 @@ def _reduced(results: Results, setting: tuple[str, str], found: Comparison, keys
             for links in (EVERY_LINK, key):
                 line = comparison.line(results, setting, label, found.metric, links=links, without=gone)
                 cells.append(_cell(line, "local", found))
-        rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != POOLED))
+        rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != CENTRALISED))
     notes = (
         f"{found.unit.axis}, mean over the remaining sites, over {results.repeats}. Left: the federation of all sites, "
         "evaluated on the remaining ones only; right: the removed sites never took part.",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from peer.errors import UsageError
+from peer.research.result_files import CENTRALISED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ PAGE = {INK: "currentColor", RULE: "var(--rule)"}
 # methods the best-known rows have always the same colour.
 METHOD_COLOURS: Mapping[str, str] = {
     "local": "#8a8a8a",
-    "centralised": "#b08968",
+    CENTRALISED: "#b08968",
     "fedskd": "#d55e00",
     "fedcross": "#0086d1",
     "dflmoe": "#009e73",
@@ -98,9 +99,10 @@ def styles(labels: Mapping[str, str]) -> dict[str, Style]:
 
 
 def available() -> None:
-    """``UsageError`` where the libraries that draw are not installed."""
+    """``UsageError`` where the libraries of a report are not installed."""
     try:
         import matplotlib  # noqa: F401
+        import scipy  # noqa: F401
         import sklearn  # noqa: F401
     except ImportError as error:
         raise UsageError(

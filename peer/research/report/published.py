@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from peer.research.report.table import Cell, Column, Table, TableRow, unit
+from peer.research.result_files import CENTRALISED
 
 SAME = {
     "onlylocaltraining": "local",
-    "central": "centralised",
-    "centralized": "centralised",
+    "central": CENTRALISED,
+    "centralized": CENTRALISED,
     "fedcrosshet": "fedcross",
     "mhpflid": "mhpflid",
 }

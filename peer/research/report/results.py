@@ -15,18 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.errors import StateError, UsageError
+from peer.research.result_files import CENTRALISED, EVERY_LINK, FORMAT
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-FORMAT = 1
-"""Of the files that this program reads."""
-EVERY_LINK = "all"
-"""The name of the links of an undisturbed federation."""
-POOLED = "centralised"
-"""The bound that trains on everybody's data."""
-CLASSIFIES = frozenset({"classification", "time_series"})
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,7 @@ class Results:
 
     def undivided(self, partition: str) -> RunResult | None:
         """A run that shows everybody's data: of the first fold and seed, with all sites, where nothing was pooled."""
-        runs = [run for run in self.runs if run.setting[0] == partition and self.method_of(run.method) != POOLED]
+        runs = [run for run in self.runs if run.setting[0] == partition and self.method_of(run.method) != CENTRALISED]
         return min(runs, key=lambda run: (-len(run.sites), run.fold, run.seed), default=None)
 
     def title(self, setting: tuple[str, str]) -> str:

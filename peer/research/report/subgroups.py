@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.research.report.results import POOLED, Results, RunResult
+from peer.research.report.results import Results, RunResult
 from peer.research.report.table import Cell, Column, Table, TableRow, Unit
+from peer.research.result_files import CENTRALISED
 from peer.research.statistics import fairness
 
 NO_GROUPS = frozenset({"image", "label", "subject", "fold", "split"})
@@ -48,7 +49,7 @@ def gaps(results: Results, setting: tuple[str, str], shown: Unit, *, name: str) 
                 TableRow(
                     label,
                     tuple(Cell(None if value is None else value * shown.factor) for value in numbers),
-                    ranked=results.method_of(label) != POOLED,
+                    ranked=results.method_of(label) != CENTRALISED,
                 )
             )
         if rows:
@@ -84,7 +85,7 @@ def gains(results: Results, setting: tuple[str, str]) -> dict[str, dict[str, dic
     base = baseline(results, setting)
     if base is None:
         return {}
-    others = [label for label in results.ran(setting) if label != base and results.method_of(label) != POOLED]
+    others = [label for label in results.ran(setting) if label != base and results.method_of(label) != CENTRALISED]
     theirs = {(run.fold, run.seed): run for run in results.select(setting, base)}
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for label in others:

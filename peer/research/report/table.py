@@ -41,13 +41,6 @@ UNITS: dict[str, Unit] = {
     "psnr": Unit("PSNR", "dB", digits=2),
     "ssim": Unit("SSIM"),
 }
-METRICS: dict[str, tuple[str, ...]] = {
-    "classification": ("auc", "accuracy", "f1_macro"),
-    "time_series": ("auc", "accuracy", "f1_macro"),
-    "segmentation": ("dice", "pixel_accuracy"),
-    "super_resolution": ("psnr", "ssim"),
-}
-"""What the tables of a task show, the one by which it is judged first."""
 
 
 def unit(metric: str, published: str | None = None) -> Unit:

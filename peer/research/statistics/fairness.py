@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from peer.research.statistics.scores import Labels, Probabilities, auc, class_areas
+from peer.classification import Labels, Probabilities, auc, class_areas
 from peer.research.statistics.tables import Spread, average, over_folds
 
 Areas: TypeAlias = Mapping[str, float | None]

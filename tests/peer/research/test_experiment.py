@@ -10,7 +10,8 @@ import pytest
 from peer.config.schema import FederationConfig
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS
-from peer.research.experiment import CENTRALISED, Experiment
+from peer.research.experiment import Experiment
+from peer.research.result_files import CENTRALISED
 
 Write = Callable[..., Path]
 

@@ -14,7 +14,8 @@ import models
 from peer.core.commands import Source
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.training.artifact import artifact_path, read_network, write_artifact
+from peer.files import artifact_path
+from peer.training.artifact import read_network, write_artifact
 from peer.training.errors import UnusableArtifact
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, state_of

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from peer.classification import auc
 from peer.research.report.comparison import compare
 from peer.research.report.confidence import bootstrap, local_interval, paired
 from peer.research.report.results import read
-from peer.research.statistics.scores import auc
 
 SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}

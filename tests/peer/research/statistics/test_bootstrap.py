@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from peer.classification import resampled_area
 from peer.research.statistics.bootstrap import Counts, Statistic, interval
-from peer.research.statistics.scores import resampled_area
 
 
 def mean_of(values: NDArray[np.float64]) -> Statistic:

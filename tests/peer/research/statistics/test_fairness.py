@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from peer.classification import Labels, Probabilities
 from peer.research.statistics.fairness import Gain, class_gains, fairness, gains, subgroup_areas
-from peer.research.statistics.scores import Labels, Probabilities
 
 LABELS = np.array([0, 1, 0, 1, 1, 0, 1])
 SEX = ["male", "male", "female", "female", "female", "female", None]

@@ -1,4 +1,4 @@
-"""How good stored probabilities of classes are, without torch: the same numbers as training reports, and more."""
+"""How good probabilities of classes are, without torch: training and reports score them here."""
 
 from __future__ import annotations
 

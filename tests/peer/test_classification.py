@@ -1,4 +1,4 @@
-"""Scores of stored probabilities: those of training, to the last bit, and scikit-learn's."""
+"""Scores of probabilities: scikit-learn's, and by hand."""
 
 from __future__ import annotations
 
@@ -8,29 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from peer.research.statistics.scores import (
-    ClassScores,
-    area_under_curve,
-    auc,
-    class_areas,
-    class_scores,
-    resampled_area,
-)
-from peer.training.metrics import classification
-
-
-@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(2, 5), st.sampled_from([3, 6, 1000]))
-def test_scores_are_those_of_training(seed: int, samples: int, classes: int, levels: int) -> None:
-    draw = np.random.default_rng(seed)
-    scores = draw.integers(1, levels, size=(samples, classes)).astype(float)  # few levels: many ties
-    probabilities = scores / scores.sum(axis=1, keepdims=True)
-    labels = draw.integers(0, classes, size=samples)
-    expected, found = classification(probabilities, labels), class_scores(probabilities, labels)
-    assert found.accuracy == expected["accuracy"]
-    assert found.f1_macro == expected["f1_macro"]
-    assert found.auc == expected.get("auc")
-    assert found.auc_undefined == expected["auc_undefined"]
-    assert found.samples == expected["samples"]
+from peer.classification import ClassScores, area_under_curve, auc, class_areas, class_scores, resampled_area
 
 
 @given(st.integers(0, 2**32), st.integers(2, 60), st.integers(2, 5))
@@ -64,7 +42,14 @@ def test_scores_by_hand() -> None:
 def test_ties_count_one_half() -> None:
     scores, positive = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True])
     assert area_under_curve(scores, positive) == (1 + 1 + 1 + 0.5) / 4
+    assert area_under_curve(scores, ~positive) == 0.5 / 4
     assert area_under_curve(np.ones(4), positive) == 0.5
+    assert area_under_curve(scores, np.ones(4, dtype=bool)) is None
+    assert area_under_curve(scores, np.zeros(4, dtype=bool)) is None
+
+
+def test_f1_counts_a_class_that_is_only_predicted() -> None:
+    assert class_scores(np.eye(3)[[0, 2]], np.array([0, 1])).f1_macro == pytest.approx(1 / 3)
 
 
 def test_two_classes_have_the_area_of_class_1() -> None:

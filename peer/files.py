@@ -1,7 +1,8 @@
-"""Files and folders that are there whole or not at all, whenever the machine stops."""
+"""Files and folders that are there whole or not at all, whenever the machine stops; ``OSError`` where one cannot be."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -9,13 +10,23 @@ from pathlib import Path
 
 UNFINISHED = ".unfinished-"
 """Prefix of what is still being written; whatever carries it at a start is a crash's leftover."""
+ARTIFACT_SUFFIX = ".safetensors"
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write or replace a file in one step, durably."""
-    unfinished = path.with_name(f"{UNFINISHED}{path.name}")
-    _write(unfinished, content)
-    unfinished.replace(path)
+def artifact_path(folder: Path, sha256: str) -> Path:
+    """The path of an artifact, which is named by its content."""
+    return folder / f"{sha256}{ARTIFACT_SUFFIX}"
+
+
+def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write or replace a file in one step, durably; without a mode it is as the process's umask says."""
+    unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
+    try:
+        _write(unfinished, content, mode)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -52,17 +63,32 @@ def clear_unfinished(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def stamp(path: Path) -> tuple[int, ...]:
+    """A value that changes whenever the file is replaced or written; empty while it cannot be looked at."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable."""
+    """Have the folder's entries on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder and need not
+            raise
     finally:
         os.close(descriptor)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+def _write(path: Path, content: bytes, mode: int | None = None) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666 if mode is None else mode)
+    with os.fdopen(descriptor, "wb") as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,17 @@
+"""The kinds of tasks: the metrics that judge each, which of them classify, and which stages are minor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "classification": ("auc", "accuracy", "f1_macro"),
+    "time_series": ("auc", "accuracy", "f1_macro"),
+    "segmentation": ("dice", "pixel_accuracy"),
+    "super_resolution": ("psnr", "ssim"),
+}
+"""The metrics that a report shows of each kind of task; the first one judges it."""
+CLASSIFYING = frozenset({"classification", "time_series"})
+"""Kinds of tasks whose labels are one class a sample."""
+MINOR = frozenset({"distill", "decide"})
+"""Stages that do not train the local model: they have a quarter of the steps."""

@@ -1,0 +1,68 @@
+"""Files and folders that appear whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer import files
+
+
+def test_a_file_is_replaced_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    files.write_file(tmp_path / "a", b"one")
+    files.write_file(tmp_path / "a", b"two")
+    assert (tmp_path / "a").read_bytes() == b"two"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_replaces_one_with_other_files(tmp_path: Path) -> None:
+    files.write_folder(tmp_path / "x" / "y", {"a": b"1", "b": b"2"})
+    files.write_folder(tmp_path / "x" / "y", {"c": b"3"})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "x" / "y").iterdir()} == {"c": b"3"}
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["y"]
+
+
+def test_an_unfinished_write_is_neither_read_nor_kept(tmp_path: Path) -> None:
+    class Cut(dict[str, bytes]):
+        def items(self):  # type: ignore[no-untyped-def]
+            yield "a", b"1"
+            raise OSError("the power went")
+
+    files.write_folder(tmp_path / "y", {"a": b"old"})
+    with pytest.raises(OSError, match="power"):
+        files.write_folder(tmp_path / "y", Cut())
+    (tmp_path / f"{files.UNFINISHED}file").touch()
+    assert (tmp_path / "y" / "a").read_bytes() == b"old"
+    files.clear_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["y"]
+
+
+def test_removing_a_folder_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    files.remove_folder(tmp_path / "none")
+    files.write_folder(tmp_path / "y", {"a": b"1"})
+    files.remove_folder(tmp_path / "y")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files.write_file(tmp_path / "a", b"one")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_a_file_has_the_mode_that_was_asked_for(tmp_path: Path, mode: int) -> None:
+    files.write_file(tmp_path / "a", b"one", mode)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    assert files.stamp(path) == ()
+    path.write_bytes(b"one")
+    before = files.stamp(path)
+    assert before == files.stamp(path)
+    files.write_file(path, b"two")
+    assert files.stamp(path) not in ((), before)
