@@ -36,7 +36,6 @@ SAME_ON_RESUME = ("data", "model", "training")
 MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
 """Keys in them that change no bit of any weight."""
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
-RESUME = ("auto", "fresh", "require")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ LAYER = {
     "peer.daemon.metrics_server": "operation",
     "peer.preflight": "operation",
     "peer.inference.release": "operation",
+    "peer.demo.presets": "operation",
     "peer.data.adapters": "datasets",
     "peer.cli": "cli",
     "peer.api": "notebook",
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ground": frozenset({"core", "spec"}),
     "transport": frozenset({"core", "pb", "spec", "peer.errors", "peer.identity.certificates"}),
     "daemon": frozenset({"core", "spec", "ground", "transport"}),
-    "operation": frozenset({"core", "spec", "ground", "transport", "daemon", "datasets"}),
+    "operation": frozenset({"core", "spec", "ground", "transport", "daemon", "datasets", "experiment"}),
     "datasets": frozenset({"core", "ground"}),
     "cli": frozenset(
         {"core", "ground", "transport", "daemon", "operation", "datasets", "evaluation", "spec", "models.footprint"}
