@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from models.spec import HYPER, hyper_problem, spec_problem
@@ -79,23 +78,6 @@ class Network(nn.Module):
     def head(self) -> nn.Module:
         """The part from the penultimate feature to the prediction: dFLMoE shares it, FedSKD freezes it."""
         return self.get_submodule(self.head_name)
-
-    def feature_shape(self, input_size: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the penultimate feature of one sample of this spatial size: ``(c,)`` or ``(c, *space)``.
-
-        Runs one forward pass of zeros in evaluation mode; the state and the mode of every module stay as they are.
-        """
-        like = next(self.parameters())
-        zeros = torch.zeros(1, self.spec["in_channels"], *input_size, device=like.device, dtype=like.dtype)
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            with torch.no_grad():
-                output: Output = self(zeros)
-        finally:
-            for module, training in modes:
-                module.training = training
-        return tuple(output.penultimate.shape[1:])
 
     def check_input(self, x: Tensor) -> None:
         """``ValueError`` unless ``x`` is a non-empty ``(b, in_channels, *space)`` of a size that fits this network."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect as inspection
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,186 +113,134 @@ def prepare() -> None:
     """Turn a public data set into one folder a site."""
 
 
-@prepare.command()
-@out_option
-@seed_option
-@click.option(
-    "--training-max", default=100, show_default=True, type=click.IntRange(min=1), help="Training nodules a site."
-)
-@output.json_option
-@shared_options
-def lidc(out: Path, seed: int, training_max: int, as_json: bool) -> None:
-    """Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.
+@dataclass(frozen=True)
+class _Set:
+    """A data set's command: what the set is, what to be aware of, the options that only it has, the example's end."""
 
-    The sites' names and the share of malignant nodules in training are constructed; tests keep the natural share.
-
-    \b
-    mhfl-peer data prepare lidc --out nodules
-    """
-    _prepare("lidc", out, as_json=as_json, seed=seed, training_max=training_max)
+    title: str
+    note: str = (
+        "Nothing is downloaded: get the set from its publishers, under their terms. Its files stay where they are."
+    )
+    option: click.Option | None = None
+    example: str = ""
 
 
-@prepare.command("atlas-fmri")
-@out_option
-@seed_option
-@output.json_option
-@shared_options
-def atlas_fmri(out: Path, seed: int, as_json: bool) -> None:
-    """Real resting-state signals painted on the AAL atlas, with SYNTHETIC labels: four sites.
-
-    For trying a pipeline out: no figure from it says anything about patients.
-
-    \b
-    mhfl-peer data prepare atlas-fmri --out atlas
-    """
-    _prepare("atlas-fmri", out, as_json=as_json, seed=seed)
+def _option(name: str, *declared: str, choices: Sequence[str | int], default: str | int, text: str) -> click.Option:
+    return click.Option([name, *declared], type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
-@prepare.command()
-@out_option
-@seed_option
-@click.option(
-    "--set",
-    "recordings",
-    type=click.Choice(["scp1", "blink"]),
-    default="scp1",
-    show_default=True,
-    help="Slow cortical potentials of one subject, or long and short blinks of six.",
-)
-@output.json_option
-@shared_options
-def eeg(out: Path, seed: int, recordings: str, as_json: bool) -> None:
-    """EEG time series of two classes: four sites with skewed labels.
-
-    The sites are constructed: how many cases of each class they train on is drawn from the seed; tests are even.
-
-    \b
-    mhfl-peer data prepare eeg --out eeg --set scp1
-    """
-    _prepare("eeg", out, as_json=as_json, seed=seed, recordings=recordings)
-
-
-@prepare.command("mni-tissue")
-@out_option
-@seed_option
-@click.option(
-    "--size", type=click.Choice([32, 48, 64, 96, 192]), default=64, show_default=True, help="Pixels along each side."
-)
-@output.json_option
-@shared_options
-def mni_tissue(out: Path, seed: int, size: int, as_json: bool) -> None:
-    """Grey and white matter in slices of ONE brain, the MNI152 template: four sites.
-
-    Axial, coronal and sagittal slices, and axial ones with inverted contrast: the sites differ in what they see, not in
-    whom. No figure from it says anything about patients.
-
-    \b
-    mhfl-peer data prepare mni-tissue --out tissue
-    """
-    _prepare("mni-tissue", out, as_json=as_json, seed=seed, size=size)
-
-
-@prepare.command("dermoscopy-sr")
-@out_option
-@seed_option
-@output.json_option
-@shared_options
-def dermoscopy_sr(out: Path, seed: int, as_json: bool) -> None:
-    """Super-resolution of dermoscopy patches: three sites, by 2, 4 and 8. Do not redistribute them.
-
-    The sites and the low resolution are constructed: a pixel of an image is the mean of several of the patch.
-
-    \b
-    mhfl-peer data prepare dermoscopy-sr --out patches
-    """
-    _prepare("dermoscopy-sr", out, as_json=as_json, seed=seed)
-
-
-@prepare.command()
-@out_option
-@seed_option
-@output.json_option
-@shared_options
-def digits(out: Path, seed: int, as_json: bool) -> None:
-    """Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide.
-
-    \b
-    mhfl-peer data prepare digits --out digits
-    """
-    _prepare("digits", out, as_json=as_json, seed=seed)
-
-
-PUBLIC: Mapping[str, tuple[str, click.Option | None]] = {
-    "abide": (
+COMMANDS: Mapping[str, _Set] = {
+    "lidc": _Set(
+        "Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.",
+        "The sites' names and the share of malignant nodules in training are constructed; tests keep the natural "
+        "share.",
+        click.Option(
+            ["--training-max"],
+            default=100,
+            show_default=True,
+            type=click.IntRange(min=1),
+            help="Training nodules a site.",
+        ),
+        "nodules",
+    ),
+    "atlas-fmri": _Set(
+        "Real resting-state signals painted on the AAL atlas, with SYNTHETIC labels: four sites.",
+        "For trying a pipeline out: no figure from it says anything about patients.",
+        example="atlas",
+    ),
+    "eeg": _Set(
+        "EEG time series of two classes: four sites with skewed labels.",
+        "The sites are constructed: how many cases of each class they train on is drawn from the seed; tests are even.",
+        _option(
+            "--set",
+            "recordings",
+            choices=("scp1", "blink"),
+            default="scp1",
+            text="Slow cortical potentials of one subject, or long and short blinks of six.",
+        ),
+        "eeg --set scp1",
+    ),
+    "mni-tissue": _Set(
+        "Grey and white matter in slices of ONE brain, the MNI152 template: four sites.",
+        "Axial, coronal and sagittal slices, and axial ones with inverted contrast: the sites differ in what they see, "
+        "not in whom. No figure from it says anything about patients.",
+        _option("--size", choices=(32, 48, 64, 96, 192), default=64, text="Pixels along each side."),
+        "tissue",
+    ),
+    "dermoscopy-sr": _Set(
+        "Super-resolution of dermoscopy patches: three sites, by 2, 4 and 8. Do not redistribute them.",
+        "The sites and the low resolution are constructed: a pixel of an image is the mean of several of the patch.",
+        example="patches",
+    ),
+    "digits": _Set(
+        "Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide.", ""
+    ),
+    "abide": _Set(
         "ABIDE I (PCP): autism or control from four maps of 871 brains, 17 institutions in four regions.",
-        click.Option(
-            ["--degree"],
-            type=click.Choice(["degree_weighted", "degree_binarize"]),
+        option=_option(
+            "--degree",
+            choices=("degree_weighted", "degree_binarize"),
             default="degree_weighted",
-            show_default=True,
-            help="Which map of degree centrality.",
+            text="Which map of degree centrality.",
         ),
     ),
-    "breakhis": (
+    "breakhis": _Set(
         "BreaKHis: microscopy of breast tumours in eight sub-types, 7,909 images of 82 slides.",
-        click.Option(
-            ["--task"],
-            type=click.Choice(["classification", "super_resolution"]),
+        option=_option(
+            "--task",
+            choices=("classification", "super_resolution"),
             default="classification",
-            show_default=True,
-            help="In super-resolution an image has no label.",
+            text="In super-resolution an image has no label.",
         ),
     ),
-    "derm7pt": ("Derm7pt: dermoscopy of 1,011 lesions in five classes.", None),
-    "fed-isic2019": (
+    "derm7pt": _Set("Derm7pt: dermoscopy of 1,011 lesions in five classes."),
+    "fed-isic2019": _Set(
         "Fed-ISIC2019 (FLamby): dermoscopy in eight classes, six centres, the published split.",
-        click.Option(
+        option=click.Option(
             ["--lesions-apart"],
             is_flag=True,
             help="Leave images out of training whose lesion is in a test set: FLamby split images, not lesions.",
         ),
     ),
-    "fed-ixi": ("Fed-IXI (FLamby): brain masks of 566 T1 images, three hospitals, the published split.", None),
-    "lung-masks": ("Lung masks of 704 chest X-rays of Montgomery County and Shenzhen.", None),
-    "oct2017": ("OCT2017: tomography of the retina in four classes, 84,484 images.", None),
-    "odir": ("ODIR-5K: the fundus of both eyes in eight classes, 6,392 images.", None),
-    "pneumonia": ("Chest X-rays of children with and without pneumonia, 5,856 images.", None),
-    "polyp": ("Polyps in colonoscopy: the masks of four collections, one site each.", None),
-    "sleep-edf": (
+    "fed-ixi": _Set("Fed-IXI (FLamby): brain masks of 566 T1 images, three hospitals, the published split."),
+    "lung-masks": _Set("Lung masks of 704 chest X-rays of Montgomery County and Shenzhen."),
+    "oct2017": _Set("OCT2017: tomography of the retina in four classes, 84,484 images."),
+    "odir": _Set("ODIR-5K: the fundus of both eyes in eight classes, 6,392 images."),
+    "pneumonia": _Set("Chest X-rays of children with and without pneumonia, 5,856 images."),
+    "polyp": _Set("Polyps in colonoscopy: the masks of four collections, one site each."),
+    "sleep-edf": _Set(
         "Sleep-EDF: five stages of sleep from 30 s of EEG (Fpz-Cz), nights of 20 or 78 subjects.",
-        click.Option(
-            ["--subjects"],
-            type=click.Choice([20, 78]),
+        option=_option(
+            "--subjects",
+            choices=(20, 78),
             default=20,
-            show_default=True,
-            help="Sleep-EDF-20 (0.5 GB is written) or Sleep-EDF-78 (2.3 GB).",
+            text="Sleep-EDF-20 (0.5 GB is written) or Sleep-EDF-78 (2.3 GB).",
         ),
     ),
 }
-"""What each published set is, and the option that only it has."""
 
 
-def _add_public(name: str) -> None:
-    """Add the command of a published set."""
-    text, option = PUBLIC[name]
+def _add_command(name: str) -> None:
+    """Add the command that prepares a set."""
+    described, published = COMMANDS[name], name in PUBLISHED
 
     @out_option
-    @source_option
+    @(source_option if published else seed_option)
     @output.json_option
     @shared_options
-    def command(out: Path, source: Path, as_json: bool, **options: Any) -> None:
-        _prepare(name, out, as_json=as_json, source=source, **options)
+    def command(out: Path, as_json: bool, **options: Any) -> None:
+        _prepare(name, out, as_json=as_json, **options)
 
-    note = "Nothing is downloaded: get the set from its publishers, under their terms. Its files stay where they are."
-    example = f"\b\nmhfl-peer data prepare {name} --source downloads/{name} --out {name}"
-    added = click.command(name, help=f"{text}\n\n{note}\n\n{example}")(command)
-    if option is not None:
-        added.params.append(option)
+    source = f" --source downloads/{name}" if published else ""
+    example = f"\b\nmhfl-peer data prepare {name}{source} --out {described.example or name}"
+    added = click.command(name, help="\n\n".join(filter(None, (described.title, described.note, example))))(command)
+    if described.option is not None:
+        added.params.insert(2, described.option)
     prepare.add_command(added)
 
 
-for _name in PUBLISHED:
-    _add_public(_name)
+for _name in COMMANDS:
+    _add_command(_name)
 
 
 def _installed_command(name: str) -> click.Command:

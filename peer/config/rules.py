@@ -27,7 +27,6 @@ def make_rules(
         stay: keep serving after the last round.
         egress: the site's policy, for remote evaluation; without one there is none.
     """
-    waits = federation.pace
     return Rules(
         site=name,
         roster=federation.roster,
@@ -38,17 +37,7 @@ def make_rules(
         rounds=federation.rounds,
         schedule_kind=federation.schedule.kind,
         parameters=federation.parameters,
-        pace=PaceRules(
-            wait_max_s=waits.wait_max_s,
-            deadline_floor_s=waits.deadline_floor_s,
-            gather_s=waits.gather_s,
-            silence_s=waits.silence_s,
-            lead_rounds_max=waits.lead_rounds_max,
-            lag_rounds_max=waits.lag_rounds_max,
-            isolated_s=waits.isolated_s,
-            linger_s=waits.linger_s,
-            artifact_rounds_max=waits.artifact_rounds_max,
-        ),
+        pace=PaceRules(**federation.pace.model_dump(exclude={"beat_s"})),
         fallback=federation.fallback.kind,
         staleness_rounds_max=federation.fallback.staleness_rounds_max,
         quorum=federation.quorum,

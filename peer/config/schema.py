@@ -29,7 +29,7 @@ from peer.config.toml import (
     suggestion,
     wrong,
 )
-from peer.core import limits, roster
+from peer.core import limits, roster, rules
 from peer.core.plan import METHOD_KEYS, Kind, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
@@ -102,6 +102,7 @@ def loopback(host: str) -> bool:
 CLASS_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MODEL_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+PACE = rules.PaceRules()
 
 
 def _digest(text: str) -> str:
@@ -165,18 +166,18 @@ class Fallback(StrictTable):
 
 
 class PaceConfig(StrictTable):
-    """Who waits for whom, and how long."""
+    """Who waits for whom, and how long; the defaults are those of the core's rules."""
 
-    wait_max_s: Seconds = limits.WAIT_MAX_S
-    deadline_floor_s: NotNegative = 60.0
-    gather_s: Seconds | None = None
-    silence_s: Seconds = limits.SILENCE_S
+    wait_max_s: Seconds = PACE.wait_max_s
+    deadline_floor_s: NotNegative = PACE.deadline_floor_s
+    gather_s: Seconds | None = PACE.gather_s
+    silence_s: Seconds = PACE.silence_s
     beat_s: Seconds | None = None
-    lead_rounds_max: Count = 2
-    lag_rounds_max: Count = 2
-    isolated_s: Seconds = 86400.0
-    linger_s: NotNegative = 3600.0
-    artifact_rounds_max: Count = limits.ARTIFACT_ROUNDS_MAX
+    lead_rounds_max: Count = PACE.lead_rounds_max
+    lag_rounds_max: Count = PACE.lag_rounds_max
+    isolated_s: Seconds = PACE.isolated_s
+    linger_s: NotNegative = PACE.linger_s
+    artifact_rounds_max: Count = PACE.artifact_rounds_max
 
 
 class RosterEntry(StrictTable):

@@ -81,21 +81,17 @@ def survey(
     return {"datalist": str(path), "splits": splits, "unlabelled": listed.unlabelled, "problems": problems}
 
 
-def stored_shape(path: Path, *, whole: bool = False) -> tuple[int, ...]:
-    """The shape of an image as it is stored.
+def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple[Shape, NDArray[Any] | None]:
+    """The shape of an image as it is stored and, with ``whole``, its values.
 
     Args:
         path: a NIfTI, PNG, JPEG, BMP or DICOM file, a folder of DICOM slices, an ``.npy`` or ``.npz``.
         whole: also read the values.
+        key: the array of an ``.npz``.
 
     Raises:
         ValueError: it cannot be read, or with ``whole`` a value is not finite.
     """
-    return _stored(path, whole=whole)[0]
-
-
-def _stored(path: Path, *, whole: bool, key: str = "image") -> tuple[Shape, NDArray[Any] | None]:
-    """``stored_shape`` and, with ``whole``, the values; ``key`` is the array of an ``.npz``."""
     ending = _ending(path)
     try:
         shape, read = _array(path, key) if ending in ARRAYS else READERS[ending](path)
@@ -121,7 +117,7 @@ def _describe(
         grids: set[Shape] = set()
         for image in filter(Path.exists, sample.images):
             try:
-                shape, values = _stored(image, whole=whole)
+                shape, values = read_stored(image, whole=whole)
             except ValueError as error:
                 faults.unreadable.append(f"{image} ({error})")
                 continue
@@ -153,7 +149,7 @@ def _label(
 ) -> tuple[Shape, list[int]]:
     """A label file's shape and, of a label map, its labels; what is wrong with them is added to the faults."""
     maps = task == "segmentation"
-    shape, values = _stored(path, whole=whole or maps, key="label" if maps else "image")
+    shape, values = read_stored(path, whole=whole or maps, key="label" if maps else "image")
     fitting = {tuple(scale * length for length in grid) for grid in grids for scale in SCALES.get(task, (1,))}
     own = {grid for grid, channels in _grids(path, shape) if channels == 1 or not maps}
     if grids and not own & fitting:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, write_atomically
 from peer.core.roster import SiteName, site_name
@@ -46,17 +47,17 @@ class LocalFederation:
             sites: of every site the text of its ``site.toml`` without ``listen``.
         """
         ports = dict(zip(sites, free_ports(len(sites)), strict=True))
-        roster = "".join(
-            f'\n[[site]]\nname = "{name}"\naddress = "127.0.0.1:{port}"\n' for name, port in sorted(ports.items())
+        roster = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in sorted(ports.items())]
+        authority = enrolment.Authority.create(
+            folder / "ca", draft + toml.text({"site": roster}), "the draft", now=now()
         )
-        authority = enrolment.Authority.create(folder / "ca", draft + roster, "the draft", now=now())
         loopback = cls(folder / "sites", authority.federation)
         for name, text in sites.items():
             site = loopback.folder(name)
             request = enrolment.request(site, authority.federation, authority.federation_toml, now=now())
             admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now())
             enrolment.join(site, Bundle.decode(admitted.bundle), now=now())
-            write_atomically(site.site_toml, f'listen = "127.0.0.1:{ports[name]}"\n{text}'.encode())
+            write_atomically(site.site_toml, (toml.text({"listen": f"127.0.0.1:{ports[name]}"}) + text).encode())
         return loopback
 
     def folder(self, name: str) -> SiteFolder:

@@ -18,17 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from peer import errors
+from peer.config import toml
 from peer.core import site_memory
 from peer.daemon import startup
 from peer.data.adapters import DATASETS
+from peer.data.adapters.prepared_folder import DATALIST, REGIONS
 from peer.demo.local_federation import LocalFederation
-from peer.demo.presets import STUDIES, DemoPreset, PresetSize
+from peer.demo.presets import PresetSize, networks, study
 from peer.inference import model_state
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
+from peer.research.experiment import Experiment
 
 POLL_S = 0.5
 CROSS_SITE_S = 1800.0
+LINGER_S = 60.0
 
 
 @dataclass
@@ -47,7 +51,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
 
     Args:
         folder: takes everything that is made; it must be empty or not there.
-        name: of a study, a key of ``STUDIES``.
+        name: of a study, a key of ``peer.demo.presets.STUDIES``.
         methods: run one after the other, on the same data, seeds and steps.
         size: rounds, steps, seed.
         watch: called about twice a second.
@@ -55,16 +59,17 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     Raises:
         PeerError: something is missing, or a daemon ended badly.
     """
-    started_s, study = time.monotonic(), STUDIES[name]
-    watch(DemoProgress(f"preparing the data: {study.dataset}"))
-    dataset = importlib.import_module(DATASETS[study.dataset])
-    summary = dataset.prepare(folder / "data", seed=size.seed, **study.options)
-    results = {method: _federation(folder, study, method, size, watch) for method in methods}
+    started_s, experiment = time.monotonic(), study(name, size)
+    data = experiment.data
+    watch(DemoProgress(f"preparing the data: {data.dataset}"))
+    dataset = importlib.import_module(DATASETS[str(data.dataset)])
+    summary = dataset.prepare(folder / "data", seed=size.seed, **data.options)
+    results = {method: _federation(folder, experiment, method, size, watch) for method in methods}
     document = {
         "folder": str(folder),
         "study": name,
-        "title": study.title,
-        "metric": study.metric,
+        "title": experiment.title,
+        "metric": experiment.metric,
         "differs": "schedule scaled",
         "size": dataclasses.asdict(size),
         "data": summary,
@@ -75,10 +80,10 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     return document
 
 
-def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, watch: Watch) -> dict[str, Any]:
+def _federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> dict[str, Any]:
     """Run one federation to its end; its figures."""
-    sites = {name: study.site(name, method, folder / "data" / name) for name in study.models}
-    with LocalFederation.found(folder / method, study.draft(method, size), sites) as loopback:
+    draft, sites = configuration(experiment, method, seed=size.seed, data=folder / "data")
+    with LocalFederation.found(folder / method, draft, sites) as loopback:
         for name in sites:
             loopback.start(name)
         _wait(loopback, method, watch)
@@ -87,9 +92,21 @@ def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, 
     return {
         "digest": loopback.federation.digest,
         "home": str(loopback.home),
-        "sites": {name: _figures(loopback, study, name, matrix) for name in sites},
+        "sites": {name: _figures(loopback, experiment.metric, name, matrix) for name in sites},
         "matrix": matrix,
     }
+
+
+def configuration(experiment: Experiment, method: str, *, seed: int, data: Path) -> tuple[str, dict[str, str]]:
+    """The draft of federation.toml, and of every site the text of its site.toml without ``listen``."""
+    chosen, (partition,) = networks(method), experiment.partitions.values()
+    draft = experiment.federation_draft(method, chosen, partition.sites[0], seed=seed)
+    sites = {}
+    for site in partition.sites:
+        folder = (data / site).resolve()
+        regions = str(folder / REGIONS) if experiment.data.regions else None
+        sites[site] = experiment.site_text(site, chosen, datalist=str(folder / DATALIST), root=None, regions=regions)
+    return toml.text({**draft, "pace": {"linger_s": LINGER_S}}), sites
 
 
 def _wait(loopback: LocalFederation, method: str, watch: Watch) -> None:
@@ -121,7 +138,7 @@ def _cross_site(loopback: LocalFederation) -> Any:
     )
 
 
-def _figures(loopback: LocalFederation, study: DemoPreset, name: str, matrix: Any) -> dict[str, Any]:
+def _figures(loopback: LocalFederation, metric: str, name: str, matrix: Any) -> dict[str, Any]:
     """One site's row: Local and Global Test, bytes, seconds of training."""
     folder = loopback.folder(name)
     _, site, _ = startup.load(folder)
@@ -133,10 +150,10 @@ def _figures(loopback: LocalFederation, study: DemoPreset, name: str, matrix: An
     ledger.close()
     journal.close()
     # A site that enlarges by another factor cannot be tried on, and an AUC needs both classes.
-    found = [metrics[study.metric] for metrics in matrix[name].values() if study.metric in metrics]
+    found = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
     return {
         "model": f"{site.model.name}, width {site.model.parameters['width']}",
-        "local_test": matrix[name][name].get(study.metric),
+        "local_test": matrix[name][name].get(metric),
         "global_test": statistics.fmean(found) if len(found) == len(matrix) else None,
         "sent_bytes": sent,
         "received_bytes": received,

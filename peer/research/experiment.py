@@ -7,10 +7,9 @@ the file, the dotted key and what would be right.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -165,12 +164,14 @@ class Experiment(StrictTable):
     not_run: Annotated[tuple[NotRun, ...], Loose] = ()
 
     _where: Path = PrivateAttr(Path("experiment.toml"))
+    _document: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
         """The experiment that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
-        experiment = toml.validated(cls, toml.parse(toml.read(path), str(path)), str(path))
-        experiment._where = path
+        document = toml.read_extended(path)
+        experiment = toml.validated(cls, document, str(path))
+        experiment._where, experiment._document = path, document
         for name, division in experiment.partitions.items():
             rule(division.kind, division.sites, division.__pydantic_extra__, where=f"{path}: partitions.{name}")
         return experiment
@@ -179,6 +180,11 @@ class Experiment(StrictTable):
     def where(self) -> Path:
         """The file that it came from."""
         return self._where
+
+    def text(self) -> str:
+        """The file that it came from; where that extends another one, both as one file."""
+        own = toml.read(self._where)
+        return toml.text(self._document) if "extends" in toml.parse(own, str(self._where)) else own
 
     @property
     def metric(self) -> str:
@@ -314,23 +320,30 @@ class Experiment(StrictTable):
     # --- the documents of one federation ---------------------------------------------------------------------------
     def federation_text(self, label: str, chosen: str, sites: Sequence[str], *, seed: int) -> str:
         """The ``federation.toml`` of one federation, as daemons would read it."""
-        head: dict[str, Any] = {"name": self.name, "description": self.title, "rounds": self.rounds, "seed": seed}
-        head["evaluation_every"] = self.evaluation_every
+        draft = self.federation_draft(label, chosen, sites[0], seed=seed)
+        return toml.text({**draft, "site": [{"name": site} for site in sites]})
+
+    def federation_draft(self, label: str, chosen: str, site: str, *, seed: int) -> dict[str, Any]:
+        """The same as a document without a roster; a network that all sites share is the one of ``site``."""
         method = self.methods[label]
         package = {} if method.package is None else {"package": method.package}
-        tables: dict[str, Any] = {
+        document: dict[str, Any] = {
+            "name": self.name,
+            "description": self.title,
+            "rounds": self.rounds,
+            "seed": seed,
+            "evaluation_every": self.evaluation_every,
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
-            **{f"stages.{stage}": keys for stage, keys in self.stages(label).items()},
-            "schedule": {"kind": self.schedule},
         }
-        plan = self.plan(label)
-        if "aggregate" not in plan.phases:
-            tables["fallback"] = {"kind": self.fallback}
-        if (shared := self._shared(label, chosen, sites[0])) is not None:
-            tables["shared_model"] = shared
-        roster = "".join(f"\n[[site]]\nname = {json.dumps(site)}\n" for site in sites)
-        return toml.text(head, tables) + roster
+        if stages := self.stages(label):
+            document["stages"] = stages
+        document["schedule"] = {"kind": self.schedule}
+        if "aggregate" not in self.plan(label).phases:
+            document["fallback"] = {"kind": self.fallback}
+        if (shared := self._shared(label, chosen, site)) is not None:
+            document["shared_model"] = shared
+        return document
 
     def stages(self, label: str) -> dict[str, dict[str, Any]]:
         """What each stage of a row's method does: the budget's equal work, or the paper's, and the row's own keys."""
@@ -356,26 +369,32 @@ class Experiment(StrictTable):
             given = self.proxy if plan.artifact == "proxy" else self.messenger
         return None if given is None else given.model_dump()
 
-    def site_text(self, site: str, chosen: str, *, root: str, regions: str | None) -> str:
-        """The ``site.toml`` of one site whose ``datalist.json`` lies beside it; ``root`` is what its paths start at."""
-        data, model = self.data, self.model(chosen, site)
-        size = data.input_sizes.get(site, data.input_size)
-        keys: dict[str, Any] = {"datalist": "datalist.json", "root": root, "input_size": list(size or ())}
-        keys |= {"normalise": data.normalise, "validation_share": data.validation_share}
-        if data.cache != "memory":
-            keys["cache"] = data.cache
-        if site in data.scales:
-            keys["scale"] = data.scales[site]
-        if regions is not None:
-            keys["regions"] = regions
-        hyper = dict(model.__pydantic_extra__)
-        cut: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
-        tables: dict[str, Any] = {"data": keys}
-        if data.augmentation:
-            tables["data.augmentation"] = data.augmentation
-        tables |= {
-            "model": {"name": model.name, **cut},
-            "model.parameters": hyper,
-            "training": {key: value for key, value in self.training.model_dump().items() if value is not None},
+    def site_text(
+        self, site: str, chosen: str, *, datalist: str = "datalist.json", root: str | None, regions: str | None
+    ) -> str:
+        """The ``site.toml`` of one site; ``root`` is what the paths in its datalist start at."""
+        model, hyper = self.model(chosen, site), dict(self.model(chosen, site).__pydantic_extra__)
+        layers: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
+        data = self.data
+        keys: dict[str, Any] = {
+            "datalist": datalist,
+            "root": root,
+            "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
+            "normalise": data.normalise,
+            "validation_share": data.validation_share,
+            "cache": data.cache if data.cache != "memory" else None,
+            "scale": data.scales.get(site),
+            "regions": regions,
+            "augmentation": data.augmentation or None,
         }
-        return toml.text({}, tables)
+        document = {
+            "data": keys,
+            "model": {"name": model.name, **layers, "parameters": hyper},
+            "training": self.training.model_dump(),
+        }
+        return toml.text(
+            {
+                name: {key: value for key, value in table.items() if value is not None}
+                for name, table in document.items()
+            }
+        )

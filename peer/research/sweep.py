@@ -78,7 +78,7 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
                 )
     pool = gather(experiment, folder / "data", source=source)
     found = runs(experiment, pool, folder / "runs")
-    write_atomically(folder / "experiment.toml", experiment.where.read_bytes(), 0o644)
+    write_atomically(folder / "experiment.toml", experiment.text().encode(), 0o644)
     write_atomically(path, json.dumps(document, indent=1).encode(), 0o644)
     for run in found:
         run.write()

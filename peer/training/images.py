@@ -30,7 +30,6 @@ READERS: dict[str, type[ImageReader]] = {
 
 ARRAYS = (".npz", ".npy")
 BYTE_MAX = 255  # the brightest value of an 8-bit picture
-NORMALISE = ("none", "zscore", "unit")
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 

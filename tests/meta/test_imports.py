@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "plans": frozenset({"ground", "peer.core.plan"}),
     "config": frozenset({"ground", "core", "spec", "plans"}),
     "identity": frozenset({"ground", "core", "config"}),
-    "records": frozenset({"ground", "core", "config"}),
+    "records": frozenset({"ground", "core", "config", "identity"}),
     "data": frozenset({"ground", "core"}),
     "transport": frozenset({"ground", "core", "pb", "identity"}),
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
@@ -87,18 +87,30 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
     "inference": frozenset({"ground", "plans", "core", "methods", "models", "spec", "training", "model files", "data"}),
     "partition": frozenset({"ground", "core", "config", "peer.data.datalist"}),
     "statistics": frozenset({"ground", "core"}),
-    "report": frozenset({"ground", "core", "statistics"}),
+    "report": frozenset({"ground", "core", "statistics", "peer.research.result_files"}),
     "research": frozenset({"ground", "plans", "core", "config", "data", "partition", "spec"}),
     "simulation": frozenset(
         {"ground", "plans", "core", "config", "data", "methods", "models", "partition", "records", "research", "spec"}
         | {"statistics", "training"}
     ),
     "demo": frozenset(
-        {"ground", "plans", "core", "config", "identity", "records", "transport", "daemon", "data", "model files"}
+        {
+            "ground",
+            "plans",
+            "research",
+            "core",
+            "config",
+            "identity",
+            "records",
+            "transport",
+            "daemon",
+            "data",
+            "model files",
+        }
     ),
     "notebook": frozenset(
         {"ground", "core", "config", "records", "transport", "daemon", "model files", "inference", "training"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from peer.research.report.published import Published, beside, plain
 from peer.research.sweep import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
-PRESETS = sorted((EXAMPLES / "experiments").glob("*.toml"))
+PRESETS = sorted((EXAMPLES / "experiments").glob("[!_]*.toml"))
+BASES = sorted((EXAMPLES / "experiments").glob("_*.toml"))
+"""What the presets extend."""
 TRAINED = ("comparison", "disconnection")
 """Kinds of published tables whose rows are methods; the others are made from the runs of these."""
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
@@ -110,6 +113,12 @@ def test_every_published_table_has_a_preset() -> None:
     wanted = {_key(table) for table in everything if table["kind"] in TRAINED}
     found = {_key(table.document) for path in PRESETS for table in referred(Experiment.load(path))}
     assert wanted == found
+
+
+def test_several_presets_extend_every_base() -> None:
+    extended = Counter(tomllib.loads(path.read_text()).get("extends") for path in (*PRESETS, *BASES))
+    assert {path.name for path in BASES} == extended.keys() - {None}
+    assert [name for name, count in extended.items() if count < 2] == []
 
 
 def test_the_list_of_presets_is_whole() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import math
@@ -102,18 +101,6 @@ def test_the_head_of_the_penultimate_feature_is_the_prediction(model, dims):
     assert {id(p) for p in model.head.parameters()} == {
         id(p) for key, p in model.named_parameters() if key.startswith(model.head_name + ".")
     }
-
-
-def test_the_shape_of_the_feature_is_known_beforehand(model, dims):
-    model.train()
-    model.head.eval()
-    state = copy.deepcopy(model.state_dict())
-    x = sample(model, 1, ODD[dims])
-    shape = model.feature_shape(x.shape[2:])
-    assert model.training
-    assert not model.head.training
-    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-    assert shape == model.eval()(x).penultimate.shape[1:]
 
 
 def test_a_gradient_reaches_every_parameter(model, dims):

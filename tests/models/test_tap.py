@@ -148,8 +148,9 @@ def test_the_state_holds_each_tensor_once_under_the_networks_own_names(model):
 
 
 def test_the_feature_shape():
-    assert build(DENSENET).feature_shape((32, 32)) == (16,)
-    assert build(UNET).feature_shape((32, 16, 16)) == (4, 32, 16, 16)
+    channels = DENSENET["in_channels"], UNET["in_channels"]
+    assert build(DENSENET).eval()(torch.zeros(1, channels[0], 32, 32)).penultimate.shape == (1, 16)
+    assert build(UNET).eval()(torch.zeros(1, channels[1], 32, 16, 16)).penultimate.shape == (1, 4, 32, 16, 16)
 
 
 @pytest.mark.parametrize("fault", ["", "dict"])

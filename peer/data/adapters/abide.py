@@ -13,18 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
 from peer.data.adapters.public_set import (
+    Adapter,
     Publication,
     PublicSet,
     PublishedCount,
     by_class,
-    locate,
     number,
     read_table,
-    require,
     site_name,
 )
 from peer.errors import DataError
@@ -80,39 +77,17 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path, degree: str = DEGREES[0]) -> dict[str, Any]:
-    """Write ``pool.json``, a datalist a region and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with the phenotypes and the maps, or one above it.
-        degree: one of `DEGREES`.
-
-    Returns:
-        The summary.
-
-    Raises:
-        UsageError: ``degree`` is unknown.
-        DataError: the source is something else, or holds no subject whose four maps are there.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    require("degree", degree, DEGREES)
-    table = locate(source, PHENOTYPES, publication=PUBLICATION)
-    maps = locate(source, MAPS, publication=PUBLICATION)
+def gather(pool: PublicSet, table: Path, maps: Path, *, degree: str = DEGREES[0]) -> None:
+    """Add the maps of every subject that all raters passed; ``degree`` is one of `DEGREES`."""
     columns = ("SUB_ID", "SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *PASSES)
-    rows = read_table(table, columns)
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
     files = {path.name: path for path in maps.rglob("*.nii.gz")}
-    for row in rows:
+    for row in read_table(table, columns):
         if row["FILE_ID"] == NO_FILE:
             pool.dropped["not preprocessed"] += 1
         elif any(row[rater] not in passing for rater, passing in PASSES.items()):
             pool.dropped["failed quality control"] += 1
         else:
             _add(pool, row, table, files, ("reho", degree, "lfcd", "vmhc"))
-    return pool.write(out, source=source)
 
 
 def region_of(site_id: str) -> tuple[str, str]:
@@ -147,3 +122,7 @@ def _add(
             "age": number(row["AGE_AT_SCAN"]),
         }
     )
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [[PHENOTYPES], [MAPS]], {"degree": DEGREES})
+prepare = ADAPTER.prepare

@@ -11,10 +11,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, pictures, require
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class, pictures
 
 FOLDERS = {
     "benign": ("adenosis", "fibroadenoma", "phyllodes_tumor", "tubular_adenoma"),
@@ -47,33 +45,15 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path, task: str = TASKS[0]) -> dict[str, Any]:
-    """Write ``pool.json`` and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``benign/SOB``, or one above it.
-        task: one of `TASKS`; in super-resolution a picture has no label, it is its own target.
-
-    Returns:
-        The summary.
-
-    Raises:
-        UsageError: ``task`` is unknown.
-        DataError: the source is something else.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    require("task", task, TASKS)
-    base = locate(source, "benign/SOB", publication=PUBLICATION).parents[1]
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION if task == TASKS[0] else _unlabelled())
+def gather(pool: PublicSet, benign: Path, *, task: str = TASKS[0]) -> None:
+    """Add every picture; in super-resolution one has no label, it is its own target."""
+    if task != TASKS[0]:
+        pool.publication = _unlabelled()
     for tumour, names in FOLDERS.items():
         for name in names:
-            for path in sorted((base / tumour / "SOB" / name).glob("*/*X")):
+            for path in sorted((benign.parents[1] / tumour / "SOB" / name).glob("*/*X")):
                 for picture in pictures(path):
                     _add(pool, picture, tumour, name, labelled=task == TASKS[0])
-    return pool.write(out, source=source)
 
 
 def _unlabelled() -> Publication:
@@ -85,9 +65,7 @@ def _unlabelled() -> Publication:
 
 
 def _add(pool: PublicSet, picture: Path, tumour: str, name: str, *, labelled: bool) -> None:
-    match = FILE.fullmatch(picture.name)
-    if not match:
-        pool.dropped["a name of another form"] += 1
+    if (match := pool.match(FILE, picture.name)) is None:
         return
     pool.add(
         {
@@ -101,3 +79,7 @@ def _add(pool: PublicSet, picture: Path, tumour: str, name: str, *, labelled: bo
             "magnification": int(match["magnification"]),
         }
     )
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [["benign/SOB"]], {"task": TASKS})
+prepare = ADAPTER.prepare

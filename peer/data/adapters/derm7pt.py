@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, read_table
+from peer.data.adapters.public_set import (
+    Adapter,
+    Publication,
+    PublicSet,
+    PublishedCount,
+    by_class,
+    by_split,
+    read_table,
+)
 from peer.errors import DataError
 
 CLASSES = ("BCC", "NEV", "MEL", "MISC", "SK")
@@ -48,38 +54,21 @@ PUBLICATION = Publication(
     counts=(
         PublishedCount("samples", 1011),
         *by_class(CLASSES, (42, 575, 252, 97, 45)),
-        PublishedCount("published split train", 413, {"published_split": "train"}),
-        PublishedCount("published split valid", 203, {"published_split": "valid"}),
-        PublishedCount("published split test", 395, {"published_split": "test"}),
+        *by_split(SPLITS, (413, 203, 395)),
     ),
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json`` and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``meta/meta.csv``, or one above it.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else, or a diagnosis is unknown.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    base = locate(source, META, publication=PUBLICATION).parents[1]
-    rows = read_table(base / META, ("case_num", "diagnosis", "derm", "sex", "location"))
+def gather(pool: PublicSet, meta: Path) -> None:
+    """Add the picture of every case."""
+    base = meta.parents[1]
+    rows = read_table(meta, ("case_num", "diagnosis", "derm", "sex", "location"))
     sides = _sides(base)
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
     images = base / "images"
     files = {path.relative_to(images).as_posix().lower(): path for path in images.rglob("*") if path.is_file()}
     for index, row in enumerate(rows):
         if row["diagnosis"] not in LABELS:
-            raise DataError(f"{base / META}: case {row['case_num']} has the unknown diagnosis {row['diagnosis']!r}")
+            raise DataError(f"{meta}: case {row['case_num']} has the unknown diagnosis {row['diagnosis']!r}")
         if row["derm"].lower() not in files:
             pool.absent.append(row["derm"])
             continue
@@ -97,7 +86,6 @@ def prepare(out: Path, *, source: Path) -> dict[str, Any]:
                 "published_split": sides.get(index),
             }
         )
-    return pool.write(out, source=source)
 
 
 def _sides(base: Path) -> dict[int, str]:
@@ -110,3 +98,7 @@ def _sides(base: Path) -> dict[int, str]:
                 raise DataError(f"{path} has the index {row['indexes']!r}", "download it again")
             sides[int(row["indexes"])] = side
     return sides
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [[META]])
+prepare = ADAPTER.prepare

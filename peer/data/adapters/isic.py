@@ -13,10 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, locate, number, read_table
+from peer.data.adapters.public_set import (
+    Adapter,
+    Publication,
+    PublicSet,
+    PublishedCount,
+    by_site,
+    locate,
+    number,
+    read_table,
+)
 from peer.errors import DataError
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -41,38 +48,16 @@ PUBLICATION = Publication(
     licence="CC BY-NC 4.0",
     counts=(
         PublishedCount("samples", 23247),
-        *(
-            PublishedCount(f"{site}, {side}", size, {"site": site, "side": side})
-            for site, sizes in zip(SITES, SIZES, strict=True)
-            for side, size in zip(("training", "test"), sizes, strict=True)
-        ),
+        *by_site(SITES, SIZES),
     ),
     federated=True,
 )
 
 
-def prepare(out: Path, *, source: Path, lesions_apart: bool = False) -> dict[str, Any]:
-    """Write ``pool.json``, a datalist a centre and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with the pictures and the table, or one above them.
-        lesions_apart: leave pictures out of training whose lesion is in a test set.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else, or lesions are to be apart and the metadata are not there.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    table = locate(source, *TABLES, publication=PUBLICATION)
-    images = locate(source, *FOLDERS, publication=PUBLICATION)
+def gather(pool: PublicSet, table: Path, images: Path, *, lesions_apart: bool = False) -> None:
+    """Add every picture of the table; with ``lesions_apart`` none to train on whose lesion is in a test set."""
     rows = read_table(table, ("image", "target", "center", "fold"))
-    known = _metadata(source, needed=lesions_apart)
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
+    known = _metadata(pool.source, needed=lesions_apart)
     lesions = {side: _lesions(rows, known, side) for side in SIDES}
     shared = lesions["train"] & lesions["test"]
     for row in rows:
@@ -85,7 +70,6 @@ def prepare(out: Path, *, source: Path, lesions_apart: bool = False) -> dict[str
         pool.warnings.append(f"{len(shared)} lesions are in training and in test; --lesions-apart keeps them apart")
     elif not known:
         pool.warnings.append(f"{METADATA} is not there: lesion, sex and age are not known")
-    return pool.write(out, source=source)
 
 
 def _add(
@@ -129,3 +113,7 @@ def _metadata(source: Path, *, needed: bool) -> dict[str, dict[str, str]]:
 def _lesions(rows: list[dict[str, str]], known: Mapping[str, Mapping[str, str]], side: str) -> set[str]:
     named = {known.get(row["image"], {}).get("lesion_id", "") for row in rows if row["fold"] == side}
     return named - {""}
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [TABLES, FOLDERS])
+prepare = ADAPTER.prepare

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, locate, read_table
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_site, read_table
 
 SITES = {"Guys": "guys", "HH": "hh", "IOP": "iop"}
 SIZES = ((249, 62), (145, 36), (59, 15))
@@ -31,36 +29,15 @@ PUBLICATION = Publication(
     licence="CC BY-SA 3.0",
     counts=(
         PublishedCount("samples", 566),
-        *(
-            PublishedCount(f"{site}, {side}", size, {"site": site, "side": side})
-            for site, sizes in zip(SITES.values(), SIZES, strict=True)
-            for side, size in zip(("training", "test"), sizes, strict=True)
-        ),
+        *by_site(tuple(SITES.values()), SIZES),
     ),
     federated=True,
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json``, a datalist a hospital and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``IXI_sample`` and ``metadata_tiny.csv``, or one above them.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    base = locate(source, SUBJECTS, publication=PUBLICATION)
-    table = locate(source, TABLE, publication=PUBLICATION)
+def gather(pool: PublicSet, base: Path, table: Path) -> None:
+    """Add every brain whose side the table says."""
     sides = {row["Patient ID"].zfill(3): row["Split"] for row in read_table(table, ("Patient ID", "Split"))}
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
     for path in sorted(base.iterdir()):
         match = FOLDER.fullmatch(path.name)
         if not match:
@@ -83,4 +60,7 @@ def prepare(out: Path, *, source: Path) -> dict[str, Any]:
                 },
                 side=SIDES[sides[match["number"]]],
             )
-    return pool.write(out, source=source)
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [[SUBJECTS], [TABLE]])
+prepare = ADAPTER.prepare

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from peer.data.adapters import picture_files, prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, locate, pictures
+from peer.data.adapters import picture_files
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, pictures
 
 HOSPITALS = {"MCUCXR": "montgomery", "CHNCXR": "shenzhen"}
 FILE = re.compile(r"(?P<subject>(?P<hospital>MCUCXR|CHNCXR)_[0-9]+)_(?P<tuberculosis>[01])")
@@ -39,38 +39,22 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json``, the label maps and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``CXR_png`` and ``masks``, or one above it.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else, or a mask does not fit its picture.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    base = locate(source, "CXR_png", publication=PUBLICATION).parent
+def gather(pool: PublicSet, shown: Path) -> None:
+    """Add every picture that has a mask."""
+    base = shown.parent
     masks = {path.stem.removesuffix("_mask"): path for path in pictures(base / "masks")}
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
-    for path in pictures(base / "CXR_png"):
-        match = FILE.fullmatch(path.stem)
-        if not match:
-            pool.dropped["a name of another form"] += 1
-        elif path.stem not in masks:
+    for path in pictures(shown):
+        if (match := pool.match(FILE, path.stem)) is None:
+            continue
+        if path.stem not in masks:
             pool.dropped["no mask"] += 1
         else:
             copy, label = (Path(kind) / f"{path.stem}.png" for kind in ("images", "masks"))
-            image = picture_files.readable(path, mode="L", copy=out / copy)
-            picture_files.label_map(masks[path.stem], picture=path, made=out / label)
+            image = picture_files.entry(path, mode="L", out=pool.out, copy=copy)
+            picture_files.label_map(masks[path.stem], picture=path, made=pool.out / label)
             pool.add(
                 {
-                    "image": str(image if image == path else copy),
+                    "image": image,
                     "label": label.as_posix(),
                     "subject": match["subject"],
                     "site": HOSPITALS[match["hospital"]],
@@ -78,7 +62,6 @@ def prepare(out: Path, *, source: Path) -> dict[str, Any]:
                     **reading(base / "ClinicalReadings" / f"{path.stem}.txt"),
                 }
             )
-    return pool.write(out, source=source)
 
 
 def reading(path: Path) -> dict[str, Any]:
@@ -89,3 +72,7 @@ def reading(path: Path) -> dict[str, Any]:
         return {}
     sex, age = SEX.search(text), AGE.search(text)
     return {"sex": SEXES[sex["sex"].lower()] if sex else None, "age": int(age["years"]) if age else None}
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [["CXR_png"]])
+prepare = ADAPTER.prepare

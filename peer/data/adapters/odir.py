@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, number, read_table
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class, number, read_table
 from peer.errors import DataError
 
 CODES = ("N", "D", "G", "C", "A", "H", "M", "O")
@@ -38,27 +36,9 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json`` and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``full_df.csv``, or one above it.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else, or a label is unknown.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    table = locate(source, TABLE, publication=PUBLICATION)
-    images = locate(source, *FOLDERS, publication=PUBLICATION)
-    rows = read_table(table, ("ID", "Patient Age", "Patient Sex", "labels", "filename"))
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
-    for row in rows:
+def gather(pool: PublicSet, table: Path, images: Path) -> None:
+    """Add the picture of every eye that the table lists."""
+    for row in read_table(table, ("ID", "Patient Age", "Patient Sex", "labels", "filename")):
         match = LABEL.fullmatch(row["labels"])
         if not match:
             raise DataError(f"{table}: {row['filename']} has the labels {row['labels']!r}, not one of {CODES}")
@@ -77,4 +57,7 @@ def prepare(out: Path, *, source: Path) -> dict[str, Any]:
                 "age": number(row["Patient Age"]),
             }
         )
-    return pool.write(out, source=source)
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [[TABLE], FOLDERS])
+prepare = ADAPTER.prepare

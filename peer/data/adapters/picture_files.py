@@ -56,6 +56,11 @@ def readable(path: Path, *, mode: str, copy: Path) -> Path:
     return copy
 
 
+def entry(path: Path, *, mode: str, out: Path, copy: Path) -> str:
+    """The picture, or its `readable` copy below ``out``, as a datalist in ``out`` names it."""
+    return str(path if readable(path, mode=mode, copy=out / copy) == path else copy)
+
+
 def label_map(path: Path, *, picture: Path, made: Path) -> None:
     """Make a map of the labels 0 and 1 from a published mask, whose foreground is bright: 255, or 1 of 1.
 

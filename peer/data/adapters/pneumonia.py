@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import picture_files, prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, by_folder, locate
+from peer.data.adapters import class_folders
+from peer.data.adapters.class_folders import SIDES
+from peer.data.adapters.public_set import Publication, PublishedCount, by_class, by_split
 
 CLASSES = ("NORMAL", "PNEUMONIA")
-SPLITS = ("train", "val", "test")
 FILE = re.compile(r"(person[0-9]+|(?:NORMAL2-)?IM-[0-9]+|(?:BACTERIA|VIRUS|NORMAL)-[0-9]+)(?:_(?:bacteria|virus)_|-).+")
 PATHOGENS = ("bacteria", "virus")
-SITE, IMAGES = "guangzhou", "images"
 
 PUBLICATION = Publication(
     task="pneumonia",
@@ -36,46 +34,17 @@ PUBLICATION = Publication(
     counts=(
         PublishedCount("samples", 5856),
         *by_class(CLASSES, (1583, 4273)),
-        PublishedCount("published split train", 5216, {"published_split": "train"}),
-        PublishedCount("published split val", 16, {"published_split": "val"}),
-        PublishedCount("published split test", 624, {"published_split": "test"}),
+        *by_split(SIDES, (5216, 16, 624)),
     ),
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json`` and ``summary.json``.
+def pathogen(path: Path) -> dict[str, str | None]:
+    """The pathogen that a picture's name says, if it says one."""
+    return {"pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None)}
 
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder with ``train/PNEUMONIA``, or one above it.
 
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the source is something else.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    base = locate(source, "train/PNEUMONIA", publication=PUBLICATION).parents[1]
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
-    for split, label, path in by_folder(base, SPLITS, CLASSES):
-        match = FILE.fullmatch(path.stem)
-        if not match:
-            pool.dropped["a name of another form"] += 1
-            continue
-        copy = Path(IMAGES) / f"{split}-{path.stem}.png"
-        image = picture_files.readable(path, mode="L", copy=out / copy)
-        pool.add(
-            {
-                "image": str(image if image == path else copy),
-                "label": label,
-                "subject": match[1],
-                "site": SITE,
-                "pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None),
-                "published_split": split,
-            }
-        )
-    return pool.write(out, source=source)
+ADAPTER = class_folders.adapter(
+    PUBLICATION, marker="train/PNEUMONIA", site="guangzhou", name=FILE, mode="L", further=pathogen
+)
+prepare = ADAPTER.prepare

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import bisect
 from pathlib import Path
-from typing import Any
 
-from peer.data.adapters import picture_files, prepared_folder
-from peer.data.adapters.public_set import DEPTH_MAX, Publication, PublicSet, PublishedCount, pictures
-from peer.errors import DataError
+from peer.data.adapters import picture_files
+from peer.data.adapters.public_set import DEPTH_MAX, Adapter, Publication, PublicSet, PublishedCount, pictures
 
 SITES = {"cvc-colondb": "colondb", "etis": "etis", "cvc-clinicdb": "clinicdb", "kvasir": "kvasir"}
 """The sites in the papers' order, and what the name of a collection's folder contains."""
@@ -53,32 +51,14 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path) -> dict[str, Any]:
-    """Write ``pool.json``, a datalist a collection with its label maps, and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there.
-        source: the folder that holds the collections' folders.
-
-    Returns:
-        The summary; a collection that is not there is a warning.
-
-    Raises:
-        DataError: the source is no folder or holds no collection, or a mask does not fit its picture.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    if not source.is_dir():
-        raise DataError(f"the source {source} is no folder", PUBLICATION.remedy)
-    collections = {site: collection(source.resolve(), name) for site, name in SITES.items()}
-    prepared_folder.make_empty(out)
-    pool = PublicSet(PUBLICATION)
-    for site, pairs in collections.items():
+def gather(pool: PublicSet) -> None:
+    """Add every picture of the collections that are there."""
+    for site, name in SITES.items():
+        pairs = collection(pool.source.resolve(), name)
         for image, mask in pairs:
-            _add(pool, out, site, image, mask)
+            _add(pool, site, image, mask)
         if pairs and subject_of(site, pairs[0][0].stem) is None:
             pool.warnings.append(f"{site}: which frames are of one video is not known; a fold may divide a video")
-    return pool.write(out, source=source)
 
 
 def collection(source: Path, name: str) -> list[tuple[Path, Path]]:
@@ -122,15 +102,19 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     return [(image, mask) for image, mask in found if mask]
 
 
-def _add(pool: PublicSet, out: Path, site: str, image: Path, mask: Path) -> None:
+def _add(pool: PublicSet, site: str, image: Path, mask: Path) -> None:
     copy, label = (Path(site) / kind / f"{image.stem}.png" for kind in ("images", "masks"))
-    shown = picture_files.readable(image, mode="RGB", copy=out / copy)
-    picture_files.label_map(mask, picture=image, made=out / label)
+    shown = picture_files.entry(image, mode="RGB", out=pool.out, copy=copy)
+    picture_files.label_map(mask, picture=image, made=pool.out / label)
     pool.add(
         {
-            "image": str(image if shown == image else copy),
+            "image": shown,
             "label": label.as_posix(),
             "subject": subject_of(site, image.stem),
             "site": site,
         }
     )
+
+
+ADAPTER = Adapter(PUBLICATION, gather)
+prepare = ADAPTER.prepare

@@ -16,7 +16,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -104,6 +104,8 @@ class PublicSet:
 
     Attributes:
         publication: what the set is.
+        source: the folder that the user named.
+        out: the folder to fill.
         training: the samples, or those of the published training set.
         test: those of the published test set.
         dropped: how many samples were left out, by reason.
@@ -112,6 +114,8 @@ class PublicSet:
     """
 
     publication: Publication
+    source: Path
+    out: Path
     training: list[Entry] = field(default_factory=list)
     test: list[Entry] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -124,18 +128,25 @@ class PublicSet:
             {key: value for key, value in entry.items() if value is not None}
         )
 
-    def write(self, out: Path, *, source: Path) -> dict[str, Any]:
+    def match(self, name: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """The match of a file's whole name; where there is none, the sample counts as dropped."""
+        match = name.fullmatch(text)
+        if match is None:
+            self.dropped["a name of another form"] += 1
+        return match
+
+    def write(self) -> dict[str, Any]:
         """Write the datalists and ``summary.json``; the summary.
 
         Raises:
             DataError: there is no sample.
             DiskError: something cannot be written.
         """
-        splits = {"training": self.training, "test": self.test}
+        splits, out = {"training": self.training, "test": self.test}, self.out
         if not any(splits.values()):
             if self.absent:
                 raise DataError(f"none of the listed files is there: {named(self.absent)}", self.publication.remedy)
-            raise DataError(f"{source} holds no sample of {self.publication.task}", self.publication.remedy)
+            raise DataError(f"{self.source} holds no sample of {self.publication.task}", self.publication.remedy)
         summary = self._summary(splits)
         try:
             prepared_folder.write_json(out / POOL, self._document(splits))
@@ -204,12 +215,73 @@ class PublicSet:
         return numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """How a published set is read.
+
+    Attributes:
+        publication: what the set is.
+        gather: ``gather(pool, *places, **options)`` adds the samples, and makes what has to be made in ``pool.out``.
+        places: the markers of each path that ``gather`` takes; `locate` finds the first of them that is there.
+        choices: the values of each option that has only some.
+    """
+
+    publication: Publication
+    gather: Callable[..., None]
+    places: Sequence[Sequence[str]] = ()
+    choices: Mapping[str, Sequence[object]] = field(default_factory=dict)
+
+    def prepare(self, out: Path, *, source: Path, **options: Any) -> dict[str, Any]:
+        """Write ``pool.json``, a datalist a site where the set is a federation by nature, and ``summary.json``.
+
+        Args:
+            out: a folder that is empty or not there.
+            source: the folder that the set was unpacked into, or one above it.
+            options: those of the set.
+
+        Returns:
+            The summary.
+
+        Raises:
+            UsageError: an option has another value than those of the set.
+            DataError: the source is something else, or a file in it is damaged.
+            StateError: ``out`` is not empty.
+            DiskError: ``out`` cannot be written.
+        """
+        for name in options.keys() & self.choices.keys():
+            require(name, options[name], self.choices[name])
+        if not source.is_dir():
+            raise DataError(f"the source {source} is no folder", self.publication.remedy)
+        places = [locate(source, *markers, publication=self.publication) for markers in self.places]
+        prepared_folder.make_empty(out)
+        pool = PublicSet(self.publication, source, out)
+        self.gather(pool, *places, **options)
+        return pool.write()
+
+
 def by_class(publication_classes: Sequence[str], expected: Sequence[int], **where: Any) -> tuple[PublishedCount, ...]:
     """One `Count` a class, of the samples that have these keys."""
     prefix = "".join(f"{value}, " for value in where.values())
     return tuple(
         PublishedCount(f"{prefix}{name}", number, {**where, "label": label})
         for label, (name, number) in enumerate(zip(publication_classes, expected, strict=True))
+    )
+
+
+def by_split(splits: Sequence[str], expected: Sequence[int]) -> tuple[PublishedCount, ...]:
+    """One `Count` for each published side."""
+    return tuple(
+        PublishedCount(f"published split {name}", number, {"published_split": name})
+        for name, number in zip(splits, expected, strict=True)
+    )
+
+
+def by_site(sites: Sequence[str], expected: Sequence[tuple[int, int]]) -> tuple[PublishedCount, ...]:
+    """Of every site one `Count` of its training samples, and one of its test samples."""
+    return tuple(
+        PublishedCount(f"{site}, {side}", number, {"site": site, "side": side})
+        for site, numbers in zip(sites, expected, strict=True)
+        for side, number in zip(("training", "test"), numbers, strict=True)
     )
 
 
@@ -225,10 +297,8 @@ def locate(source: Path, *markers: str, publication: Publication) -> Path:
         The path of the marker that lies nearest to the source.
 
     Raises:
-        DataError: the source is no folder, or no marker is in it.
+        DataError: no marker is in it.
     """
-    if not source.is_dir():
-        raise DataError(f"the source {source} is no folder", publication.remedy)
     for marker in markers:
         for depth in range(DEPTH_MAX + 1):
             for path in sorted(source.resolve().glob("*/" * depth + marker)):
@@ -267,14 +337,6 @@ def pictures(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES and not p.name.startswith("."))
-
-
-def by_folder(base: Path, splits: Sequence[str], classes: Sequence[str]) -> Iterator[tuple[str, int, Path]]:
-    """The pictures that lie in ``<split>/<class>``, each with its split and its label."""
-    for split in splits:
-        for label, name in enumerate(classes):
-            for picture in pictures(base / split / name):
-                yield split, label, picture
 
 
 def site_name(text: str) -> str:

@@ -13,13 +13,12 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.adapters import edf, prepared_folder
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class, locate, require
+from peer.data.adapters import edf
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class
 from peer.errors import DataError, DiskError
 
 CHANNEL, RATE_HZ, EPOCH_S = "EEG Fpz-Cz", 100, 30
@@ -66,27 +65,10 @@ PUBLICATION = Publication(
 )
 
 
-def prepare(out: Path, *, source: Path, subjects: int = SUBJECTS[0]) -> dict[str, Any]:
-    """Write ``signals/<recording>/<epoch>.npy``, ``pool.json`` and ``summary.json``.
-
-    Args:
-        out: a folder that is empty or not there; an epoch takes 12 kB, 20 subjects 0.5 GB, 78 2.3 GB.
-        source: the folder ``sleep-cassette``, or one above it.
-        subjects: one of `SUBJECTS`: how many, the first by number.
-
-    Returns:
-        The summary.
-
-    Raises:
-        UsageError: ``subjects`` is another number.
-        DataError: the source is something else, or a file is damaged.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be written.
-    """
-    require("subjects", subjects, SUBJECTS)
-    base = locate(source, "SC4*-PSG.edf", publication=PUBLICATION).parent
-    prepared_folder.make_empty(out)
-    pool = PublicSet(dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects]))
+def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None:
+    """Add the epochs of the first ``subjects``, one of `SUBJECTS`; write ``signals/<recording>/<epoch>.npy``."""
+    pool.publication = dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects])
+    base = first.parent
     nights = [(path, match) for path in sorted(base.iterdir()) if (match := FILE.fullmatch(path.name))]
     chosen = sorted({match["subject"] for _, match in nights})[:subjects]
     for path, match in nights:
@@ -97,8 +79,7 @@ def prepare(out: Path, *, source: Path, subjects: int = SUBJECTS[0]) -> dict[str
         if not scored:
             pool.absent.append(f"{match['night']}*-Hypnogram.edf")
             continue
-        _add(pool, out, path, scored[0], subject=match["subject"], night=match["night"])
-    return pool.write(out, source=source)
+        _add(pool, path, scored[0], subject=match["subject"], night=match["night"])
 
 
 def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
@@ -135,13 +116,13 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
     return epochs[kept], labels[kept], kept
 
 
-def _add(pool: PublicSet, out: Path, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
+def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
     epochs, labels, places = read_night(signal, hypnogram)
     patient = PATIENT.match(edf.read_header(signal).patient)
     known = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
     target = Path(SIGNALS) / night
     files = [target / f"{place:04d}.npy" for place in places]
-    _save(out, files, epochs)
+    _save(pool.out, files, epochs)
     for file, label in zip(files, labels, strict=True):
         pool.add(
             {
@@ -163,3 +144,7 @@ def _save(out: Path, files: Sequence[Path], epochs: NDArray[np.float32]) -> None
             np.save(out / file, epoch[None])
     except OSError as error:
         raise DiskError(f"{out / files[0].parent} cannot be written: {error.strerror}") from error
+
+
+ADAPTER = Adapter(PUBLICATION, gather, [["SC4*-PSG.edf"]], {"subjects": SUBJECTS})
+prepare = ADAPTER.prepare

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from peer.cli import main
-from peer.cli.data import PUBLIC
+from peer.cli.data import COMMANDS
 from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 from peer.errors import DataError, StateError, UsageError
 
@@ -198,8 +198,8 @@ def test_prepare_of_a_published_set_needs_its_folder(name: str, tmp_path: Path) 
     assert re.search(r"empty holds no .*; give --source the folder with", result.stderr)
 
 
-def test_every_published_set_has_a_command() -> None:
-    assert PUBLIC.keys() == PUBLISHED.keys()
+def test_every_set_has_a_command() -> None:
+    assert COMMANDS.keys() == DATASETS.keys()
 
 
 def test_prepare_names_the_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

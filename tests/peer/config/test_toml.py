@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field, Strict
 
 from peer.config import toml
@@ -129,10 +131,63 @@ def test_unreadable_files(tmp_path: Path) -> None:
     assert len(toml.read(tmp_path / "fits")) == toml.FILE_BYTES_MAX
 
 
-def test_what_is_written_is_read_again() -> None:
-    written = toml.text({"name": "Zürich", "rounds": 3}, {"a": {"on": True, "sizes": [1, 2]}, "a.b": {"rate": 1e-3}})
-    assert toml.parse(written, "text") == {
-        "name": "Zürich",
-        "rounds": 3,
-        "a": {"on": True, "sizes": [1, 2], "b": {"rate": 0.001}},
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.sampled_from(
+    ["a.b", "\N{GRINNING FACE}", "Zürich", '"', "'", "\n", "\r\n", "'''", '"""\n', "\\", "", "a b", "\x7f", "#", "[a]"]
+)
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=4))
+def test_what_is_written_is_read_again(document: dict[str, Any]) -> None:
+    assert toml.parse(toml.text(document), "text") == document
+
+
+def test_a_written_file_is_laid_out_as_runs_hold_it() -> None:
+    # The digest of a run counts these very bytes.
+    document = {
+        "name": "a b",
+        "rate": 1e-5,
+        "sizes": [1, 2],
+        "stages": {"train": {"unit": "step"}},
+        "model": {"name": "resnet10", "parameters": {}},
+        "site": [{"name": "asia"}, {"name": "europe"}],
     }
+    assert toml.text(document) == (
+        'name = "a b"\nrate = 1e-05\nsizes = [1, 2]\n\n[stages.train]\nunit = "step"\n\n'
+        '[model]\nname = "resnet10"\n\n[model.parameters]\n\n[[site]]\nname = "asia"\n\n[[site]]\nname = "europe"\n'
+    )
+    assert toml.text({"data": {"root": "."}}) == '\n[data]\nroot = "."\n'
+
+
+def test_a_file_that_extends_another_is_laid_over_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "_first.toml").write_text("a = 1\nlist = [1, 2]\n[t]\nx = 1\ny = {u = 1, v = 2}\n")
+    (tmp_path / "_second.toml").write_text('extends = "below/_first.toml"\nb = 2\n[t]\nx = 3\n')
+    (tmp_path / "file.toml").write_text('extends = "_second.toml"\nlist = [3]\n[t]\ny.u = 4\nz = 5\n')
+    document = toml.read_extended(tmp_path / "file.toml")
+    assert document == {"a": 1, "list": [3], "t": {"x": 3, "y": {"u": 4, "v": 2}, "z": 5}, "b": 2}
+    assert list(document["t"]) == ["x", "y", "z"]
+
+
+def test_what_cannot_be_extended_is_named(tmp_path: Path) -> None:
+    path, base = tmp_path / "file.toml", tmp_path / "_base.toml"
+    path.write_text('extends = "_base.toml"\n')
+    with pytest.raises(ConfigError, match=r"file.toml extends .*_base.toml, which is no file; correct the key"):
+        toml.read_extended(path)
+    base.write_text('extends = "file.toml"\n')
+    with pytest.raises(ConfigError, match=r"_base.toml extends .*file.toml, which extends .*_base.toml in turn"):
+        toml.read_extended(path)
+    path.write_text('extends = "file.toml"\n')
+    with pytest.raises(ConfigError, match=r"file.toml extends .*file.toml, which extends"):
+        toml.read_extended(path)
+    path.write_text("extends = [1]\n")
+    with pytest.raises(ConfigError, match=r"file.toml: extends = \[1\]: name one file"):
+        toml.read_extended(path)
+    path.write_text('extends = "_base.toml"\n')
+    base.write_text("b  2")
+    with pytest.raises(ConfigError, match=r"_base.toml is not TOML"):
+        toml.read_extended(path)

@@ -10,7 +10,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
-from peer.data.survey import stored_shape, survey
+from peer.data.survey import read_stored, survey
 
 
 def write_nifti(path: Path, shape: tuple[int, ...], value: float = 0.0) -> None:
@@ -60,7 +60,7 @@ def images(tmp_path: Path) -> Path:
     ],
 )
 def test_stored_shape_of_every_format(images: Path, name: str, shape: tuple[int, ...], whole: bool) -> None:
-    assert stored_shape(images / name, whole=whole) == shape
+    assert read_stored(images / name, whole=whole)[0] == shape
 
 
 def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Path) -> None:
@@ -68,17 +68,17 @@ def test_a_truncated_file_has_a_shape_but_cannot_be_read_to_the_end(tmp_path: Pa
     random = np.random.default_rng(0).normal(size=(20, 20, 20)).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(random, np.eye(4)), path)
     path.write_bytes(path.read_bytes()[:9000])
-    assert stored_shape(path) == (20, 20, 20)
+    assert read_stored(path)[0] == (20, 20, 20)
     with pytest.raises(ValueError, match="ended before the end-of-stream"):
-        stored_shape(path, whole=True)
+        read_stored(path, whole=True)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path, value: float) -> None:
     write_nifti(tmp_path / "bad.nii", (2, 2, 2), value)
-    assert stored_shape(tmp_path / "bad.nii") == (2, 2, 2)
+    assert read_stored(tmp_path / "bad.nii")[0] == (2, 2, 2)
     with pytest.raises(ValueError, match="NaN or an infinity"):
-        stored_shape(tmp_path / "bad.nii", whole=True)
+        read_stored(tmp_path / "bad.nii", whole=True)
 
 
 @pytest.mark.parametrize(
@@ -94,24 +94,24 @@ def test_values_that_are_not_finite_are_found_when_they_are_read(tmp_path: Path,
 def test_a_file_that_is_not_what_its_name_says(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_bytes(b"something else")
     with pytest.raises(ValueError, match=f"(?i){reason}"):
-        stored_shape(tmp_path / name)
+        read_stored(tmp_path / name)
 
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="pickle"):
-        stored_shape(tmp_path / "objects.npy")
+        read_stored(tmp_path / "objects.npy")
 
 
 def test_an_unknown_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.xyz").touch()
     with pytest.raises(ValueError, match=r"'\.xyz', none of \.nii"):
-        stored_shape(tmp_path / "a.xyz")
+        read_stored(tmp_path / "a.xyz")
 
 
 def test_an_empty_folder_is_no_series(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="folder is empty"):
-        stored_shape(tmp_path)
+        read_stored(tmp_path)
 
 
 def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None:

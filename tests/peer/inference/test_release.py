@@ -253,9 +253,9 @@ def mixing(folder: SiteFolder, head: Source, **manifest: Any) -> None:
     """Make asia's federation one of dFLMoE, with a round in which europe's head was used."""
     found = tomllib.loads(folder.federation_toml.read_text())
     head_keys = {key: value for key, value in found.items() if isinstance(value, str | int)}
-    text = toml.text(head_keys, {"task": found["task"], "method": {"name": "dflmoe"}})
-    sites = "".join(f'[[site]]\nname = "{site["name"]}"\n' for site in found["site"])
-    folder.federation_toml.write_text(text + sites)
+    roster = [{"name": site["name"]} for site in found["site"]]
+    document = {**head_keys, "task": found["task"], "method": {"name": "dflmoe"}, "site": roster}
+    folder.federation_toml.write_text(toml.text(document))
     chosen = {"sources": to_json((head,)), "missing": {}, "position": 1, "below_quorum": False, "waited_s": None}
     write(folder, ROWS[0], received(head, **manifest), ("chosen", 1, chosen), committed(1))
 

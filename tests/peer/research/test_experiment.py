@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.config.schema import FederationConfig
+from peer.config import toml
+from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS
 from peer.research.experiment import Experiment
@@ -117,6 +118,22 @@ def test_one_model_for_all_is_left_out_where_sites_differ(experiment: Write) -> 
     shared = FederationConfig.parse(text, "text").shared_model
     assert shared is not None
     assert shared.name == "resnet5"
+
+
+def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> None:
+    network = '{name = "monai.networks.nets.ResNet", norm = ["INSTANCE", {affine = true}], act = {name = "relu"}}'
+    title = r'"\U0001F600 \"Größe\"\n"'
+    models = f'[models.alike]\n"*" = {network}\n[models.mixed]'
+    path = experiment("[methods.fedavg]\n", replace={'"Synthetic squares"': title, "[models.mixed]": models})
+    loaded = Experiment.load(path)
+    hyper = {"norm": ["INSTANCE", {"affine": True}], "act": {"name": "relu"}}
+    federation = FederationConfig.parse(loaded.federation_text("fedavg", "alike", ("asia",), seed=0), "text")
+    assert federation.description == loaded.title == '\N{GRINNING FACE} "Größe"\n'
+    assert federation.shared_model is not None
+    assert federation.shared_model.__pydantic_extra__ == hyper
+    site = toml.parse(loaded.site_text("asia", "alike", root=".", regions=None), "text")
+    assert site["model"]["parameters"] == hyper
+    check_site(federation, toml.validated(SiteConfig, site, "text"), "asia")
 
 
 def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:

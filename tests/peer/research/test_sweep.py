@@ -125,3 +125,18 @@ def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> Non
     (tmp_path / "out/experiment.json").write_text('{"format": 1, "ver')
     with pytest.raises(StateError, match=r"experiment\.json is damaged"):
         prepare(Experiment.load(experiment()), tmp_path / "out")
+
+
+def test_the_folder_holds_an_experiment_that_extends_another_as_one_file(experiment: Write, tmp_path: Path) -> None:
+    path = experiment()
+    whole = path.read_text()
+    found = prepare(Experiment.load(path), tmp_path / "whole")
+    assert (tmp_path / "whole/experiment.toml").read_text() == whole
+    (tmp_path / "_base.toml").write_text(whole.replace("rounds = ", "rounds = 1", 1))
+    rounds = next(line for line in whole.splitlines() if line.startswith("rounds = "))
+    path.write_text(f'extends = "_base.toml"\n{rounds}\n')
+    again = prepare(Experiment.load(path), tmp_path / "extended")
+    assert [run.document["digest"] for run in again] == [run.document["digest"] for run in found]
+    written = tmp_path / "extended/experiment.toml"
+    assert "extends" not in written.read_text()
+    assert Experiment.load(written).model_dump() == Experiment.load(path).model_dump()

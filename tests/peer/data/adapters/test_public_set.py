@@ -1,13 +1,14 @@
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from peer.data.adapters import public_set
-from peer.data.adapters.public_set import Publication, PublicSet, PublishedCount, by_class
-from peer.errors import DataError, UsageError
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class
+from peer.errors import DataError, StateError, UsageError
 
 PUBLICATION = Publication(
     task="test",
@@ -28,8 +29,8 @@ ENTRIES = (
 )
 
 
-def filled(*counts: PublishedCount) -> PublicSet:
-    found = PublicSet(dataclasses.replace(PUBLICATION, counts=counts))
+def filled(out: Path, *counts: PublishedCount) -> PublicSet:
+    found = PublicSet(dataclasses.replace(PUBLICATION, counts=counts), out, out)
     for entry, side in zip(ENTRIES, ("training", "training", "test"), strict=True):
         found.add(dict(entry), side=side)
     return found
@@ -58,9 +59,7 @@ def test_by_class_counts_each_label() -> None:
 
 
 def test_write_makes_a_pool_and_a_datalist_a_site(tmp_path: Path) -> None:
-    summary = filled(PublishedCount("samples", 3), *by_class(PUBLICATION.classes, (1, 2))).write(
-        tmp_path, source=tmp_path
-    )
+    summary = filled(tmp_path, PublishedCount("samples", 3), *by_class(PUBLICATION.classes, (1, 2))).write()
     assert summary["warnings"] == []
     assert summary["counts"] == [
         {"what": "samples", "expected": 3, "found": 3},
@@ -84,13 +83,14 @@ def test_write_makes_a_pool_and_a_datalist_a_site(tmp_path: Path) -> None:
 
 def test_another_count_is_a_warning(tmp_path: Path) -> None:
     found = filled(
+        tmp_path,
         PublishedCount("samples", 4),
         PublishedCount("west", 2, {"site": "west"}),
         PublishedCount("north", 2, {"site": "north"}),
     )
     found.absent += [f"{name}.png" for name in "abcdefg"]
     found.warnings.append("beware")
-    assert found.write(tmp_path, source=tmp_path)["warnings"] == [
+    assert found.write()["warnings"] == [
         "samples: 4 expected, 3 found",
         "west: 2 expected, none found; give --source the folder with table.csv",
         "7 listed files are not there: a.png, b.png, c.png, d.png, e.png and 2 more",
@@ -100,9 +100,9 @@ def test_another_count_is_a_warning(tmp_path: Path) -> None:
 
 def test_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"src holds no sample of test; give --source the folder with table\.csv"):
-        PublicSet(PUBLICATION).write(tmp_path, source=Path("src"))
+        PublicSet(PUBLICATION, Path("src"), tmp_path).write()
     with pytest.raises(DataError, match=r"none of the listed files is there: a\.png"):
-        PublicSet(PUBLICATION, absent=["a.png"]).write(tmp_path, source=Path("src"))
+        PublicSet(PUBLICATION, Path("src"), tmp_path, absent=["a.png"]).write()
     assert not list(tmp_path.iterdir())
 
 
@@ -119,8 +119,29 @@ def test_locate_finds_the_first_marker_nearest_to_the_source(tmp_path: Path) -> 
 def test_locate_names_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no\.csv and no other\.csv; give --source the folder with table\.csv"):
         public_set.locate(tmp_path, "no.csv", "other.csv", publication=PUBLICATION)
-    with pytest.raises(DataError, match="absent is no folder; give --source"):
-        public_set.locate(tmp_path / "absent", "no.csv", publication=PUBLICATION)
+
+
+def test_an_adapter_finds_its_places_before_it_makes_the_folder(tmp_path: Path) -> None:
+    def gather(pool: PublicSet, table: Path, images: Path, *, side: str = "training") -> None:
+        assert (table.name, images.name) == ("table.csv", "images")
+        pool.add(dict(ENTRIES[1]), side=side)
+        assert pool.match(re.compile("a+"), "aa")
+        assert pool.match(re.compile("a+"), "aab") is None
+
+    source, out = tmp_path / "in", tmp_path / "out"
+    adapter = Adapter(PUBLICATION, gather, [["table", "table.csv"], ["images"]])
+    with pytest.raises(DataError, match="in is no folder; give --source"):
+        adapter.prepare(out, source=source)
+    (source / "images").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"holds no table and no table\.csv"):
+        adapter.prepare(out, source=source)
+    assert not out.exists()
+    (source / "table.csv").touch()
+    summary = adapter.prepare(out, source=source, side="test")
+    assert summary["dropped"] == {"a name of another form": 1}
+    assert json.loads((out / "north" / "datalist.json").read_text())["test"][0]["subject"] == "p1"
+    with pytest.raises(StateError, match="is not empty"):
+        adapter.prepare(out, source=source)
 
 
 def test_read_table(tmp_path: Path) -> None:
@@ -142,9 +163,6 @@ def test_pictures_are_in_order_and_without_debris(tmp_path: Path, picture: Calla
     (tmp_path / "notes.txt").touch()
     assert [path.name for path in public_set.pictures(tmp_path)] == ["a.jpeg", "b.PNG"]
     assert public_set.pictures(tmp_path / "absent") == []
-    picture(tmp_path / "train" / "ill" / "c.bmp")
-    found = list(public_set.by_folder(tmp_path, ("test", "train"), ("well", "ill")))
-    assert found == [("train", 1, tmp_path / "train" / "ill" / "c.bmp")]
 
 
 def test_small_conversions() -> None:
