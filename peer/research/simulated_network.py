@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from peer.core import access, commands, events, rows, site_memory
 from peer.core.machine import SiteMachine
 from peer.core.messages import LastHeard, Unavailable
+from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.core.state import Phase
 
 WORK_S = 1.0
 """Virtual seconds that every order to a worker takes: sites advance together, whatever their networks cost."""
