@@ -14,8 +14,9 @@ from peer.core.commands import Source
 from peer.core.global_test_memory import FAILURES_MAX, GuestKey, GuestTask
 from peer.core.liveness import AWAY
 from peer.core.messages import EvaluationResult, Unavailable, Unmeasured
+from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
-from peer.core.state import Phase, SiteState
+from peer.core.state import SiteState
 
 RESTING = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE})
 """Phases in which no guest is fetched or measured: the data is not checked yet, or the operator wants quiet."""

@@ -1,14 +1,10 @@
 """The state machine of a site: events in, commands out, no clock, no file, no network.
 
-``SiteMachine.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``;
-a pair
-that is not there is a bug of ours and raises. Memory changes only through rows that are persisted, and a ``Persist``
-precedes whatever depends on it. How the phases follow each other:
-
-    new -> initialising -> gathering -> pacing -> (the plan's phases, evaluate) -> pacing -> ... -> done
-
-with ``isolated`` beside pacing, ``handback`` and ``adopt`` after the last circulating round, and ``paused``,
-``leaving`` and ``failed`` from anywhere.
+``SiteMachine.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``,
+and how
+the phases follow each other is the graph ``NEXT`` of ``peer.core.phases``; what is not there is a bug of ours and
+raises. Memory changes only through rows that are persisted, and a ``Persist`` precedes whatever depends on it. Each
+row names the event that caused it.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ class SiteMachine(SiteState):
             now_s: seconds of a monotonic clock.
 
         Raises:
-            IllegalTransitionError: the event cannot occur in this phase.
+            IllegalTransitionError: the event cannot occur in this phase, or led to a phase that cannot follow it.
         """
         handler = TRANSITIONS.get((self.phase, type(event)))
         if handler is None:
             raise IllegalTransitionError(f"{type(event).__name__} in phase {self.phase}")
-        self.now_s = now_s
+        self.now_s, self.steps = now_s, []
         peer: str = getattr(event, "site", "") or getattr(event, "origin", "")
         self.cause = Cause(self.cause.event_number + 1, type(event).__name__, peer)
         global_test.watch(self)

@@ -9,8 +9,9 @@ from peer.core import commands, exchange, global_test, liveness, rows
 from peer.core.commands import Source
 from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
+from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
-from peer.core.state import BUSY, IllegalTransitionError, Phase, SiteState
+from peer.core.state import IllegalTransitionError, SiteState
 
 SLOW_FACTOR = 2.0
 """A peer that was too slow needs longer than we waited: the wait counts double, so that the next deadline grows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -13,42 +12,18 @@ from peer.core.exchange import Exchange
 from peer.core.global_test_memory import NO_ANSWER, Hosting, Lent
 from peer.core.liveness import AWAY, Peers
 from peer.core.messages import Heartbeat, LastHeard, Seen
+from peer.core.phases import NEXT, Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory, OpenRound
 from peer.core.worker_protocol import to_json
-
-
-class Phase(enum.StrEnum):
-    """What a site is doing."""
-
-    NEW = "new"
-    INITIALISING = "initialising"
-    GATHERING = "gathering"
-    PACING = "pacing"
-    ISOLATED = "isolated"
-    EXCHANGE = "exchange"
-    TRAIN = "train"
-    AGGREGATE = "aggregate"
-    EVALUATE = "evaluate"
-    HANDBACK = "handback"
-    ADOPT = "adopt"
-    PAUSED = "paused"
-    LEAVING = "leaving"
-    DONE = "done"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUATE, Phase.ADOPT})
-"""Phases in which the worker has an order."""
 
 HALT_S = 60.0
 """How long a leaving site waits for the worker's checkpoint; a second is usual, a slow disk takes longer."""
 
 
 class IllegalTransitionError(Exception):
-    """An event that cannot occur in this phase: a bug of this program, never of a peer."""
+    """An event or a step that cannot occur in this phase: a bug of this program, never of a peer."""
 
 
 class SiteState:
@@ -90,6 +65,7 @@ class SiteState:
         self.wake_s: float | None = None
         self.out: list[Command] = []
         self.cause = rows.Cause(0, "")
+        self.steps: list[tuple[Phase, Phase]] = []
 
     @property
     def number(self) -> int:
@@ -134,6 +110,9 @@ class SiteState:
     def enter(self, phase: Phase) -> None:
         """Change the phase; peers hear of it at once, but of several changes in one event only of the last."""
         if phase != self.phase:
+            if phase not in NEXT[self.phase]:
+                raise IllegalTransitionError(f"from phase {self.phase} to {phase}")
+            self.steps.append((self.phase, phase))
             self.phase, self.since_s = phase, self.now_s
             self.out = [command for command in self.out if not isinstance(command, commands.Announce)]
             self.emit(commands.Announce())

@@ -6,10 +6,11 @@ from typing import Any
 
 from peer.core import global_test
 from peer.core.exchange import Exchange, Want
+from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rounds import unfinished
 from peer.core.rules import Rules
-from peer.core.state import Phase, SiteState
+from peer.core.state import SiteState
 
 
 def status(site: SiteState, *, now_s: float) -> dict[str, Any]:
@@ -20,7 +21,8 @@ def status(site: SiteState, *, now_s: float) -> dict[str, Any]:
         now_s: seconds of its monotonic clock.
 
     Returns:
-        ``waiting_for`` names whom the site waits for, for how long already and for how long at most (seconds);
+        ``waiting_for`` names whom the site waits for, for how long already and for how long at most (seconds); its
+        ``kind`` is the kind of artifact, or ``hello``, ``progress``, ``evaluation`` or ``last_round``;
         ``peers`` maps each site to its state (``heard``, ``silent`` or ``unknown``), round, phase and silence.
     """
     rules, progress = site.rules, site.progress
@@ -66,13 +68,16 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[dict[str, Any]]:
     if site.phase == Phase.GATHERING:
         left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
         absent = [name for name in rules.others if name not in site.greeted]
-        return [_wait(name, "hello", now_s - site.since_s, left_s) for name in absent]
+        return [_wait(name, "hello", "hello", now_s - site.since_s, left_s) for name in absent]
     if site.phase in (Phase.PACING, Phase.ISOLATED):
-        return [_wait(name, "progress", now_s - site.since_s, None) for name in rules.others if _behind(site, name)]
+        behind = [name for name in rules.others if _behind(site, name)]
+        return [_wait(name, "progress", "progress", now_s - site.since_s, None) for name in behind]
     if site.phase == Phase.DONE:
         left_s = None if rules.stay else round(rules.pace.linger_s - (now_s - site.since_s), 1)
-        due = dict.fromkeys(global_test.awaited(site), "evaluation") | dict.fromkeys(unfinished(site), "its last round")
-        return [_wait(name, what, now_s - site.since_s, left_s) for name, what in sorted(due.items())]
+        due = dict.fromkeys(global_test.awaited(site), "evaluation") | dict.fromkeys(unfinished(site), "last_round")
+        words = {"last_round": "its last round"}
+        waited_s = now_s - site.since_s
+        return [_wait(name, kind, words.get(kind, kind), waited_s, left_s) for name, kind in sorted(due.items())]
     return []
 
 
@@ -100,14 +105,16 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
 
 
 def _want(current: Exchange, want: Want, rules: Rules, now_s: float) -> dict[str, Any]:
-    what = f"{want.owner}'s {rules.plan.artifact}" if want.owner != want.origin else str(rules.plan.artifact)
+    kind = str(rules.plan.artifact)
+    what = f"{want.owner}'s {kind}" if want.owner != want.origin else kind
     ends = (current.opened_s + current.slow_s, current.opened_s + rules.pace.wait_max_s)
     deadline_s = next((end_s for end_s in ends if end_s > now_s), ends[-1])  # without a quorum the first one may pass
-    return _wait(want.origin, what, now_s - want.since_s, round(deadline_s - now_s, 1))
+    return _wait(want.origin, kind, what, now_s - want.since_s, round(deadline_s - now_s, 1))
 
 
-def _wait(site: SiteName, artifact: str, since_s: float, deadline_s: float | None) -> dict[str, Any]:
-    return {"site": site, "artifact": artifact, "since_s": round(since_s, 1), "deadline_s": deadline_s}
+def _wait(site: SiteName, kind: str, artifact: str, since_s: float, deadline_s: float | None) -> dict[str, Any]:
+    wait = {"site": site, "kind": kind, "artifact": artifact}
+    return {**wait, "since_s": round(since_s, 1), "deadline_s": deadline_s}
 
 
 def _behind(site: SiteState, name: SiteName) -> bool:

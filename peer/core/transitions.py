@@ -13,7 +13,8 @@ from peer.core import commands, events, global_test, limits, rounds, rows, worke
 from peer.core.commands import Source
 from peer.core.exchange import Want
 from peer.core.messages import Unavailable
-from peer.core.state import BUSY, HALT_S, Phase, SiteState
+from peer.core.phases import BUSY, Phase
+from peer.core.state import HALT_S, SiteState
 
 Handler = Callable[[SiteState, Any], None]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from peer.core import commands, events, limits, rounds, rows
-from peer.core.state import Phase, SiteState
+from peer.core.phases import Phase
+from peer.core.state import SiteState
 
 Handler = Callable[[SiteState, Any], None]
 

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from peer import __version__
 from peer.core.liveness import slow_after_s
-from peer.core.state import Phase
+from peer.core.phases import Phase
 from peer.daemon.dispatch import Daemon
 from peer.records.tally import OTHER, Tally, Transfer
 
@@ -91,8 +91,8 @@ METRICS: Mapping[str, Meaning] = {
 
 PEER_STATES = ("heard", "silent", "unknown", "absent")
 FAULTS = ("memory", "data", "configuration", "crash")
-WAITS = ("hello", "progress", "evaluation", "its last round")
-"""What a site waits for beside artifacts, as ``peer.core.status`` words it."""
+WAITS = {"last_round": "its last round"}
+"""The label of a wait, where it is not the ``kind`` of ``waiting_for``."""
 METRICS_SHOWN_MAX = 100
 """Figures of a round; evaluations of a hundred classes have more, which `rounds` shows."""
 DIGEST_SHOWN = 12
@@ -125,7 +125,7 @@ def families(daemon: Daemon, tally: Tally, surroundings: Surroundings, *, now_s:
         _site(status),
         _rounds(daemon, status, tally, now_s),
         _peers(daemon, status, tally),
-        _waiting(daemon, status),
+        _waiting(status),
         _training(status, tally),
         _transfers(daemon, status, tally),
         _surroundings(surroundings),
@@ -223,11 +223,10 @@ def _peers(daemon: Daemon, status: Mapping[str, Any], tally: Tally) -> Iterator[
         yield "mhfl_peer_means_compared_total", (name, str(agrees).lower()), count
 
 
-def _waiting(daemon: Daemon, status: Mapping[str, Any]) -> Iterator[Sample]:
+def _waiting(status: Mapping[str, Any]) -> Iterator[Sample]:
     """Whom the site waits for, why, and for how long; one entry a peer at most."""
-    known = (*WAITS, *filter(None, [daemon.round.rules.plan.artifact]))
     for wait in status["waiting_for"]:
-        labels = (wait["site"], _word(wait["artifact"].rpartition("'s ")[2], known))
+        labels = (wait["site"], WAITS.get(wait["kind"], wait["kind"]))
         yield "mhfl_waiting_seconds", labels, wait["since_s"]
         if wait["deadline_s"] is not None:
             yield "mhfl_waiting_deadline_seconds", labels, wait["deadline_s"]

@@ -20,9 +20,9 @@ from typing import Any
 from peer.core import access, commands, events, rows, site_memory
 from peer.core.machine import SiteMachine
 from peer.core.messages import LastHeard, Unavailable
+from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
-from peer.core.state import Phase
 from peer.records.journal import Journal
 
 WORK_S = 1.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.state import Phase
+from peer.core.phases import Phase
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -16,11 +16,11 @@ import pytest
 from peer.core import access, commands, events
 from peer.core.machine import SiteMachine
 from peer.core.messages import PURPOSES, Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
+from peer.core.phases import NEXT, Phase
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rows import decode
 from peer.core.rules import PaceRules, Rules
 from peer.core.site_memory import Memory, Row, recover
-from peer.core.state import Phase
 from peer.core.worker_protocol import to_json
 from peer.methods.registry import PLANS
 
@@ -71,6 +71,7 @@ class Audit:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows: list[Row] = []
         self.memory = Memory()
+        self.phase = Phase.NEW
         self.published: dict[tuple[int, int, str], str] = {}
         for row in rows:
             self._persisted(row)
@@ -89,6 +90,10 @@ class Audit:
             else:
                 self._check(site, command, now_s)
         assert self.memory == site.memory, "a restart would remember something else"
+        for before, after in site.steps:
+            assert after in NEXT[before], f"{after} may not follow {before}"
+        assert site.phase == (site.steps[-1][1] if site.steps else self.phase), "a phase was entered in silence"
+        self.phase = site.phase
         assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
 
     def _persisted(self, row: Row) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from peer.core import commands, events, global_test, limits, status
 from peer.core.global_test_memory import NO_ANSWER, evaluation_records
 from peer.core.messages import Heartbeat, Unavailable
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
-from peer.core.state import Phase
 
 FOUR = ("africa", "america", "asia", "europe")
 LENDING = {"global_test": True, "evaluation_permitted": True, "evaluation_every": 1}
@@ -129,7 +129,7 @@ def test_figures_may_follow_a_failure(done: Any) -> None:
 def test_after_a_restored_backup_what_is_reported_anew_is_no_contradiction(done: Any) -> None:
     model = done.site.memory.evaluation.lent[1].artifact
     done.report("asia", 1, model, metrics={"auc": 0.8})
-    done.restart([*done.audit.rows, ("regenerated", 1, {"generation": 2})])
+    done.restart([*done.audit.rows, ("regenerated", 1, {"generation": 2, "reported_by": "asia", "their_round": 1})])
     assert persisted(done.report("asia", 1, model, generation=2, metrics={"auc": 0.7})) == ["report"]
     assert table(done)["cells"]["asia"]["metrics"] == {"auc": 0.7}
 

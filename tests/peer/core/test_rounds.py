@@ -8,8 +8,8 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.messages import Unavailable
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
-from peer.core.state import Phase
 
 TWO = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
 RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring"}

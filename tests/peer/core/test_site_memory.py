@@ -9,9 +9,11 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.commands import Source
+from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
+from peer.core.phases import Phase
+from peer.core.rows import ArrivedRow
 from peer.core.site_memory import REMEMBERED, ROUND_KEYS, Memory, recover, round_records, used_sources
-from peer.core.state import Phase
 from peer.core.worker_protocol import to_json
 
 ALONE = {"sites": ("asia", "europe"), "schedule_kind": "derangement"}
@@ -267,3 +269,15 @@ def test_what_a_round_used_counts_from_its_commit_to_the_next(solo: Any) -> None
     assert second != first == used()
     site.finish()
     assert used() == second
+
+
+def test_the_first_digests_of_a_peer_are_its_newest_ones(artifact: Any) -> None:
+    arrived = [
+        ArrivedRow(round, source=Source("asia", round, artifact("asia", f"model {round}")), origin_generation=1)
+        for round in range(1, 201)
+    ]
+    memory = recover((row.kind, row.round, row.body()) for row in arrived)
+    assert list(memory.first_digests) == ["asia"]
+    known = memory.first_digests["asia"]
+    assert sorted(round for _, round, _ in known) == list(range(201 - FIRST_DIGESTS_PER_PEER_MAX, 201))
+    assert known[(1, 200, "asia")] == arrived[-1].source.artifact.sha256

@@ -9,8 +9,8 @@ import pytest
 
 from peer.core import commands, events
 from peer.core.messages import Heartbeat, Unavailable
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
-from peer.core.state import Phase
 
 FIVE = ("africa", "america", "asia", "europe", "oceania")
 LIE = 1_000_000

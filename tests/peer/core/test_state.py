@@ -8,8 +8,9 @@ import pytest
 
 from peer.core import commands, events, limits
 from peer.core.messages import Seen
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
-from peer.core.state import HALT_S, Phase
+from peer.core.state import HALT_S
 
 
 def announcements(out: list[commands.Command]) -> int:
@@ -132,5 +133,5 @@ def test_a_site_tells_a_peer_the_newest_it_has_from_it(solo: Any) -> None:
     site.deliver("asia", origin_generation=2)
     first = site.body("arrived")["source"]
     assert first["round"] == 2
-    digest = next(iter(site.site.memory.first_digests.values()))
+    digest = site.site.memory.first_digests["asia"][(3, 1, "asia")]
     assert site.site.seen("asia") == Seen(3, 1, digest)

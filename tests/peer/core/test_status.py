@@ -9,8 +9,8 @@ import pytest
 
 from peer.core import events
 from peer.core.messages import Unavailable
+from peer.core.phases import Phase
 from peer.core.rules import PaceRules
-from peer.core.state import Phase
 from peer.core.status import plan_of, status, waiting_for
 
 FOUR = ("africa", "america", "asia", "europe")
@@ -75,8 +75,8 @@ def test_gathering_names_who_did_not_answer_hello(solo: Any) -> None:
     site.greet("asia")
     site.now_s += 5.0
     assert waiting_for(site.site, now_s=site.now_s) == [
-        {"site": "africa", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
-        {"site": "america", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
+        {"site": "africa", "kind": "hello", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
+        {"site": "america", "kind": "hello", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
     ]
     assert waiting_for(solo().site, now_s=1000.0) == [], "an initialising site waits for nobody"
 
@@ -86,7 +86,8 @@ def test_an_exchange_names_whose_artifact_is_missing(solo: Any) -> None:
     site.finish()
     site.greet()
     site.now_s += 10.0
-    assert seen(site)["waiting_for"] == [{"site": "asia", "artifact": "model", "since_s": 10.0, "deadline_s": 90.0}]
+    wait = {"site": "asia", "kind": "model", "artifact": "model", "since_s": 10.0, "deadline_s": 90.0}
+    assert seen(site)["waiting_for"] == [wait]
     site.unavailable("asia", Unavailable.SKIPPED)
     assert seen(site)["waiting_for"] == []
 
@@ -137,7 +138,7 @@ def test_a_site_that_is_done_names_who_is_not(solo: Any, stay: bool, deadline_s:
     site.beat("asia", 1, "done")
     site.now_s += 30.0
     assert seen(site)["waiting_for"] == [
-        {"site": name, "artifact": "its last round", "since_s": 30.0, "deadline_s": deadline_s}
+        {"site": name, "kind": "last_round", "artifact": "its last round", "since_s": 30.0, "deadline_s": deadline_s}
         for name in ("africa", "america")
     ]
 

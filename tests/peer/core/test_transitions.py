@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from peer.core import commands, events
 from peer.core.messages import UNMEASURED, EvaluationResult, Heartbeat, Hello, Purpose, Seen, Unavailable
+from peer.core.phases import Phase
 from peer.core.plan import Kind
 from peer.core.rules import PaceRules
-from peer.core.state import IllegalTransitionError, Phase
+from peer.core.state import IllegalTransitionError
 from peer.core.transitions import TRANSITIONS
 
 FOUR = ("africa", "america", "asia", "europe")

@@ -12,9 +12,9 @@ from prometheus_client.core import Metric
 
 from peer.core import events
 from peer.core.messages import Heartbeat
+from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rows import OpenedRow
-from peer.core.state import Phase
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS, METRICS_SHOWN_MAX, Surroundings, families
