@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "models": frozenset({"spec"}),
     "core": frozenset(),
     "pb": frozenset(),
-    "plans": frozenset({"peer.core.plan"}),
+    "plans": frozenset({"peer.core.plan", "peer.errors"}),
     "ground": frozenset({"core", "spec", "plans"}),
     "transport": frozenset({"core", "pb", "spec", "peer.errors", "peer.identity.certificates"}),
     "daemon": frozenset({"core", "spec", "ground", "transport"}),
