@@ -138,7 +138,7 @@ def _installed(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], sp
     if not installed:
         raise ValueError(
             f"unknown model {name!r}{suggestion(name, MODELS)}; there are {', '.join(MODELS)}, any "
-            "monai.networks.nets.NAME, any module:Class, and the networks of installed packages"
+            "monai.networks.nets.NAME and any module:Class"
         )
     if PACKAGE_KEY not in spec and len(installed) > 1:
         raise ValueError(f"{name} comes with {' and '.join(sorted(installed))}; uninstall all but one")

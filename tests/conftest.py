@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -34,3 +35,21 @@ def missing_data() -> list[str]:
     lines = [line.partition("#")[0].strip() for line in DATA_REQUIREMENTS.read_text().splitlines()]
     names = [line.partition("==")[0] for line in lines if line]
     return [name for name in names if not any(importlib.metadata.distributions(name=name))]
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs a distribution for one test: ``distribution(name, version, group, **entry_points)``."""
+    from peer.methods.registry import find_plan
+
+    def install(name: str, version: str, group: str, **entry_points: str) -> None:
+        folder = tmp_path / f"{name}-{version}"
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+        (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+        monkeypatch.syspath_prepend(folder)
+
+    yield install
+    find_plan.cache_clear()

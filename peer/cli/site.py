@@ -17,6 +17,7 @@ from peer.core.roster import site_name
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle, read_handed
+from peer.methods.registry import PackageMissing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,6 +87,8 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
     try:
         bundle = Bundle.decode(read_handed(file))
         federation = FederationConfig.parse(bundle.federation_toml, "its federation.toml")
+    except PackageMissing:  # no fault of the bundle
+        raise
     except (ValueError, ConfigError) as error:
         raise BundleError(f"{file} is refused: {getattr(error, 'message', error)}") from error
     folder = SiteFolder(home_folder(settings.home), federation.name, bundle.site)

@@ -142,7 +142,7 @@ def validated(model: type[AnyTable], document: Mapping[str, Any], where: str) ->
     try:
         return model.model_validate(document)
     except ConfigError as error:  # of a validator that knows a better remedy than "correct the key"
-        raise ConfigError(f"{where}: {error.message}", error.remedy) from error
+        raise type(error)(f"{where}: {error.message}", error.remedy) from error
     except ValidationError as error:
         found = error.errors(include_url=False)
         refuse(where, [_problem(details) for details in found if not _follows(details, found)])

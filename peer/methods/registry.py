@@ -42,6 +42,10 @@ ENTRY_POINTS = "mhfl_peer.methods"
 PACKAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 
 
+class PackageMissing(ConfigError):  # noqa: N818 - the name is the fact
+    """The package of the federation's method is not installed here, or in another version."""
+
+
 def installed_methods() -> list[tuple[str, str]]:
     """The methods of installed packages: each one's name, and the package as federation.toml must name it."""
     return sorted((name, package) for name, package in _entry_points() if name not in PLANS)
@@ -61,7 +65,8 @@ def find_plan(name: str, package: str | None = None) -> Plan:
         package: ``DISTRIBUTION==VERSION``, for a method that is not built in.
 
     Raises:
-        ConfigError: there is no such method here; where the package is missing, the remedy says how to install it.
+        PackageMissing: the package is not here in this version; the remedy says how to install it.
+        ConfigError: there is no such method, or its entry point gives no plan.
     """
     if name in PLANS:
         if package is not None:
@@ -109,14 +114,13 @@ def _missing(name: str, package: str) -> ConfigError:
     if named is None:
         return ConfigError(f"package = {package!r} of method {name!r} is not DISTRIBUTION==VERSION")
     distribution, version = named.groups()
+    here: str | None
     try:
         here = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return ConfigError(f"method {name!r} comes with {package}, which is not installed", _install(package))
-    if here != version:
-        return ConfigError(f"method {name!r} comes with {package}, but {here} is installed", _install(package))
-    return ConfigError(f"{package} has no method {name!r}", "`mhfl-peer methods` lists all that are here")
-
-
-def _install(package: str) -> str:
-    return f"run `pip install {package}` in the environment of mhfl-peer"
+        here = None
+    if here == version:
+        return ConfigError(f"{package} has no method {name!r}", "`mhfl-peer methods` lists all that are here")
+    instead = "which is not installed" if here is None else f"but {here} is installed"
+    remedy = f"run `pip install {package}` in the environment of mhfl-peer"
+    return PackageMissing(f"method {name!r} comes with {package}, {instead}", remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 
 from peer.core import site_memory
+from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
 from peer.records.journal import Journal
+from peer.research.simulation import Simulation
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
@@ -160,6 +163,29 @@ def records(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     return site_memory.round_records(rows(loopback, name))
 
 
+def weights(home: Path, state: str) -> dict[str, str]:
+    """Digests of every network of a checkpoint, and of its optimiser's moments."""
+    files = sorted((home / "checkpoints" / state).glob("*.safetensors"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Callable[[LocalFederation], Simulation]:
+    """The same federation in memory, of the same two files a site and the same round key."""
+
+    def run(loopback: LocalFederation) -> Simulation:
+        for name in loopback.federation.roster:
+            folder = loopback.folder(name)
+            (tmp_path / "sites" / name).mkdir(parents=True)
+            shutil.copy(folder.site_toml, tmp_path / "sites" / name)
+            shutil.copy(folder.federation_toml, tmp_path)
+        simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key)
+        simulation.run()
+        return simulation
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def tools() -> Any:
     """The functions above, for tests that are imported without their folder."""
@@ -169,6 +195,7 @@ def tools() -> Any:
         finish = staticmethod(finish)
         rows = staticmethod(rows)
         records = staticmethod(records)
+        weights = staticmethod(weights)
         sites = SITES
 
     return Tools

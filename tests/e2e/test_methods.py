@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 import safetensors.torch
 
 from peer.core import site_memory
-from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
 from peer.records.ledger import Ledger
@@ -68,29 +65,6 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
     return run
 
 
-def weights(home: Path, state: str) -> dict[str, str]:
-    """Digests of every network of a checkpoint, and of its optimiser's moments."""
-    files = sorted((home / "checkpoints" / state).glob("*.safetensors"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-@pytest.fixture
-def simulated(tmp_path: Path) -> Callable[[LocalFederation], Simulation]:
-    """The same federation in memory, of the same two files a site and the same round key."""
-
-    def run(loopback: LocalFederation) -> Simulation:
-        for name in loopback.federation.roster:
-            folder = loopback.folder(name)
-            (tmp_path / "sites" / name).mkdir(parents=True)
-            shutil.copy(folder.site_toml, tmp_path / "sites" / name)
-            shutil.copy(folder.federation_toml, tmp_path)
-        simulation = Simulation(tmp_path, round_key=startup.load(folder)[2].round_key)
-        simulation.run()
-        return simulation
-
-    return run
-
-
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
 )
@@ -117,8 +91,8 @@ def test_families_come_to_the_last_round_and_to_the_simulators_bits(
     for name in sites:
         real, home = loopback.folder(name).generation(1), simulation.home(name)
         state = site_memory.recover(tools.rows(loopback, name)).state
-        assert weights(real, state)
-        assert weights(real, state) == weights(home, state), f"{name} has other weights"
+        assert tools.weights(real, state)
+        assert tools.weights(real, state) == tools.weights(home, state), f"{name} has other weights"
 
 
 def test_the_private_model_of_feddal_never_leaves(run: Callable[[str], LocalFederation], tools: Any) -> None:

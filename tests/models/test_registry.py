@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from models import MODELS, build, create_model, remote_spec_problem
 from models.network import Network
-from models.spec import HYPER, ONE_DIMENSIONAL, WIDTH_MULTIPLES
+from models.spec import ENTRY_POINTS, HYPER, ONE_DIMENSIONAL, WIDTH_MULTIPLES
 
 # Small enough for a test; the battery is about structure.
 SMALL = {name: {"width": math.lcm(4, WIDTH_MULTIPLES.get(name, 1))} for name in MODELS}
@@ -247,3 +248,48 @@ def test_what_there_is_not_is_named(changes, message):
 def test_a_spec_with_a_wrong_key_is_named():
     with pytest.raises(ValueError, match="model spec 'resnet10': key 'hyper' is missing"):
         build({"name": "resnet10", "spatial_dims": 2, "in_channels": 1, "classes": 2})
+
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "plugin"
+
+
+@pytest.fixture
+def example(distribution, monkeypatch):
+    """Installs the example's network."""
+
+    def install() -> None:
+        monkeypatch.syspath_prepend(EXAMPLE)
+        networks = {"two_convolutions": "mhfl_example.network:TwoConvolutions", "other": "models.resnet:resnet5"}
+        distribution("mhfl-example", "1.0", ENTRY_POINTS, **networks)
+
+    return install
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_network_of_a_package_travels_with_its_package(example, dims):
+    example()
+    made = create_model("two_convolutions", spatial_dims=dims, in_channels=2, classes=3, width=4)
+    assert made.spec["package"] == "mhfl-example==1.0"
+    assert remote_spec_problem(made.spec) is None
+    again = build(json.loads(json.dumps(made.spec)))
+    assert again.spec == made.spec
+    again.load_state_dict(made.state_dict())
+    output = made(torch.randn(2, 2, *EVEN[dims]))
+    assert torch.equal(made.head(output.penultimate), output.prediction)
+
+
+def test_a_network_of_a_package_is_refused_where_it_is_not_the_same_one(example, distribution):
+    sizes = {"spatial_dims": 2, "in_channels": 1, "classes": 2}
+    with pytest.raises(ValueError, match="unknown model 'two_convolutions'"):
+        create_model("two_convolutions", **sizes)
+    example()
+    spec = create_model("two_convolutions", **sizes).spec
+    with pytest.raises(ValueError, match=r"comes with mhfl-example==2.0, which is not installed here"):
+        build({**spec, "package": "mhfl-example==2.0"})
+    with pytest.raises(ValueError, match="two_convolutions has its own taps and head; leave out head"):
+        create_model("two_convolutions", **sizes, head="fc")
+    with pytest.raises(ValueError, match=r"mhfl-example==1.0 makes no models.Network with the name 'other'"):
+        create_model("other", **sizes)
+    distribution("other", "2.0", ENTRY_POINTS, two_convolutions="mhfl_example.network:TwoConvolutions")
+    with pytest.raises(ValueError, match=r"comes with mhfl-example==1.0 and other==2.0; uninstall all but one"):
+        create_model("two_convolutions", **sizes)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from models.spec import FORBIDDEN, REMOTE_MONAI, hyper_problem, remote_spec_problem, spec_problem
+from models.spec import ENTRY_POINTS, FORBIDDEN, REMOTE_MONAI, hyper_problem, remote_spec_problem, spec_problem
 
 RESNET = {"name": "resnet10", "spatial_dims": 3, "in_channels": 4, "classes": 2, "hyper": {"width": 62}}
 UNET = {
@@ -122,3 +122,36 @@ def test_what_another_site_may_not_send_is_named(spec, problem):
 
 def test_no_remote_network_may_set_a_forbidden_argument():
     assert not any(arguments & FORBIDDEN for arguments in REMOTE_MONAI.values())
+
+
+PACKAGED = {**RESNET, "name": "small_net", "hyper": {"width": 8}, "package": "some-nets==1.0"}
+
+
+def test_a_network_of_a_package_may_be_named_where_the_package_is_installed(distribution):
+    problem = remote_spec_problem(PACKAGED)
+    assert problem == (
+        "model 'small_net' comes with some-nets==1.0, which is not installed here; if you trust that package, "
+        "run `pip install some-nets==1.0`"
+    )
+    distribution("some-nets", "1.1", ENTRY_POINTS, small_net="models.resnet:resnet5")
+    assert "which is not installed here (some-nets==1.1 is); if you trust" in remote_spec_problem(PACKAGED)
+    distribution("some-nets", "1.0", ENTRY_POINTS, small_net="models.resnet:resnet5")
+    assert remote_spec_problem(PACKAGED) is None
+    assert "may not set 'weights'" in remote_spec_problem({**PACKAGED, "hyper": {"weights": "/x"}})
+    assert "width may be at most 4096" in remote_spec_problem({**PACKAGED, "hyper": {"width": 4097}})
+    assert "has its own taps and head" in remote_spec_problem({**PACKAGED, "head": "fc"})
+    without = {key: value for key, value in PACKAGED.items() if key != "package"}
+    assert "is not one that another site may name here" in remote_spec_problem(without)
+
+
+@pytest.mark.parametrize(
+    "package", ["some-nets", "some-nets==1.0; rm", "-r evil==1", "$(evil)==1", 1, "a" * 99 + "==1"]
+)
+def test_a_package_is_a_distribution_and_a_version(package):
+    for judge in (spec_problem, remote_spec_problem):
+        assert judge({**PACKAGED, "package": package}).startswith("package must be DISTRIBUTION==VERSION, not ")
+
+
+@pytest.mark.parametrize("name", ["resnet10", "monai.networks.nets.UNet", "hospital.nets:Net"])
+def test_a_network_that_comes_with_no_package_names_none(name):
+    assert "comes with no package of networks" in spec_problem({**PACKAGED, "name": name})

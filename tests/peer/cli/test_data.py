@@ -3,6 +3,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -220,3 +221,18 @@ def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
         "assert not {'torch', 'monai'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(
+    distribution: Callable[..., None], tmp_path: Path
+) -> None:
+    assert "figures" not in run("prepare", "--help").stdout
+    distribution(
+        "some-data", "1.0", "mhfl_peer.datasets", figures="peer.data.adapters.digits", films="peer.data.adapters.polyp"
+    )
+    assert "figures  " in run("prepare", "--help").stdout
+    assert "--seed INTEGER" in run("prepare", "figures", "--help").stdout
+    assert "Missing option '--source'" in run("prepare", "films", "--out", str(tmp_path / "films")).stderr
+    result = run("prepare", "figures", "--out", str(tmp_path / "figures"), "--seed", "1", "--json")
+    assert json.loads(result.stdout)["folder"] == str(tmp_path / "figures")
+    assert (tmp_path / "figures" / "pool.json").is_file()

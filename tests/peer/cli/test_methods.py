@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from click.testing import CliRunner, Result
 
@@ -51,3 +52,15 @@ def test_an_unknown_method_is_a_usage_error() -> None:
     result = call("fedsdk")
     assert result.exit_code == 2
     assert "no method 'fedsdk' (did you mean 'fedskd'?)" in result.stderr
+
+
+def test_a_method_of_a_package_is_listed_with_what_federation_toml_must_name(distribution: Callable[..., None]) -> None:
+    distribution("some-methods", "1.0", "mhfl_peer.methods", listed="peer.methods.fedskd.plan:FEDSKD")
+    *built_in, (name, *_) = (line.split() for line in call().stdout.splitlines() if line.strip())
+    assert name == "listed"
+    assert len(built_in) > len(PLANS)
+    document = json.loads(call("listed", "fedskd", "--json").stdout)
+    assert [(method["name"], method.get("package")) for method in document] == [
+        ("listed", "some-methods==1.0"),
+        ("fedskd", None),
+    ]

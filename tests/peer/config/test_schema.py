@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -98,6 +98,22 @@ def test_what_the_file_gives_wins_over_the_plan() -> None:
     assert made.work("train") == Work("epoch", 5, 1e-4)
 
 
+def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distribution: Callable[..., None]) -> None:
+    pinned = {"name": "similar", "package": "some-methods==1.0"}
+    with pytest.raises(ConfigError) as caught:
+        federation(method=pinned)
+    assert str(caught.value) == (
+        "federation.toml: method 'similar' comes with some-methods==1.0, which is not installed; "
+        "run `pip install some-methods==1.0` in the environment of mhfl-peer"
+    )
+    distribution("some-methods", "1.0", "mhfl_peer.methods", similar="peer.methods.fedskd.plan:FEDSKD")
+    made = federation(method=pinned)
+    assert made.plan is PLANS["fedskd"]
+    assert made.parameters == PLANS["fedskd"].defaults()
+    assert made.model_dump(mode="json")["method"].items() >= pinned.items()
+    assert made.digest == federation_digest(tomllib.loads(to_toml({**BASE, "method": pinned})))
+
+
 def test_worker_gets_plain_json_with_every_default() -> None:
     dumped = federation().model_dump(mode="json")
     assert json.loads(json.dumps(dumped)) == dumped
@@ -147,6 +163,7 @@ def test_large_federations_beat_less_often() -> None:
         ({"task": {}}, "task.kind is missing, and task.spatial_dims is missing"),
         ({"method": {}}, "method.name is missing"),
         ({"method": {"name": "fedsdk"}}, r"method.name: unknown method 'fedsdk' \(did you mean 'fedskd'\?\)"),
+        ({"method": {"name": "fedskd", "package": 1}}, "method.package: must be a string, not 1"),
         ({"method": {"name": "fedskd", "gama": 1}}, r"method.gama: unknown key \(did you mean 'gamma'\?\)"),
         ({"method": {"name": "fedskd", "gamma": -1}}, "method.gamma: -1 is below 0.0"),
         ({"method": {"name": "fedskd", "gamma": "1"}}, "method.gamma: must be a number, not '1'"),

@@ -144,3 +144,38 @@ def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:
     assert ("half", "local") not in found
     assert ("fewer", "local") in found
     assert loaded.method_name(CENTRALISED) == "local"
+
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "plugin" / "experiment.toml"
+
+
+def test_a_row_names_the_package_of_its_method(
+    experiment: Write, distribution: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = '[methods.averaged]\nmethod = "fedper"\npackage = "mhfl-example==1.0"\n'
+    with pytest.raises(ConfigError, match=r"experiment.toml: method 'fedper' comes with .* run `pip install mhfl-exam"):
+        Experiment.load(experiment(row))
+    with pytest.raises(ConfigError, match=r"methods.averaged: unknown method 'fedper'"):
+        Experiment.load(experiment('[methods.averaged]\nmethod = "fedper"\n'))
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    distribution("mhfl-example", "1.0", "mhfl_peer.methods", fedper="mhfl_example.plan:FEDPER")
+    loaded = Experiment.load(experiment(row))
+    federation = FederationConfig.parse(loaded.federation_text("averaged", "mixed", ("asia",), seed=0), "text")
+    assert federation.method.model_dump() == {
+        "name": "fedper", "package": "mhfl-example==1.0", "segmentation_loss": "dice_ce",
+    }  # fmt: skip
+
+
+def test_data_sets_and_networks_of_packages_are_known(experiment: Write, distribution: Callable[..., None]) -> None:
+    replace = {
+        'pool = "pool/pool.json"': 'dataset = "figures"',
+        'asia = {name = "resnet10"': 'asia = {name = "small_net"',
+    }
+    with pytest.raises(ConfigError, match="unknown data set 'figures'"):
+        Experiment.load(experiment("[methods.local]\n", replace=replace))
+    distribution("some-data", "1.0", "mhfl_peer.datasets", figures="peer.data.adapters.digits")
+    with pytest.raises(ConfigError, match=r"models.mixed.asia: unknown network 'small_net'"):
+        Experiment.load(experiment("[methods.local]\n", replace=replace))
+    distribution("some-nets", "1.0", "mhfl_peer.models", small_net="models.resnet:resnet5")
+    loaded = Experiment.load(experiment("[methods.local]\n", replace=replace))
+    assert (loaded.data.dataset, loaded.model("mixed", "asia").name) == ("figures", "small_net")
