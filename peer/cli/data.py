@@ -259,7 +259,6 @@ PUBLIC: Mapping[str, tuple[str, click.Option | None]] = {
 
 
 def _add_public(name: str) -> None:
-    """Add the command of a published set."""
     text, option = PUBLIC[name]
 
     @out_option

@@ -66,7 +66,6 @@ class DemoPreset:
 
     @property
     def metric(self) -> str:
-        """The figure by which it is judged."""
         return METRICS[self.task["kind"]][0]
 
     def model(self, site: str, method: str) -> Mapping[str, Any]:

@@ -76,7 +76,6 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
 
 
 def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, watch: Watch) -> dict[str, Any]:
-    """Run one federation to its end; its figures."""
     sites = {name: study.site(name, method, folder / "data" / name) for name in study.models}
     with LocalFederation.found(folder / method, study.draft(method, size), sites) as loopback:
         for name in sites:
@@ -93,7 +92,6 @@ def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, 
 
 
 def _wait(loopback: LocalFederation, method: str, watch: Watch) -> None:
-    """Until every daemon has left in order."""
     progress = DemoProgress(f"{method}: {len(loopback.daemons)} daemons on loopback")
     while any(daemon.poll() is None for daemon in loopback.daemons.values()):
         for name, daemon in loopback.daemons.items():

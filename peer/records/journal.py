@@ -146,12 +146,10 @@ class Journal:
             ]
 
     def empty(self) -> bool:
-        """No row yet."""
         with storage(self.path):
             return self._connection.execute("SELECT 1 FROM row LIMIT 1").fetchone() is None
 
     def close(self) -> None:
-        """Let go of the file."""
         self._connection.close()
 
 

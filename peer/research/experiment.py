@@ -174,12 +174,10 @@ class Experiment(StrictTable):
 
     @property
     def where(self) -> Path:
-        """The file that it came from."""
         return self._where
 
     @property
     def metric(self) -> str:
-        """The figure by which the task is judged."""
         return METRICS[self.task.kind][0]
 
     @property
@@ -188,7 +186,6 @@ class Experiment(StrictTable):
         return {EVERY_LINK: Links(), **self.links}
 
     def plan(self, label: str) -> Plan:
-        """The choreography of a row's method."""
         return PLANS[self.method_name(label)]
 
     def method_name(self, label: str) -> str:
@@ -201,7 +198,6 @@ class Experiment(StrictTable):
         return (self.methods[label].method or label) == CENTRALISED
 
     def model(self, chosen: str, site: str) -> NamedParameters:
-        """The network of a site in a set of networks."""
         models = self.models[chosen]
         return models[site] if site in models else models[EVERY_SITE]
 

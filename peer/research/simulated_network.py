@@ -46,11 +46,9 @@ class SimulatedPeers(Peers):
     pulses: dict[SiteName, Heartbeat] = field(default_factory=dict)
 
     def pulse(self, site: SiteName) -> Heartbeat | None:
-        """The site's newest state."""
         return self.pulses.get(site)
 
     def silent_at_s(self, site: SiteName) -> float:
-        """Never."""
         return math.inf
 
     def present(self, sites: Iterable[SiteName], now_s: float) -> list[SiteName]:

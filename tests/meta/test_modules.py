@@ -25,13 +25,12 @@ EMPTY_NAMES = frozenset({"found", "made", "told"})
 """A variable is named after its content."""
 EMPTY_NAMES_IN = frozenset(
     """
-    models.moe models.resnet peer.inference.model_state peer.api peer.audit.verification peer.classification peer.cli.check peer.cli.data
-    peer.cli.demo peer.cli.egress peer.cli.evaluation peer.cli.models peer.cli.rendering peer.cli.report
-    peer.cli.scalars peer.cli.simulate peer.audit.folder_check peer.daemon.heartbeat peer.core.global_test_memory peer.core.global_test
-    peer.core.plan peer.core.site_memory peer.core.state peer.daemon.dispatch peer.data.datalist peer.data.adapters.dermoscopy
-    peer.data.adapters.digits peer.data.adapters.eeg peer.data.adapters.prepared_folder peer.data.adapters.isic peer.data.adapters.ixi
-    peer.data.adapters.lidc peer.data.adapters.picture_files peer.data.adapters.polyp peer.data.survey peer.data.adapters.tissue peer.demo.run
-    peer.daemon.service peer.records.ledger peer.research.statistics.bootstrap peer.audit.evidence_files peer.daemon.metrics peer.config.site_folder peer.records.journal peer.daemon.startup
+    models.moe models.resnet peer.inference.model_state peer.api peer.audit.verification peer.cli.check peer.cli.data peer.cli.demo
+    peer.cli.egress peer.cli.models peer.cli.rendering peer.cli.report peer.cli.scalars peer.cli.simulate
+    peer.audit.folder_check peer.core.global_test_memory peer.core.global_test peer.core.plan peer.core.site_memory peer.core.state
+    peer.daemon.dispatch peer.data.datalist peer.data.adapters.dermoscopy peer.data.adapters.digits peer.data.adapters.eeg peer.data.adapters.prepared_folder
+    peer.data.adapters.isic peer.data.adapters.ixi peer.data.adapters.lidc peer.data.adapters.picture_files peer.data.adapters.polyp
+    peer.data.survey peer.data.adapters.tissue peer.demo.run peer.daemon.service peer.records.ledger peer.audit.evidence_files peer.daemon.metrics peer.records.journal
     peer.methods.dflmoe peer.methods.feddal peer.methods.mh_pflid peer.research.partition.groups peer.research.partition.divide
     peer.research.partition.folds peer.research.partition.leakage peer.research.partition.kinds peer.preflight.local peer.preflight.local
     peer.preflight.peers peer.research.report.bars peer.research.report.contents peer.research.report.plotting peer.research.report.comparison
@@ -39,13 +38,12 @@ EMPTY_NAMES_IN = frozenset(
     peer.research.report.lost_links peer.research.report.html_page peer.research.report.panels peer.research.report.tsne peer.research.report.published
     peer.research.report.results peer.research.report.subgroups peer.research.report.table peer.research.report.table peer.research.report.comparison peer.records.reports
     peer.tracking.scalars peer.research.diagnosis peer.research.experiment peer.research.simulation
-    peer.research.collect peer.research.pool peer.research.runs peer.research.sweep peer.research.simulated_network
-    peer.daemon.systemd_notify peer.config.toml peer.tracking.trackers peer.training.artifact peer.training.checkpoint peer.training.data
-    peer.inference.export.monai_bundle peer.inference.export.model_card peer.inference.export.equivalence
-    peer.inference.export.load peer.inference.export.load peer.inference.export.graph
-    peer.inference.export.process peer.training.images peer.training.site_networks peer.training.loop peer.training.metrics
-    peer.inference.notebook peer.training.artifact_exchange peer.inference.predict peer.inference.output_files peer.training.tensors
-    peer.training.trainer peer.transport.bounds peer.transport.discovery peer.transport.tls
+    peer.research.collect peer.research.pool peer.research.runs peer.research.simulated_network peer.config.toml peer.tracking.trackers
+    peer.training.artifact peer.training.checkpoint peer.training.data peer.inference.export.monai_bundle
+    peer.inference.export.model_card peer.inference.export.equivalence peer.inference.export.load
+    peer.inference.export.load peer.inference.export.graph peer.inference.export.process peer.training.images
+    peer.training.site_networks peer.training.loop peer.inference.notebook peer.training.artifact_exchange peer.inference.predict
+    peer.inference.output_files peer.training.tensors peer.training.trainer peer.transport.discovery
     """.split()  # noqa: SIM905
 )
 """Modules that still have such names. This list only shrinks."""
