@@ -77,7 +77,6 @@ class SiteHandle:
 
     @property
     def name(self) -> str:
-        """The site's name."""
         return self.folder.site
 
     @cached_property

@@ -119,8 +119,8 @@ def resampled_area(
     higher = (ones > others) + 0.5 * (ones == others)
     drawn, beside = counts[:, positive].astype(np.float64), counts[:, ~positive].astype(np.float64)
     pairs = drawn.sum(axis=1) * beside.sum(axis=1)
-    found = ((drawn @ higher) * beside).sum(axis=1)
-    areas: NDArray[np.float64] = np.divide(found, pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
+    won = ((drawn @ higher) * beside).sum(axis=1)
+    areas: NDArray[np.float64] = np.divide(won, pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
     return areas
 
 

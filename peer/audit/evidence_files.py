@@ -50,7 +50,6 @@ class LedgerPosition(EvidenceDocument):
     hash: Digest
 
     def head(self) -> Head:
-        """The same as the ledger has it."""
         return Head(self.count, self.hash)
 
 
@@ -144,7 +143,6 @@ class WitnessEvidence:
 
     @property
     def newest(self) -> SignedHead:
-        """The one that covers most rows."""
         return max(self.seals, key=lambda seal: seal.head.count)
 
 
@@ -315,7 +313,6 @@ def read(path: Path, kind: type[AnyPage]) -> AnyPage:
 
 
 def encode(page: EvidenceDocument) -> bytes:
-    """The file: indented JSON in ASCII, which survives mail."""
     return json.dumps(page.model_dump(mode="json"), indent=1).encode("ascii") + b"\n"
 
 

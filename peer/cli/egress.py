@@ -39,7 +39,6 @@ class Rounds(click.ParamType[tuple[int, int]]):
     name = "N[-M]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Both ends."""
         if isinstance(value, tuple):
             return value
         first, _, last = str(value).partition("-")

@@ -50,9 +50,9 @@ def _rows(document: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
         if record["global_test"] is not None:
             yield record["round"], "mean (Global Test)", None, _figures(record["global_test"])
         else:
-            found = {name: mean["value"] for name, mean in record["mean"].items()}
+            means = {name: mean["value"] for name, mean in record["mean"].items()}
             sites = sum("metrics" in cell for cell in record["cells"].values())
-            yield record["round"], f"mean of {sites} of {len(record['cells'])}", None, _figures(found)
+            yield record["round"], f"mean of {sites} of {len(record['cells'])}", None, _figures(means)
 
 
 def _figures(values: Mapping[str, float]) -> str:

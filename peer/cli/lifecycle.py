@@ -95,8 +95,6 @@ def _well(document: Any) -> str:
 
 
 def _action(action: str, short_help: str, text: str) -> click.Command:
-    """A command that asks the daemon for an action."""
-
     @click.command(action, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer {action} --site europe")
     @site_option
     @output.json_option

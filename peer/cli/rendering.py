@@ -100,7 +100,6 @@ def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
 
 
 def line(name: str, done: float, total: float, note: str) -> RenderableType:
-    """A name, a bar and a note."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -165,7 +164,6 @@ def _mean(record: Mapping[str, Any]) -> str:
 
 
 def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a transfer."""
     rows = [
         (
             clock(record["time"]),
@@ -184,7 +182,6 @@ def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a row."""
     rows = [(clock(row["time"]), row["kind"], row["round"], "  ".join(_facts(row["body"]))) for row in document]
     return output.table(("time", "event", "round", "facts"), rows)
 

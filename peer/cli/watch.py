@@ -117,8 +117,6 @@ def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *
 
 
 def _view(what: str, short_help: str, render: Callable[[Any], RenderableType], text: str) -> click.Command:
-    """A command that shows one document of the site."""
-
     @click.command(what, short_help=short_help, help=text)
     @site_option
     @watch_option

@@ -23,7 +23,6 @@ STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as ``extra``."""
     return {key: value for key, value in vars(record).items() if key not in STANDARD}
 
 
@@ -35,7 +34,6 @@ class JsonFormatter(logging.Formatter):
         self._ids = dict(ids)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
         document = {
             "time": time,

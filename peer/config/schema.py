@@ -232,22 +232,18 @@ class FederationConfig(StrictTable):
 
     @property
     def where(self) -> str:
-        """The file that it came from, for errors."""
         return self._where
 
     @property
     def digest(self) -> Sha256:
-        """The federation's identity."""
         return self._digest
 
     @cached_property
     def roster(self) -> Roster:
-        """The sites by name."""
         return Roster.of([entry.name for entry in self.site])
 
     @property
     def addresses(self) -> dict[SiteName, str]:
-        """The addresses that the file gives."""
         return {SiteName(entry.name): entry.address for entry in self.site if entry.address is not None}
 
     @property
@@ -262,7 +258,6 @@ class FederationConfig(StrictTable):
         return {name: type(default)(given[name]) for name, default in self.plan.defaults().items()}
 
     def work(self, stage: str) -> Work:
-        """How long the stage lasts and how it steps."""
         return Work(**self.stages[stage].model_dump())
 
     @property
@@ -360,8 +355,6 @@ class DataConfig(StrictTable):
 
 
 class ModelConfig(StrictTable):
-    """The site's own network."""
-
     name: Annotated[str, matching(MODEL_NAME, "a model's name or package.module:Class")] = "resnet10"
     parameters: dict[str, JsonValue] = Field(default_factory=dict)
     features: Annotated[tuple[str, ...], Loose] = ()
@@ -369,8 +362,6 @@ class ModelConfig(StrictTable):
 
 
 class TrainingConfig(StrictTable):
-    """The worker process."""
-
     device: Annotated[str, matching(DEVICE, "auto, cpu, cuda or cuda:N")] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     threads: Count = 1
@@ -403,7 +394,6 @@ class SiteConfig(StrictTable):
 
     @property
     def where(self) -> str:
-        """The file that it came from, for errors."""
         return str(self._path)
 
     @property

@@ -33,7 +33,6 @@ class SiteFolder:
 
     @property
     def path(self) -> Path:
-        """The folder itself."""
         return self.home / self.federation / self.site
 
     @property
@@ -48,7 +47,6 @@ class SiteFolder:
 
     @property
     def site_toml(self) -> Path:
-        """The site's private configuration."""
         return self.path / "site.toml"
 
     @property
@@ -63,7 +61,6 @@ class SiteFolder:
 
     @property
     def logs(self) -> Path:
-        """Log files of the daemon and its worker."""
         return self.path / "logs"
 
     @property
@@ -81,7 +78,7 @@ class SiteFolder:
             names = [entry.name for entry in self.path.iterdir() if entry.is_dir()]
         except FileNotFoundError:
             return ()
-        return tuple(sorted(int(found[1]) for name in names if (found := GENERATION.fullmatch(name))))
+        return tuple(sorted(int(match[1]) for name in names if (match := GENERATION.fullmatch(name))))
 
     def create_generation(self, number: int | None = None) -> int:
         """Make the next generation's folder, or the one asked for, with ``artifacts/`` and ``checkpoints/``.

@@ -72,7 +72,6 @@ class Candidates:
         return True
 
     def succeed(self, address: str) -> bool:
-        """The peer answered; whether it did not answer there before."""
         if address != self.current:
             return False  # the operator chose another one meanwhile
         news = address != self._proven
@@ -80,7 +79,6 @@ class Candidates:
         return news
 
     def fail(self, address: str) -> None:
-        """The peer did not answer."""
         if address != self.current:
             return
         self._failures += 1
@@ -115,7 +113,6 @@ class AddressBook:
         }
 
     def address(self, peer: SiteName) -> str | None:
-        """Where to dial the peer now."""
         return self._peers[peer].current
 
     def discover(self, peer: SiteName, address: str) -> bool:
@@ -123,12 +120,10 @@ class AddressBook:
         return peer in self._peers and self._peers[peer].discover(address)
 
     def succeed(self, peer: SiteName, address: str) -> None:
-        """The peer answered at the address."""
         if self._peers[peer].succeed(address):
             log.info("peer found", extra={"peer": peer, "address": address})
 
     def fail(self, peer: SiteName, address: str) -> None:
-        """The peer did not answer at the address."""
         self._peers[peer].fail(address)
 
     def reread(self) -> None:

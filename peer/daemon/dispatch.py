@@ -136,7 +136,6 @@ class Daemon:
         self.examiner = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _setting(self) -> worker_protocol.WorkerSetting:
-        """What the workers are told first."""
         return worker_protocol.WorkerSetting(
             site_name=self.own.name,
             federation_digest=self.federation.digest,
@@ -147,7 +146,6 @@ class Daemon:
         )
 
     def report(self, event: events.Event) -> None:
-        """Queue an event for the state machine."""
         self._events.put_nowait(event)
 
     def _fail(self, error: errors.PeerError) -> None:
@@ -297,7 +295,6 @@ class Daemon:
                 log.info("stray artifact removed", extra={"sha256": path.stem})
 
     def status(self) -> dict[str, Any]:
-        """The document of `status`."""
         shown = status.status(self.round, now_s=asyncio.get_running_loop().time())
         for name, peer in shown["peers"].items():
             spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
@@ -338,7 +335,6 @@ class Daemon:
             return self.own.certificate
 
     def stop_on_signals(self) -> None:
-        """Leave cleanly on SIGTERM and Ctrl-C."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.report, events.StopRequested())

@@ -89,7 +89,6 @@ class ArtifactFetcher:
         self._errands[(command.site, "report")] = errand
 
     async def close(self) -> None:
-        """End every errand."""
         errands = list(self._errands.values())
         for errand in errands:
             errand.cancel()

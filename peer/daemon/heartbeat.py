@@ -63,7 +63,6 @@ class Heartbeats:
             )
 
     def start(self, port: int) -> None:
-        """Begin; this site is served on its host at the port."""
         if self._discovery is not None:
             host, _ = split_address(self._site.listen)
             self._discovery.start(lambda: served_at(host, port))
@@ -82,7 +81,6 @@ class Heartbeats:
                 await asyncio.gather(*beats, return_exceptions=True)
 
     async def close(self) -> None:
-        """Fall silent, and withdraw the announcement."""
         for task in self._tasks:
             task.cancel()
         leaving = [self._discovery.stop()] if self._discovery is not None else []
@@ -95,7 +93,7 @@ class Heartbeats:
     async def _court(self, peer: SiteName) -> None:
         """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
         beat_s, nudge = self._federation.beat_s, self._nudges[peer]
-        generation, failures, told = 0, 0, ""
+        generation, failures, logged = 0, 0, ""
         while True:
             nudge.clear()
             address = None
@@ -105,7 +103,7 @@ class Heartbeats:
                 if address is None:
                     raise Unreachable(peer, "its address is not known")
                 generation = await self._call(peer, generation)
-                failures, told = 0, ""
+                failures, logged = 0, ""
                 self._book.succeed(peer, address)
             except Exception as error:
                 generation, failures = 0, failures + 1
@@ -116,10 +114,10 @@ class Heartbeats:
                 elif isinstance(error, Unreachable):
                     if address is not None:
                         self._book.fail(peer, address)
-                elif str(error) != told:
-                    told = str(error)
+                elif str(error) != logged:
+                    logged = str(error)
                     bug = not isinstance(error, errors.CertificateError)
-                    log.error("peer cannot be called", extra={"peer": peer, "reason": told}, exc_info=bug)
+                    log.error("peer cannot be called", extra={"peer": peer, "reason": logged}, exc_info=bug)
             wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):  # not wait_for: that may lose the cancellation that ends this

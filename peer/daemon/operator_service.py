@@ -25,13 +25,10 @@ WISHES: Mapping[str, tuple[type[events.Event], str]] = {
 
 
 class OperatorService:
-    """Answers the control socket for one daemon."""
-
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     async def show(self, what: str, arguments: Mapping[str, Any]) -> object:
-        """One document; ``ValueError`` names one that there is not."""
         daemon = self._daemon
         if what in ("status", "peers"):
             status = daemon.status()
@@ -53,7 +50,6 @@ class OperatorService:
         return document
 
     def serves(self) -> bool:
-        """Whether the daemon's port is open to its peers."""
         return bool(self._daemon.served)
 
     def trains(self) -> bool:
@@ -61,7 +57,6 @@ class OperatorService:
         return not self._daemon.round.failure
 
     async def act(self, action: str) -> object:
-        """Pass a wish on to the state machine."""
         wish, effect = WISHES[action]
         self._daemon.report(wish())
         return {"site": self._daemon.own.name, "action": action, "effect": effect}

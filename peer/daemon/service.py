@@ -46,7 +46,6 @@ class TrafficCount:
     bytes: int = 0
 
     def add(self, size: int) -> None:
-        """Count one message."""
         self.messages += 1
         self.bytes += size
 
@@ -169,7 +168,6 @@ class PeerService:
         return None if at_s is None else round(self._clock() - at_s, 1)
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
-        """Compare greetings, and answer with this site's own."""
         self._called[caller] = self._clock()
         problem = self.difference(greeting)
         takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
@@ -183,7 +181,6 @@ class PeerService:
         return self.greeting(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Note where the caller is, and say where this site is."""
         self._called[caller] = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller, pulse))
@@ -194,7 +191,6 @@ class PeerService:
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
     ) -> SignedManifest | Unavailable:
-        """The manifest that the caller may have; wait for it as long as the caller does."""
         self._admit(caller, request)
         self._report(events.PeerHeard(caller))
         with contextlib.suppress(TimeoutError):
@@ -211,7 +207,6 @@ class PeerService:
         return signed
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
-        """Allow a transfer; its intent is on disk when this returns."""
         self._admit(caller, request)
         found = self._answer(request)
         evaluation = request.purpose == "evaluate"
@@ -236,7 +231,6 @@ class PeerService:
         return Grant(artifact_path(self._artifacts, sha256), intent)
 
     def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
-        """Record how a granted transfer ended."""
         what = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
         self.sent_bytes[str(what["peer"])] += size
@@ -272,11 +266,9 @@ class PeerService:
         return self._ledger.intend(**what, **facts)
 
     def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
-        """Record how a report that was allowed to leave ended."""
         self._ledger.settle(intent, bytes=size, outcome=outcome)
 
     def turned_away(self, caller: str, call: str, reason: str) -> None:
-        """Record a caller that did not get as far as the desk."""
         self._write_down(caller, call, reason)
 
     def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:

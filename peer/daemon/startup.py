@@ -160,7 +160,6 @@ async def keep_running(
 
 
 async def end(task: asyncio.Task[None]) -> None:
-    """Cancel the task, and wait until it is done."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -279,13 +278,13 @@ def _change(
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The keys of site.toml that must not change, as ``table.key``."""
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in document.items():
         path = f"{prefix}{key}"
         if not prefix and key not in SAME_ON_RESUME:
             continue
         if isinstance(value, Mapping):
-            found.update(_flat(value, f"{path}."))
+            kept.update(_flat(value, f"{path}."))
         elif path not in MAY_CHANGE:
-            found[path] = value
-    return found
+            kept[path] = value
+    return kept

@@ -41,13 +41,13 @@ async def watch(standing: Callable[[], str], *, every_s: float = 1.0, environ: M
     It runs in the event loop that serves peers and takes events: a daemon that hangs falls silent.
     """
     limit_s = watchdog_s(environ)
-    told = ""
+    notified = ""
     while environ.get("NOTIFY_SOCKET"):
         now = one_line(standing())  # a line feed in a worker's reason would begin another word to systemd
-        news = [f"STATUS={now}"] if now != told else []
+        news = [f"STATUS={now}"] if now != notified else []
         if limit_s is not None:
             news.append("WATCHDOG=1")
         if news:
             notify("\n".join(news), environ)
-        told = now
+        notified = now
         await asyncio.sleep(every_s if limit_s is None else min(every_s, limit_s / 2))

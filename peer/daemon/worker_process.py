@@ -72,7 +72,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id while it runs."""
         return self._process.pid if self._process is not None else None
 
     async def send(self, order: Command) -> None:
@@ -226,7 +225,6 @@ class EvaluationProcess:
             task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """End the process, and wait until it is gone."""
         self.dismiss()
         await asyncio.gather(*self._leaving)
 
@@ -237,7 +235,6 @@ class EvaluationProcess:
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words."""
     if code >= 0:
         return f"exit code {code}"
     hint = " (out of memory?)" if code == -9 else ""

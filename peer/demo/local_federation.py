@@ -61,7 +61,6 @@ class LocalFederation:
         return loopback
 
     def folder(self, name: str) -> SiteFolder:
-        """A site's folder."""
         return SiteFolder(self.home, self.federation.name, site_name(name))
 
     def start(self, name: str, *options: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -88,7 +87,6 @@ class LocalFederation:
 
     @contextlib.contextmanager
     def control(self, name: str) -> Iterator[ControlClient]:
-        """A site's control socket."""
         with ControlClient(self.folder(name).control_socket()) as client:
             yield client
 
@@ -98,7 +96,6 @@ class LocalFederation:
             return client.show(what, **arguments)
 
     def console(self, name: str) -> str:
-        """What a daemon printed."""
         return (self.folder(name).logs / "console.log").read_text(errors="replace")
 
     def __enter__(self) -> Self:

@@ -110,7 +110,6 @@ def configuration(experiment: Experiment, method: str, *, seed: int, data: Path)
 
 
 def _wait(loopback: LocalFederation, method: str, watch: Watch) -> None:
-    """Until every daemon has left in order."""
     progress = DemoProgress(f"{method}: {len(loopback.daemons)} daemons on loopback")
     while any(daemon.poll() is None for daemon in loopback.daemons.values()):
         for name, daemon in loopback.daemons.items():

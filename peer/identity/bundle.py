@@ -69,7 +69,6 @@ class Bundle:
         return json.dumps({**self._body(), "signature": _base64(self.signature)}, indent=2).encode("ascii") + b"\n"
 
     def signed(self, ca_key: ec.EllipticCurvePrivateKey) -> Bundle:
-        """The same bundle with the CA's signature."""
         return replace(self, signature=sign(ca_key, self._signed_bytes()))
 
     def verify(self, ca_key: ec.EllipticCurvePublicKey) -> None:

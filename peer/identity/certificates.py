@@ -77,7 +77,6 @@ UNREADABLE = (
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A fresh P-256 key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -108,7 +107,6 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
 
 
 def sign_manifest(key: ec.EllipticCurvePrivateKey, body: bytes) -> bytes:
-    """The signature of a manifest's bytes."""
     return sign(key, MANIFEST_LABEL + body)
 
 
@@ -266,7 +264,6 @@ def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
-    """The certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 

@@ -38,7 +38,6 @@ class Expiry:
         self._serial: int | None = None
 
     async def watch(self) -> None:
-        """Look for ever."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)

@@ -62,23 +62,18 @@ class CallListener:
                     await self._news.wait()
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
-        """As the others: note the call."""
         self._ring(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Note the call."""
         self._ring(caller)
 
     async def manifest(self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float) -> SignedManifest:
-        """Note the call."""
         self._ring(caller)
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
-        """Note the call."""
         self._ring(caller)
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int) -> Grant:
-        """Note the call."""
         self._ring(caller)
 
     def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:

@@ -220,12 +220,10 @@ class Journal:
                 yield {**record, "cause": None if why is None else json.loads(why)} if causes else record
 
     def empty(self) -> bool:
-        """No row yet."""
         with storage(self.path):
             return self._connection.execute("SELECT 1 FROM row LIMIT 1").fetchone() is None
 
     def close(self) -> None:
-        """Let go of the file."""
         self._connection.close()
 
 

@@ -269,7 +269,6 @@ class Ledger:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
         self._connection.close()
 
 

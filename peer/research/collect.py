@@ -244,7 +244,6 @@ def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteN
 
 
 def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, own: Trainer) -> dict[str, Any]:
-    """One site's entry in the result."""
     recipe = own.recipe
     network = member.trainer.kept.dam
     spec = dict(network.spec)

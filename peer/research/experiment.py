@@ -178,7 +178,6 @@ class Experiment(StrictTable):
 
     @property
     def where(self) -> Path:
-        """The file that it came from."""
         return self._where
 
     def text(self) -> str:
@@ -188,7 +187,6 @@ class Experiment(StrictTable):
 
     @property
     def metric(self) -> str:
-        """The figure by which the task is judged."""
         return METRICS[self.task.kind][0]
 
     @property
@@ -210,7 +208,6 @@ class Experiment(StrictTable):
         return (self.methods[label].method or label) == CENTRALISED
 
     def model(self, chosen: str, site: str) -> NamedParameters:
-        """The network of a site in a set of networks."""
         models = self.models[chosen]
         return models[site] if site in models else models[EVERY_SITE]
 

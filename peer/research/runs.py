@@ -54,11 +54,9 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.folder.name
 
     def finished(self) -> bool:
-        """Whether its result is there."""
         return (self.folder / RESULT).exists()
 
     def refuse_other(self) -> None:
@@ -122,7 +120,6 @@ def runs(experiment: Experiment, pool: SamplePool, folder: Path) -> list[Run]:
 
 
 def _divided(experiment: Experiment, name: str, pool: SamplePool, seed: int) -> list[Splits]:
-    """The sites' data of each fold."""
     rule = experiment.partitions[name]
     by = str(rule.__pydantic_extra__.get("by", SUBJECT))
     where = f"{experiment.where}: partitions.{name}"

@@ -54,13 +54,11 @@ class Member:
 
     @property
     def steps(self) -> int:
-        """The optimiser steps that the local model has seen."""
         record = Checkpoints(self.trainer.recipe.home / "checkpoints").record(self.memory.state) or {}
         return int(record.get("steps", 0))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the local model's state."""
         return hashlib.sha256(pack(state_of(self.trainer.kept.dam))).hexdigest()
 
 
@@ -85,7 +83,6 @@ class Simulation:
         }
 
     def home(self, name: SiteName) -> Path:
-        """A site's generation."""
         return self.folder / "sites" / name / GENERATION
 
     def run(self, watch: Callable[[int, int], None] = lambda committed, rounds: None) -> dict[SiteName, Member]:

@@ -77,21 +77,21 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
                     "name another folder with --out, or delete this one",
                 )
     pool = gather(experiment, folder / "data", source=source)
-    found = runs(experiment, pool, folder / "runs")
+    all_runs = runs(experiment, pool, folder / "runs")
     write_atomically(folder / "experiment.toml", experiment.text().encode(), 0o644)
     write_atomically(path, json.dumps(document, indent=1).encode(), 0o644)
-    for run in found:
+    for run in all_runs:
         run.write()
-    return found
+    return all_runs
 
 
-def sweep(found: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
+def sweep(all_runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
     """Carry out the runs that have no result yet.
 
     The first goes alone: it tells how much memory one needs, and so how many fit.
 
     Args:
-        found: of :func:`prepare`.
+        all_runs: of :func:`prepare`.
         jobs: at most so many at once; None: as many as there are processors.
         keep: leave journals, checkpoints and artifacts in the runs' folders.
         watch: called about twice a second.
@@ -99,15 +99,15 @@ def sweep(found: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -
     Returns:
         Reasons by run of what failed; the others were finished.
     """
-    progress = SweepProgress("training", len(found), sum(run.finished() for run in found))
-    waiting = [run for run in found if not run.finished()]
+    progress = SweepProgress("training", len(all_runs), sum(run.finished() for run in all_runs))
+    waiting = [run for run in all_runs if not run.finished()]
     wanted = jobs or _processors()
-    with _watched(progress, found, watch):
+    with _watched(progress, all_runs, watch):
         if wanted > 1 and waiting and not progress.finished:
             _carry_out(waiting[:1], 1, keep, progress)
             waiting = [run for run in waiting[1:] if not run.finished()]
         if waiting:
-            _carry_out(waiting, min(wanted, fitting(found)), keep, progress)
+            _carry_out(waiting, min(wanted, fitting(all_runs)), keep, progress)
     return progress.failed
 
 
@@ -150,7 +150,7 @@ def carry_out(folder: Path, keep: bool) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _watched(progress: SweepProgress, found: Sequence[Run], watch: Watch) -> Iterator[None]:
+def _watched(progress: SweepProgress, all_runs: Sequence[Run], watch: Watch) -> Iterator[None]:
     """Look at the runs' folders now and then while the block runs."""
     began_s, already = time.monotonic(), progress.finished
     over = threading.Event()
@@ -159,8 +159,8 @@ def _watched(progress: SweepProgress, found: Sequence[Run], watch: Watch) -> Ite
         ended = False
         while not ended:
             ended = over.is_set()  # asked first, so that the last look comes after the end
-            progress.finished = sum(run.finished() for run in found)
-            progress.underway = dict(_underway(found))
+            progress.finished = sum(run.finished() for run in all_runs)
+            progress.underway = dict(_underway(all_runs))
             done = progress.finished - already + sum(part / max(1, whole) for part, whole in progress.underway.values())
             left = progress.total - already - done
             progress.seconds_left = (time.monotonic() - began_s) / done * left if done else None
@@ -176,17 +176,17 @@ def _watched(progress: SweepProgress, found: Sequence[Run], watch: Watch) -> Ite
         watcher.join()
 
 
-def _underway(found: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]:
-    for run in found:
+def _underway(all_runs: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]:
+    for run in all_runs:
         with contextlib.suppress(OSError, ValueError):
             committed, rounds = (run.folder / "progress").read_text().split()
             yield run.id, (int(committed), int(rounds))
 
 
-def fitting(found: Sequence[Run]) -> int:
+def fitting(all_runs: Sequence[Run]) -> int:
     """How many runs fit into the memory that is free, judged by those that were finished; at least one."""
     peaks = []
-    for run in found:
+    for run in all_runs:
         with contextlib.suppress(OSError, ValueError, KeyError):
             peaks.append(int(json.loads((run.folder / "manifest.json").read_text())["peak_bytes"]))
     free = free_bytes()

@@ -68,12 +68,10 @@ class GenerationScalars:
 
     @property
     def name(self) -> str:
-        """The generation, as its folder is called."""
         return f"gen-{self.generation:04d}"
 
     @property
     def rounds(self) -> int:
-        """How many rounds it finished."""
         return len({scalar.step for scalar in self.scalars if scalar.tag == "round/duration_s"})
 
 

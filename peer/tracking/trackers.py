@@ -26,8 +26,6 @@ PARAMETER_LENGTH_MAX = 500
 
 
 class Tracker(Protocol):
-    """Takes scalars."""
-
     def add(self, run: GenerationScalars) -> int:
         """Write what of the run is not there yet, durably; how many scalars that were."""
 
@@ -67,7 +65,6 @@ class TensorBoard:
         return len(new)
 
     def close(self) -> None:
-        """Close the files of events."""
         for writer in self._open.values():
             writer.close()
         self._open.clear()

@@ -50,8 +50,8 @@ def _classes(pairs: Pairs, loss: Loss) -> dict[str, float]:
     if not predictions:
         return {}
     logits, labels = torch.cat(predictions), torch.cat(targets)
-    found = classification(logits.double().softmax(dim=1).numpy(), labels.numpy())
-    return found | {"loss": float(loss(logits, labels))}
+    metrics = classification(logits.double().softmax(dim=1).numpy(), labels.numpy())
+    return metrics | {"loss": float(loss(logits, labels))}
 
 
 def _label_maps(pairs: Pairs, loss: Loss) -> dict[str, float]:
@@ -77,8 +77,8 @@ def _images(pairs: Pairs, loss: Loss) -> dict[str, float]:
     if not errors:
         return {}
     squared = np.concatenate(errors)
-    found = super_resolution(squared, np.concatenate(similarities)) | {"loss": total / len(squared)}
-    return found | ({"ssim_window": float(window)} if window < WINDOW else {})
+    metrics = super_resolution(squared, np.concatenate(similarities)) | {"loss": total / len(squared)}
+    return metrics | ({"ssim_window": float(window)} if window < WINDOW else {})
 
 
 MEASURES: Mapping[str, Callable[[Pairs, Loss], dict[str, float]]] = {
@@ -104,15 +104,15 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
         an AUC there is no ``auc``.
     """
     scores = class_scores(probabilities, labels)
-    found = {
+    metrics = {
         "accuracy": scores.accuracy,
         "f1_macro": scores.f1_macro,
         "auc_undefined": float(scores.auc_undefined),
         "samples": float(scores.samples),
     }
     if scores.auc is not None:
-        found["auc"] = scores.auc
-    return found
+        metrics["auc"] = scores.auc
+    return metrics
 
 
 def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
@@ -145,15 +145,15 @@ def segmentation(table: Counts) -> dict[str, float]:
     extents = (table.sum(axis=1) + table.sum(axis=2))[:, 1:]
     empty = extents == 0
     dice = np.where(empty, 1.0, 2 * shared / np.where(empty, 1, extents))
-    found = {
+    metrics = {
         "dice": float(dice.mean()),
         "pixel_accuracy": float(np.trace(table.sum(axis=0)) / table.sum()),
         "empty": float(empty.sum()),
         "samples": float(len(table)),
     }
     if dice.shape[1] > 1:
-        found |= {f"dice_{k}": float(value) for k, value in enumerate(dice.mean(axis=0), start=1)}
-    return found
+        metrics |= {f"dice_{k}": float(value) for k, value in enumerate(dice.mean(axis=0), start=1)}
+    return metrics
 
 
 def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[np.float64]) -> dict[str, float]:
@@ -168,14 +168,14 @@ def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[
         mean over the images; ``samples``. Where all images are exact there is no ``psnr``.
     """
     inexact = squared_errors[squared_errors > 0]
-    found = {
+    metrics = {
         "psnr_undefined": float(len(squared_errors) - len(inexact)),
         "ssim": float(similarities.mean()),
         "samples": float(len(squared_errors)),
     }
     if len(inexact):
-        found["psnr"] = float(np.mean(-10 * np.log10(inexact)))
-    return found
+        metrics["psnr"] = float(np.mean(-10 * np.log10(inexact)))
+    return metrics
 
 
 def structural_similarity(images: Tensor, references: Tensor) -> Tensor:

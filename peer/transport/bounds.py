@@ -52,7 +52,6 @@ def text(field: str, value: str, *, bytes_max: int = limits.TEXT_BYTES_MAX, empt
 
 
 def digest(field: str, value: str) -> Sha256:
-    """A SHA-256 digest in lower-case hex."""
     try:
         return roster.sha256(value)
     except ValueError as error:
@@ -60,7 +59,6 @@ def digest(field: str, value: str) -> Sha256:
 
 
 def site(field: str, value: str) -> SiteName:
-    """A site name."""
     try:
         return roster.site_name(value[:SHOWN_CHARACTERS])
     except ValueError as error:
@@ -88,10 +86,10 @@ def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
         raise WireError(f"{field} has the number {constant}; only finite ones are allowed")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        members = dict(pairs)
+        if len(members) != len(pairs):
             raise WireError(f"{field} has an object with the same key twice")
-        return found
+        return members
 
     try:
         document = json.loads(encoded, parse_constant=refuse, object_pairs_hook=unique)

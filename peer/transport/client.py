@@ -126,7 +126,6 @@ class ExchangeClient:
         self._receiving: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def close(self) -> None:
-        """Hang up; calls that are under way are cancelled."""
         lines, self._lines = list(self._lines.values()), {}
         for line in lines:
             await line.channel.close(None)

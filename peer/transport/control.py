@@ -62,7 +62,6 @@ class ControlServer:
     """Serves the operator on one socket."""
 
     def __init__(self, console: OperatorCalls) -> None:
-        """Prepare to serve."""
         self._console = console
         self._server: grpc.aio.Server | None = None
 
@@ -97,21 +96,16 @@ class ControlServer:
 
 
 class Control(rpc.ControlServicer):
-    """The service: decode, ask the console, encode."""
-
     def __init__(self, console: OperatorCalls) -> None:
-        """See ``ControlServer``."""
         self._console = console
 
     async def Show(self, request: pb.Query, context: Context) -> pb.Document:  # noqa: N802
-        """One document."""
         try:
             return _document(await self._console.show(*_query(request)))
         except Exception as error:
             await _abort(context, error)
 
     async def Act(self, request: pb.Order, context: Context) -> pb.Document:  # noqa: N802
-        """Pause, resume or stop."""
         try:
             if request.action not in ACTIONS:
                 raise ValueError(f"no action {request.action!r}; there are {', '.join(ACTIONS)}")
@@ -120,7 +114,6 @@ class Control(rpc.ControlServicer):
             await _abort(context, error)
 
     async def Follow(self, request: pb.Query, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """The document each time it changes."""
         try:
             async with contextlib.aclosing(self._console.follow(*_query(request))) as documents:
                 async for document in documents:
@@ -162,13 +155,11 @@ class ControlClient:
         self._stub = rpc.ControlStub(self._channel)
 
     def __enter__(self) -> Self:
-        """The client itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
         self._channel.close()
 
     def show(self, what: str, **arguments: Any) -> Any:

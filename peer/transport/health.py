@@ -31,7 +31,6 @@ class Health(rpc.HealthServicer):  # type: ignore[misc]  # the package has no ty
     """Answers ``Check`` from what is so now; ``Watch`` is not offered, and gRPC's clients then ask no more."""
 
     def __init__(self, services: Services) -> None:
-        """See ``Services``."""
         self._services = services
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:  # noqa: N802
@@ -46,12 +45,10 @@ class GuardedHealth(Health):
     """The same for peers alone."""
 
     def __init__(self, services: Services, door: HealthGuard) -> None:
-        """``door`` lets peers pass."""
         super().__init__(services)
         self._door = door
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:  # noqa: N802
-        """See ``Health``."""
         async with self._door.visit(context, "health Check", request, lambda message: message):
             pass  # the answer is given outside: the door takes an end of the call within it for a fault of this site
         return await super().Check(request, context)

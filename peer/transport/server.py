@@ -62,7 +62,6 @@ class Refusal(Exception):  # noqa: N818 - the name is the fact
     """The answer to a call is no; the reason is shown at the caller's site."""
 
     def __init__(self, status: Status, reason: str) -> None:
-        """Say why, in terms that the other site's operator understands."""
         super().__init__(reason)
         self.status = status
         self.reason = reason
@@ -189,7 +188,6 @@ class CallGuard:
         refused: Container[str],
         clock: Callable[[], float],
     ) -> None:
-        """See ``ExchangeServer``."""
         self._desk = desk
         self._pki = pki
         self._ca = ca
@@ -253,7 +251,6 @@ class TokenBucket:
     """Allows ``rate`` takes a second on average and ``burst`` at once."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
-        """A full bucket."""
         self._rate = rate
         self._burst = burst
         self._clock = clock
@@ -272,26 +269,20 @@ class TokenBucket:
 
 
 class ExchangeServicer(rpc.ExchangeServicer):
-    """The service: decode, ask the desk, encode."""
-
     def __init__(self, desk: PeerCalls, door: CallGuard, reports: ReportDesk | None) -> None:
-        """See ``ExchangeServer``."""
         self._desk = desk
         self._door = door
         self._reports = reports
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
-        """See ``proto/peer.proto``, as for the others."""
         async with self._door.visit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
             return wire.encode_greeting(await self._desk.hello(caller, greeting))
 
     async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
-        """I am alive, and this is where I am."""
         async with self._door.visit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
             return wire.encode_pulse(await self._desk.beat(caller, pulse))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
-        """What do you have for me?"""
         decode = wire.decode_manifest_request
         async with self._door.visit(context, "GetManifest", request, decode) as (caller, (asked, wait_s)):
             return wire.encode_reply(await self._desk.manifest(caller, asked, wait_s=wait_s))
@@ -305,7 +296,6 @@ class ExchangeServicer(rpc.ExchangeServicer):
                 await self._send(grant, offset, context)
 
     async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
-        """How your model did on my test data."""
         async with self._door.visit(context, "PutMetrics", request, decode_report) as (caller, report):
             if self._reports is None:
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")

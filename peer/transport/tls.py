@@ -109,7 +109,7 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
     A renewal that is only half written, or does not fit, is logged and the former certificate goes on being served. It
     is looked at again at the next handshake: a clock that was behind may have caught up.
     """
-    served, told = pki.stamp(), ""
+    served, logged = pki.stamp(), ""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         own = pki.load()
@@ -117,19 +117,19 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=certificate_pem(own.ca))
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal served, told
+        nonlocal served, logged
         stamp = pki.stamp()
         if stamp == served:
             return None
         try:
-            found = configuration()
+            renewal = configuration()
         except CertificateError as error:
-            if str(error) != told:
-                told = str(error)
-                log.warning("renewed certificate not usable", extra={"reason": told})
+            if str(error) != logged:
+                logged = str(error)
+                log.warning("renewed certificate not usable", extra={"reason": logged})
             return None
-        served, told = stamp, ""
-        return found
+        served, logged = stamp, ""
+        return renewal
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
@@ -139,7 +139,6 @@ def server_credentials(pki: Pki) -> grpc.ServerCredentials:
 
 
 def channel_credentials(own: Identity) -> grpc.ChannelCredentials:
-    """Credentials to dial with."""
     return grpc.ssl_channel_credentials(certificate_pem(own.ca), key_pem(own.key), certificate_pem(own.certificate))
 
 

@@ -232,7 +232,6 @@ def _check_tensors(artifact: Artifact) -> None:
 
 
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
-    """The answer to ``GetManifest``."""
     if isinstance(reply, Unavailable):
         return pb.ManifestReply(unavailable=UNAVAILABLE[reply])
     signed = pb.SignedManifest(body=reply.body, signature=reply.signature, certificate_der=reply.certificate_der)
@@ -259,7 +258,6 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
 
 
 def encode_greeting(greeting: Hello) -> pb.Greeting:
-    """The content of a ``Hello``."""
     _check_greeting(greeting)
     seen = greeting.seen
     return pb.Greeting(
@@ -276,7 +274,6 @@ def encode_greeting(greeting: Hello) -> pb.Greeting:
 
 
 def decode_greeting(message: pb.Greeting) -> Hello:
-    """The content of a ``Hello``."""
     seen = message.seen
     greeting = Hello(
         protocol=message.protocol,
@@ -308,7 +305,6 @@ def _check_greeting(greeting: Hello) -> None:
 
 
 def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
-    """The content of a ``Beat``."""
     _check_pulse(pulse)
     return pb.Pulse(
         generation=pulse.generation,
@@ -322,7 +318,6 @@ def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
 
 
 def decode_pulse(message: pb.Pulse) -> Heartbeat:
-    """The content of a ``Beat``."""
     rounds = message.published_round, message.committed_round
     mean = Sha256(message.aggregate.hex()) if message.aggregate else None
     pulse = Heartbeat(message.generation, message.round, message.phase, message.progress, *rounds, mean)
@@ -340,7 +335,6 @@ def _check_pulse(pulse: Heartbeat) -> None:
 
 
 def encode_manifest_request(request: ArtifactRequest, *, wait_s: float) -> pb.ManifestRequest:
-    """The question of ``GetManifest``."""
     _check_request(request)
     return pb.ManifestRequest(
         kind=KIND[request.kind],
@@ -359,7 +353,6 @@ def decode_manifest_request(message: pb.ManifestRequest) -> tuple[ArtifactReques
 
 
 def encode_fetch_request(request: ArtifactRequest, *, sha256: Sha256, offset: int) -> pb.FetchRequest:
-    """The question of ``FetchArtifact``."""
     _check_request(request)
     return pb.FetchRequest(
         kind=KIND[request.kind],

@@ -26,15 +26,14 @@ EMPTY_NAMES = frozenset({"found", "made", "told"})
 EMPTY_NAMES_IN = frozenset(
     """
     models.moe models.resnet peer.api peer.audit.evidence_files peer.audit.folder_check peer.audit.verification
-    peer.classification peer.cli.check peer.cli.data peer.cli.demo peer.cli.egress peer.cli.evaluation
-    peer.cli.models peer.cli.rendering peer.cli.report peer.cli.scalars peer.cli.simulate
-    peer.config.site_folder peer.config.toml peer.core.global_test peer.core.global_test_memory peer.core.plan
-    peer.core.site_memory peer.core.state peer.daemon.dispatch peer.daemon.heartbeat peer.daemon.metrics
-    peer.daemon.service peer.daemon.startup peer.daemon.systemd_notify peer.data.adapters.dermoscopy
-    peer.data.adapters.digits peer.data.adapters.eeg peer.data.adapters.isic peer.data.adapters.ixi
-    peer.data.adapters.lidc peer.data.adapters.picture_files peer.data.adapters.polyp
-    peer.data.adapters.prepared_folder peer.data.adapters.tissue peer.data.datalist peer.data.survey
-    peer.demo.run peer.inference.export.equivalence peer.inference.export.graph peer.inference.export.load
+    peer.cli.check peer.cli.data peer.cli.demo peer.cli.egress peer.cli.models peer.cli.rendering
+    peer.cli.report peer.cli.scalars peer.cli.simulate peer.config.toml peer.core.global_test
+    peer.core.global_test_memory peer.core.plan peer.core.site_memory peer.core.state peer.daemon.dispatch
+    peer.daemon.metrics peer.daemon.service peer.data.adapters.dermoscopy peer.data.adapters.digits
+    peer.data.adapters.eeg peer.data.adapters.isic peer.data.adapters.ixi peer.data.adapters.lidc
+    peer.data.adapters.picture_files peer.data.adapters.polyp peer.data.adapters.prepared_folder
+    peer.data.adapters.tissue peer.data.datalist peer.data.survey peer.demo.run
+    peer.inference.export.equivalence peer.inference.export.graph peer.inference.export.load
     peer.inference.export.model_card peer.inference.export.monai_bundle peer.inference.export.process
     peer.inference.model_state peer.inference.notebook peer.inference.output_files peer.inference.predict
     peer.methods.dflmoe peer.methods.feddal peer.methods.mh_pflid peer.preflight.local peer.preflight.peers
@@ -47,11 +46,10 @@ EMPTY_NAMES_IN = frozenset(
     peer.research.report.panels peer.research.report.plotting peer.research.report.published
     peer.research.report.results peer.research.report.subgroups peer.research.report.table
     peer.research.report.tsne peer.research.report.write peer.research.runs peer.research.simulated_network
-    peer.research.simulation peer.research.statistics.bootstrap peer.research.sweep peer.tracking.scalars
-    peer.tracking.trackers peer.training.artifact peer.training.artifact_exchange peer.training.checkpoint
-    peer.training.data peer.training.images peer.training.loop peer.training.metrics peer.training.site_networks
-    peer.training.tensors peer.training.trainer peer.transport.bounds peer.transport.discovery
-    peer.transport.tls
+    peer.research.simulation peer.tracking.scalars peer.tracking.trackers peer.training.artifact
+    peer.training.artifact_exchange peer.training.checkpoint peer.training.data peer.training.images
+    peer.training.loop peer.training.site_networks peer.training.tensors peer.training.trainer
+    peer.transport.discovery
     """.split()  # noqa: SIM905
 )
 """Modules that still have such names. This list only shrinks."""

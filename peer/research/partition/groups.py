@@ -31,7 +31,6 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many entries it has."""
         return len(self.places)
 
     @property

@@ -77,7 +77,6 @@ class Resolution(PartitionRule):
     def divided(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
     ) -> list[Places]:
-        """All groups, for every site."""
         return [list(range(len(groups))) for _ in sites]
 
 
@@ -87,7 +86,6 @@ class Ratio(PartitionRule):
     shares: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Loose]
 
     def problems(self, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Shares that are not one a site, or do not add up."""
         if len(self.shares) != len(sites):
             yield "shares", f"there are {len(self.shares)} for {len(sites)} sites; give one each"
         elif abs(sum(self.shares) - 1) > SHARES_TOLERANCE:
@@ -96,7 +94,6 @@ class Ratio(PartitionRule):
     def divided(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
     ) -> list[Places]:
-        """Groups dealt by the shares."""
         return deal(groups, lambda count: [share * count for share in self.shares], draw)
 
 
@@ -129,7 +126,6 @@ class Equal(Sized):
     def divided(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
     ) -> list[Places]:
-        """Groups dealt evenly."""
         parts = deal(groups, lambda count: [count / len(sites)] * len(sites), draw)
         return _all_kept(self, groups, parts, sites, draw)
 
@@ -162,7 +158,6 @@ class Key(Sized):
     def divided(
         self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
     ) -> list[Places]:
-        """Groups where their entries say."""
         parts: dict[str, Places] = {site: [] for site in sites}
         foreign: Counter[str] = Counter()
         for place, group in enumerate(groups):
@@ -247,7 +242,6 @@ class Dirichlet(Skewed):
 
     @property
     def remedy(self) -> str:
-        """Larger shares for the poorest."""
         return "raise alpha"
 
     def drawn(self, groups: Sequence[Group], sites: int, draw: np.random.Generator) -> list[Places]:
@@ -277,7 +271,6 @@ class Shards(Skewed):
 
     @property
     def remedy(self) -> str:
-        """More of everything."""
         return "raise shards"
 
     def drawn(self, groups: Sequence[Group], sites: int, draw: np.random.Generator) -> list[Places]:

@@ -81,7 +81,6 @@ def _matrix(run: RunResult, metric: str, sites: Sequence[str]) -> Matrix:
 
 
 def _mean(matrices: Sequence[Matrix]) -> Matrix:
-    """Over the seeds of one fold."""
     if len(matrices) == 1:
         return matrices[0]
     return {

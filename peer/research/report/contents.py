@@ -40,14 +40,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter."""
-
     title: str
     parts: Sequence[Part]
 
     @property
     def anchor(self) -> str:
-        """For links to it."""
         return slug(self.title)
 
 
@@ -71,12 +68,10 @@ class ReportContents:
 
     @property
     def tables(self) -> list[Table]:
-        """All of them."""
         return [part for section in self.sections for part in section.parts if isinstance(part, Table)]
 
     @property
     def pictures(self) -> list[ReportFigure]:
-        """All of them."""
         return [part for section in self.sections for part in section.parts if isinstance(part, ReportFigure)]
 
 
@@ -115,7 +110,6 @@ class ReportSetting:
         return [next(run for run in runs if (run.fold, run.seed) == min(common)) for runs in ran.values()]
 
     def name(self, what: str) -> str:
-        """A file's stem."""
         return what + self.suffix
 
 
@@ -321,7 +315,6 @@ def _lead(results: Results) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    """What is not there."""
     there, wanted = len(results.runs), len(results.runs) + len(results.unfinished)
     found = [f"{there} of {wanted} runs are there."]
     if results.unfinished:

@@ -22,7 +22,6 @@ def sent(results: Results, setting: tuple[str, str]) -> dict[str, list[float]]:
 
 
 def traffic(results: Results, setting: tuple[str, str], *, name: str) -> Table:
-    """Bytes, steps and time by method."""
     rows = []
     links_a_site = len(results.sites(setting)) - 1
     for label in results.ran(setting):
@@ -88,7 +87,6 @@ def footprint(results: Results, setting: tuple[str, str], *, name: str) -> Table
 
 
 def samples(results: Results, partition: str, *, name: str) -> Table | None:
-    """How many samples each site of a partition has."""
     run = results.undivided(partition)
     if run is None:
         return None

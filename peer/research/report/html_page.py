@@ -16,7 +16,6 @@ LONG_ROWS = 20
 
 
 def written(book: ReportContents, *, version: str) -> str:
-    """The whole page."""
     style = Path(__file__).with_name("style.css").read_text("utf-8")
     missing = "".join(f"<p>{_text(line)}</p>" for line in book.missing)
     links = "".join(f'<a href="#{section.anchor}">{_text(section.title)}</a> ' for section in book.sections)

@@ -15,7 +15,6 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
 def written(book: ReportContents) -> str:
-    """The whole text."""
     lines = [f"# {_escaped(book.title)}", *map(_escaped, book.lead), " ".join(map(_escaped, book.missing))]
     for section in book.sections:
         lines.append(f"## {_escaped(section.title)}")

@@ -167,7 +167,6 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def finished(made: Figure, *, name: str, title: str, caption: str) -> ReportFigure:
-    """The figure as a picture; the same figure gives the same bytes."""
     out = io.StringIO()
     made.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()

@@ -36,18 +36,15 @@ class Published:
 
     @property
     def paper(self) -> str:
-        """Its short name."""
         return str(self.document["paper"])
 
     @property
     def source(self) -> str:
-        """Paper and table, for people."""
         table = str(self.document["table"])
         return f"{self.paper}, {table if table.startswith('§') else f'table {table}'}"
 
     @property
     def dataset(self) -> str:
-        """As the paper's table names it."""
         return str(self.document["dataset"])
 
     @property
@@ -67,11 +64,9 @@ class Published:
 
     @property
     def labels(self) -> list[str]:
-        """The rows' names."""
         return [str(row[0]) for row in self.document["rows"]]
 
     def has(self, metric: str) -> bool:
-        """Whether a test of this metric is in it."""
         return any(test in TESTS and found == metric for test, _, found in self.document["columns"])
 
     def sites(self, metric: str) -> list[str]:
@@ -92,7 +87,6 @@ class Published:
         return Cell()
 
     def table(self, name: str) -> Table:
-        """All of it, as printed."""
         columns = []
         for group, site, metric in self.document["columns"]:
             shown = unit(metric, self.unit) if metric else None
@@ -110,7 +104,6 @@ class Published:
         return Table(name, title, "row", tuple(columns), tuple(rows), notes)
 
     def remarks(self) -> list[str]:
-        """What does not agree in the paper."""
         return [
             str(remark["text"])
             for remark in _everything()["remarks"]
@@ -157,7 +150,6 @@ def plain(name: str) -> str:
 
 
 def printed(value: Any) -> Cell:
-    """A cell of ``published.json``."""
     if value is None:
         return Cell()
     if isinstance(value, str):
@@ -168,7 +160,6 @@ def printed(value: Any) -> Cell:
 
 
 def reference(paper: str) -> str:
-    """Where a paper was published."""
     return str(_everything()["papers"][paper])
 
 

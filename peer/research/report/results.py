@@ -31,17 +31,14 @@ class RunResult:
 
     @property
     def id(self) -> str:
-        """The folder's name."""
         return self.folder.name
 
     @property
     def method(self) -> str:
-        """The row's label."""
         return str(self.document["method"])
 
     @property
     def links(self) -> str:
-        """Name of what was lost."""
         return str(self.document["links"])
 
     @property
@@ -51,17 +48,14 @@ class RunResult:
 
     @property
     def fold(self) -> int:
-        """Which fold was tested on."""
         return int(self.document["fold"])
 
     @property
     def seed(self) -> int:
-        """Of partition and training."""
         return int(self.document["seed"])
 
     @property
     def sites(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is known of each site that took part."""
         sites: Mapping[str, Mapping[str, Any]] = self.document["sites"]
         return sites
 
@@ -147,21 +141,17 @@ class Results:
 
     @property
     def kind(self) -> str:
-        """Of the task."""
         return str(self.experiment["task"]["kind"])
 
     @property
     def metric(self) -> str:
-        """The figure by which the task is judged."""
         return str(self.experiment["metric"])
 
     @cached_property
     def methods(self) -> list[str]:
-        """The labels, in the order of the experiment's file."""
         return list(self.experiment["methods"])
 
     def method_of(self, label: str) -> str:
-        """The method behind a label."""
         return str(self.experiment["methods"].get(label, {}).get("method", label))
 
     @cached_property

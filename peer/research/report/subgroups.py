@@ -65,7 +65,6 @@ def gaps(results: Results, setting: tuple[str, str], shown: Unit, *, name: str) 
 
 
 def _areas(run: RunResult, key: str) -> dict[str, dict[str, float | None]]:
-    """By site the AUC of each group."""
     found = {}
     for site in run.sites:
         pair, samples = run.classified(site, site), run.samples.get(site, ())
@@ -109,7 +108,6 @@ def gains(results: Results, setting: tuple[str, str]) -> dict[str, dict[str, dic
 
 
 def table(gained: Mapping[str, Mapping[str, float | None]], *, key: str, against: str, name: str) -> Table:
-    """The numbers of the bars."""
     groups = dict.fromkeys(group for found in gained.values() for group in found)
     rows = [TableRow(group, tuple(Cell(found.get(group)) for found in gained.values())) for group in groups]
     note = (

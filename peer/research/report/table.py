@@ -76,7 +76,6 @@ class Cell:
     rank: int = 0
 
     def shown(self, digits: int) -> str:
-        """As a person reads it."""
         if self.text is not None:
             return self.text + self.mark
         if self.value is None:

@@ -61,8 +61,8 @@ def interval(
     draw = np.random.default_rng(derive("bootstrap", seed))
     drawn = draw.integers(len(numbers), size=(resamples, len(numbers)))
     counts = np.stack([np.bincount(chosen, minlength=len(numbers)) for chosen in drawn])[:, group]
-    found = statistic(counts)
-    values = found[np.isfinite(found)]
+    resampled = statistic(counts)
+    values = resampled[np.isfinite(resampled)]
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2]).tolist() if len(values) else (None, None)
     (whole,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
     return Interval(

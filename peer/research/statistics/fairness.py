@@ -34,7 +34,6 @@ class Gain:
 
     @property
     def gain(self) -> float | None:
-        """By how much the method is better."""
         return None if self.auc is None or self.baseline is None else self.auc - self.baseline
 
 

@@ -48,12 +48,10 @@ class ResultRow:
 
 
 def defined(value: float | None) -> TypeGuard[float]:
-    """Whether a value counts: it is there and finite."""
     return value is not None and math.isfinite(value)
 
 
 def average(values: Iterable[float | None]) -> Average:
-    """The mean of the values that are defined."""
     listed = list(values)
     kept = [value for value in listed if defined(value)]
     return Average(statistics.fmean(kept) if kept else None, len(kept), len(listed) - len(kept))
@@ -67,7 +65,6 @@ def combined(averages: Iterable[Average]) -> Average:
 
 
 def over_folds(averages: Sequence[Average]) -> Spread:
-    """Mean and standard deviation of one value a fold."""
     kept = [fold.value for fold in averages if fold.value is not None]
     mean = statistics.fmean(kept) if kept else None
     return Spread(
@@ -127,7 +124,6 @@ def _row(folds: Sequence[Matrix], cells: Mapping[str, Sequence[Average]]) -> Res
 
 
 def _sites(folds: Sequence[Matrix]) -> list[str]:
-    """The sites, the same in every fold."""
     if not folds:
         raise ValueError("there is no fold")
     sites = list(folds[0])
