@@ -13,6 +13,7 @@ from peer.cli import output, shared_options
 from peer.data.adapters import DATASETS, PUBLISHED
 from peer.data.datalist import CLASS_LABELS
 from peer.errors import DataError
+from peer.extras import missing_package
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -284,10 +285,8 @@ for _name in PUBLISHED:
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     try:
         module = importlib.import_module(DATASETS[name])
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"preparing {name} needs the Python package {error.name}", "run `pip install 'mhfl-peer[data]'`"
-        ) from error
+    except ImportError as error:
+        raise missing_package(error, f"`data prepare {name}`") from error
     document = {"folder": str(out), **module.prepare(out, **options)}
     output.emit(document, as_json=as_json, render=_published if name in PUBLISHED else _prepared)
 

@@ -23,6 +23,7 @@ from peer.daemon import startup
 from peer.data.adapters import DATASETS
 from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import STUDIES, DemoPreset, PresetSize
+from peer.extras import require_extra
 from peer.inference import model_state
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -55,6 +56,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     Raises:
         PeerError: something is missing, or a daemon ended badly.
     """
+    require_extra("data", "`demo`")
     started_s, study = time.monotonic(), STUDIES[name]
     watch(DemoProgress(f"preparing the data: {study.dataset}"))
     dataset = importlib.import_module(DATASETS[study.dataset])

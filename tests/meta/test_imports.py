@@ -28,6 +28,7 @@ LAYER = {
     "peer.daemon.fetcher": "daemon",
     "peer.daemon.service": "daemon",
     "peer.daemon.worker_process": "daemon",
+    "peer.inference.model_state": "operation",
     "peer.audit.verification": "operation",
     "peer.audit.folder_check": "operation",
     "peer.daemon.operator_service": "operation",
@@ -77,13 +78,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "notebook": frozenset({"core", "ground", "transport", "operation", "training"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
-    "training": frozenset({"core", "methods", "models", "spec", "losses", "peer.data.datalist"}),
+    "training": frozenset(
+        {"core", "methods", "models", "spec", "losses", "peer.data.datalist", "peer.errors", "peer.extras"}
+    ),
     "evaluation": frozenset(
         {"core", "ground", "datasets", "training", "methods", "models", "spec", "losses", "partition", "statistics"}
     ),
     "partition": frozenset({"peer.data.datalist", "peer.errors", "peer.config.toml", "peer.core.seeds"}),
     "statistics": frozenset({"peer.core.seeds"}),
-    "report": frozenset({"statistics", "peer", "peer.errors"}),
+    "report": frozenset({"statistics", "peer", "peer.errors", "peer.extras"}),
     "experiment": frozenset({"core", "ground", "datasets", "partition", "spec"}),
     "simulation": frozenset({"core", "ground", "experiment", "training", "methods", "models"}),
 }
