@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench node clean
+.PHONY: help demo test lint bench dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)
+
+dist: $(VENV)/.release ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
+	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))
 
 node: ## the packages of tests/node, with which make test also runs a client in another language
 	npm install --prefix tests/node --no-package-lock --no-audit --no-fund
@@ -55,7 +58,11 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,test]'
+	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,release,test]'
+	touch $@
+
+$(VENV)/.release: $(VENV)/.run
+	$(INSTALL) --no-build-isolation --editable '.[data,research,release]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.run

@@ -34,7 +34,7 @@ from peer.config.schema import SiteConfig as Configuration
 from peer.config.site_folder import SiteFolder, find_site, home_folder
 from peer.core import site_memory
 from peer.core.global_test_memory import evaluation_records
-from peer.errors import DaemonDown, DataError, ModelError, PeerError, StateError
+from peer.errors import DaemonDown, DataError, ModelError, PeerError
 from peer.records import reports
 from peer.records.journal import Journal
 
@@ -214,7 +214,7 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.pinned(lambda: self._standing(round)) as standing, self._named("the model"):
+        with model_state.trained(self.folder, round) as (_, standing), self._named("the model"):
             from peer.inference.notebook import model_of
 
             return model_of(standing.setting, standing.state, standing.sources)
@@ -246,7 +246,7 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.pinned(lambda: self._standing(round)) as standing, self._named("the prediction"):
+        with model_state.trained(self.folder, round) as (_, standing), self._named("the prediction"):
             from peer.inference.notebook import answers
 
             found = answers(self._trainer(standing, device), inputs)
@@ -269,44 +269,6 @@ class SiteHandle:
                 times_s = {row["round"]: row["time"] for row in rows if row["kind"] == "committed"}
                 records = site_memory.round_records((row["kind"], row["round"], row["body"]) for row in rows)
                 yield journal, [(record, times_s[record["round"]]) for record in records]
-
-    def _standing(self, round: int | None) -> ModelState:
-        """The state after a round, by the configuration that the site was trained with."""
-        from peer.config.schema import check_site
-        from peer.daemon import startup
-        from peer.inference import model_state
-
-        federation, config = (
-            FederationConfig.load(self.folder.federation_toml),
-            Configuration.load(self.folder.site_toml),
-        )
-        check_site(federation, config, self.folder.site)
-        problem = startup.changed(self.folder, federation, config)
-        if problem is not None:
-            raise problem
-        newest = model_state.standing(self.folder, federation, config)
-        if not newest.committed:
-            raise StateError(f"the model of {self.name} is untrained: no round is finished", "see `site.status()`")
-        return newest if round in (None, newest.committed) else self._earlier(newest, round)
-
-    def _earlier(self, newest: ModelState, round: int | None) -> ModelState:
-        """The state after a round that is not the newest one, if its checkpoint is still there."""
-        home = newest.journal.parent
-        with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
-            rows = list(journal.rows())
-        kept = {}
-        for place, (kind, number, body) in enumerate(rows):
-            if kind == "committed" and (home / "checkpoints" / body["state"] / "record.json").exists():
-                kept[number] = dataclasses.replace(
-                    newest, state=body["state"], sources=site_memory.used_sources(rows[: place + 1]), committed=number
-                )
-        if round not in kept:
-            there = ", ".join(map(str, sorted(kept)))
-            raise StateError(
-                f"the weights of {self.name} after round {round} are not kept (those after {there or 'none'} are)",
-                "name one of these, or leave `round` out for the newest",
-            )
-        return kept[round]
 
     def _trainer(self, standing: ModelState, device: str) -> Trainer:
         from peer.inference.notebook import trainer_of

@@ -35,10 +35,10 @@ class UsageError(PeerError):
 
 
 class ConfigError(PeerError):
-    """A key of federation.toml, site.toml or a draft is missing, unknown or wrong."""
+    """A key of federation.toml, site.toml or a draft is missing or wrong, or a Python package is not installed."""
 
     exit_code = 3
-    meaning = "a configuration file is missing or wrong"
+    meaning = "a configuration file is missing or wrong, or a Python package is missing"
     usual_remedy = "correct the key; deploy/examples explains each one"
 
 

@@ -14,6 +14,7 @@ from peer.cli import output, shared_options
 from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.errors import DataError
+from peer.extras import missing_package
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -266,10 +267,8 @@ def _installed_command(name: str) -> click.Command:
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     try:
         module = dataset_module(name)
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"preparing {name} needs the Python package {error.name}", "run `pip install 'mhfl-peer[data]'`"
-        ) from error
+    except ImportError as error:
+        raise missing_package(error, f"`data prepare {name}`") from error
     document = {"folder": str(out), **module.prepare(out, **options)}
     output.emit(document, as_json=as_json, render=_published if name in PUBLISHED else _prepared)
 

@@ -46,13 +46,12 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     mhfl-peer export --site europe --format onnx --out europe.onnx
     mhfl-peer export --site europe --format bundle --out europe --licence CC-BY-4.0
     """
-    from peer.cli.predict import trained
-    from peer.inference import release
+    from peer.inference import model_state, release
 
     if not licence.strip():
         raise UsageError("--licence is empty", "name one, or leave the option out")
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with trained(folder) as (federation, standing):
+    with model_state.tidied(), model_state.trained(folder) as (federation, standing):
         document = release.release(folder, federation, standing, form=form, out=out, licence=licence)
     output.emit(document, as_json=as_json, render=_picture)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,13 @@ import click
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
-from peer.errors import DataError, StateError, UsageError
+from peer.errors import DataError, UsageError
+from peer.extras import require_extra
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.config.schema import FederationConfig
     from peer.config.site_folder import SiteFolder
-    from peer.inference.model_state import ModelState
 
 PATH = click.Path(path_type=Path)
 TABLE = "predictions.csv"
@@ -81,7 +79,9 @@ def predict(
 
 
 def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
-    with trained(folder) as (federation, standing):
+    from peer.inference import model_state
+
+    with model_state.tidied(), model_state.trained(folder) as (federation, standing):
         task = federation.task
         classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
@@ -104,6 +104,8 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dic
             f"--model {model}: to open a .pt2 can run code that is in it",
             "give --sha256 as whoever exported it tells you, or use ONNX or a bundle",
         )
+    if model.suffix == ".onnx":
+        require_extra("export", f"--model {model}", ("onnxruntime",))
     _prepare(out, table=out.suffix == ".csv")
     answer = _asked({"model": str(model), "sha256": sha256}, inputs, out)
     classes = answer.pop("classes")
@@ -135,35 +137,6 @@ def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> di
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
     answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, what="the prediction")
     return answer
-
-
-@contextlib.contextmanager
-def trained(folder: SiteFolder) -> Iterator[tuple[FederationConfig, ModelState]]:
-    """The federation and a state of the site that has been trained, by the configuration that it was trained with.
-
-    No certificate is needed: nothing is sent. The state's files stay while this lasts, also if the daemon trains on.
-
-    Raises:
-        StateError: no round is finished, or the configuration is another now.
-    """
-    from peer.config.schema import FederationConfig, SiteConfig, check_site
-    from peer.daemon import startup
-    from peer.inference import model_state
-
-    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    check_site(federation, site, folder.site)
-    problem = startup.changed(folder, federation, site)
-    if problem is not None:
-        raise problem
-
-    def finished() -> ModelState:
-        standing = model_state.standing(folder, federation, site)
-        if not standing.committed:
-            raise StateError(f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`")
-        return standing
-
-    with model_state.tidied(), model_state.pinned(finished) as standing:
-        yield federation, standing
 
 
 def _csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:

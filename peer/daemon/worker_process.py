@@ -13,7 +13,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from peer.core import events, worker_protocol
@@ -32,7 +33,62 @@ NICEST = 19
 STOP_S = 10.0
 """A worker whose socket is closed, or that failed, ends by itself within a step; after this long it is killed."""
 LOG_BYTES_MAX = 10 << 20
+"""Of a worker's log; the one before it is kept."""
 TAIL_BYTES = 4096
+LOG_CHUNK_BYTES = 64 << 10
+LOG_END_S = 1.0
+"""A dead worker's last words are in the pipe; a process that it left behind may hold the pipe open for ever."""
+
+
+class WorkerLog:
+    """A worker's standard output and error, copied into a file that is put aside before it is over its limit.
+
+    The daemon copies, since a worker that has the file open would go on writing into the one that was put aside. A
+    thread does it, since the disk may be slow.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        if self._file.tell() > LOG_BYTES_MAX:
+            self._put_aside()
+        self._last = b""
+        reader, self._writer = os.pipe()
+        self._thread = threading.Thread(target=self._copy, args=(reader,), name="worker log", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def writer(self) -> Iterator[int]:
+        """The file descriptor for the worker, closed in this process afterwards."""
+        try:
+            yield self._writer
+        finally:
+            os.close(self._writer)
+
+    async def last_line(self) -> str:
+        """The last line that the worker wrote, once it has ended."""
+        await asyncio.to_thread(self._thread.join, LOG_END_S)
+        lines = self._last.decode(errors="replace").split("\n")
+        return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
+
+    def _copy(self, reader: int) -> None:
+        with open(reader, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(LOG_CHUNK_BYTES):
+                self._last = (self._last + chunk)[-TAIL_BYTES:]
+                with contextlib.suppress(OSError):  # a full disk must not hold up the worker
+                    if self._file.tell() + len(chunk) > LOG_BYTES_MAX:
+                        self._put_aside()
+                    self._file.write(chunk)
+        self._file.close()
+
+    def _put_aside(self) -> None:
+        self._path.replace(self._path.with_suffix(".log.1"))
+        fresh = self._path.open("ab", buffering=0)
+        self._file.close()
+        self._file = fresh
 
 
 class WorkerProcess:
@@ -67,7 +123,6 @@ class WorkerProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
         self._order: Command | None = None
-        self._log_began = 0
         self._closing = False
 
     @property
@@ -98,22 +153,21 @@ class WorkerProcess:
             await self._watch
 
     async def _start(self) -> asyncio.StreamWriter:
-        if self._log_path.exists() and self._log_path.stat().st_size > LOG_BYTES_MAX:
-            self._log_path.replace(self._log_path.with_suffix(".log.1"))
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as until_it_runs:
             until_it_runs.enter_context(ours)
-            with theirs, self._log_path.open("ab") as output:
-                self._log_began = output.tell()
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    *("--fd", str(theirs.fileno())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
+            with theirs:
+                worker_log = WorkerLog(self._log_path)
+                with worker_log.writer() as output:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        *("--fd", str(theirs.fileno())),
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=(theirs.fileno(),),
+                        start_new_session=True,
+                    )
             until_it_runs.pop_all()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is dead, or the daemon is nicer already
             os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
@@ -121,11 +175,15 @@ class WorkerProcess:
         writer.write(worker_protocol.encode(self._setting))
         log.info("worker started", extra={"pid": process.pid})
         self._process, self._writer = process, writer
-        self._watch = asyncio.create_task(self._listen(reader, writer, process), name="worker")
+        self._watch = asyncio.create_task(self._listen(reader, writer, process, worker_log), name="worker")
         return writer
 
     async def _listen(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        process: asyncio.subprocess.Process,
+        worker_log: WorkerLog,
     ) -> None:
         """Pass on what the worker says until it ends. That it failed is told last, when the next one can be started."""
         failure: events.WorkFailed | None = None
@@ -145,13 +203,14 @@ class WorkerProcess:
                 process.kill()
         writer.transport.abort()
         code = await self._end(process)
+        last_line = await worker_log.last_line()
         self._process, self._writer = None, None
         if self._closing:
             return
         if failure is not None:
             self._report(self._about_order(failure.fault, failure.reason))
             return
-        reason = problem or f"the worker ended with {describe_exit(code)}: {self._tail()}"
+        reason = problem or f"the worker ended with {describe_exit(code)}: {last_line}"
         log.error("worker died", extra={"reason": reason})
         self._report(self._about_order("crash", reason))
 
@@ -168,17 +227,6 @@ class WorkerProcess:
         """The failure of the order in hand, also when the worker did not get as far as reading it."""
         order = self._order
         return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
-
-    def _tail(self) -> str:
-        """The last line that this worker wrote."""
-        try:
-            with self._log_path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_began, size - TAIL_BYTES))
-                lines = file.read().decode(errors="replace").split("\n")
-        except OSError as error:
-            return f"its log cannot be read: {error}"
-        return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
 
 
 class EvaluationProcess:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
+from peer.extras import missing_package
 
 Shape: TypeAlias = tuple[int, ...]
 Found: TypeAlias = tuple[Shape, Callable[[], NDArray[Any]]]
@@ -91,6 +92,7 @@ def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple
 
     Raises:
         ValueError: it cannot be read, or with ``whole`` a value is not finite.
+        ConfigError: the package that reads it is not installed.
     """
     ending = _ending(path)
     try:
@@ -101,6 +103,8 @@ def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple
     except KeyError:
         known = ", ".join(filter(None, [*READERS, *ARRAYS]))
         raise ValueError(f"has the ending {path.suffix!r}, none of {known}") from None
+    except ImportError as error:
+        raise missing_package(error, f"reading {path.name}") from error
     except Exception as error:  # every format has its own ways to be broken
         raise ValueError(str(error) or type(error).__name__) from error
     return tuple(int(size) for size in shape), values

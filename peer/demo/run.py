@@ -25,6 +25,7 @@ from peer.data.adapters import DATASETS
 from peer.data.adapters.prepared_folder import DATALIST, REGIONS
 from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import PresetSize, networks, study
+from peer.extras import require_extra
 from peer.inference import model_state
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -59,6 +60,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     Raises:
         PeerError: something is missing, or a daemon ended badly.
     """
+    require_extra("data", "`demo`")
     started_s, experiment = time.monotonic(), study(name, size)
     data = experiment.data
     watch(DemoProgress(f"preparing the data: {data.dataset}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder
 from peer.core import site_memory
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting, to_json
+from peer.daemon import startup
 from peer.records.journal import Journal
 
 TRIES = 5
 """A daemon with rounds of seconds may delete a state once while it is taken, hardly five times."""
+
+HELD = "held"
+"""The folder in a site's folder with the states that processes beside the daemon use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,61 @@ def _state(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple
 
 
 @contextlib.contextmanager
+def trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[FederationConfig, ModelState]]:
+    """The federation and a state of the site that has been trained, by the configuration that it was trained with.
+
+    No certificate is needed: nothing is sent. The state's files stay while this lasts, also if the daemon trains on.
+
+    Args:
+        folder: of the site.
+        round: the one after which the state was finished; default: the newest.
+
+    Raises:
+        StateError: no round is finished, that round's weights are not kept, or the configuration is another now.
+    """
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    check_site(federation, site, folder.site)
+    problem = startup.changed(folder, federation, site)
+    if problem is not None:
+        raise problem
+
+    def finished() -> ModelState:
+        newest = standing(folder, federation, site)
+        if not newest.committed:
+            raise errors.StateError(
+                f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`"
+            )
+        return newest if round in (None, newest.committed) else _earlier(newest, round)
+
+    with pinned(finished) as state:
+        yield federation, state
+
+
+def _earlier(newest: ModelState, round: int | None) -> ModelState:
+    """The state after a round that is not the newest one, if its checkpoint is still there."""
+    home = newest.journal.parent
+    with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
+        rows = list(journal.rows())
+    kept = {}
+    for place, (kind, number, body) in enumerate(rows):
+        if kind == "committed" and (home / "checkpoints" / body["state"] / "record.json").exists():
+            sources = site_memory.used_sources(rows[: place + 1])
+            kept[number] = dataclasses.replace(newest, state=body["state"], sources=sources, committed=number)
+    if round not in kept:
+        there = ", ".join(map(str, sorted(kept)))
+        raise errors.StateError(
+            f"the weights of {newest.setting.site_name} after round {round} are not kept "
+            f"(those after {there or 'none'} are)",
+            "name one of these, or the newest",
+        )
+    return kept[round]
+
+
+@contextlib.contextmanager
 def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
     """A standing whose files stay while this lasts, in a folder of its own; a daemon that trains on deletes them.
+
+    The folder is in that of the site, so that links take no space.
 
     Args:
         look: tells the standing; asked again where its files are gone by the time that they were to be taken.
@@ -93,18 +151,51 @@ def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
     """
     for _ in range(TRIES):
         found = look()
-        with tempfile.TemporaryDirectory(prefix="mhfl-state-") as folder:
+        with _private_folder(Path(found.setting.base_folder)) as folder:
             try:
-                _take(Path(found.setting.home), Path(folder), found)
+                _take(Path(found.setting.home), folder, found)
             except FileNotFoundError as error:
                 missing = error.filename
                 continue
             if look().state != found.state:  # what the round had received may have been deleted before it was taken
                 missing = f"what {found.state!r} had received"
                 continue
-            yield dataclasses.replace(found, setting=dataclasses.replace(found.setting, home=folder))
+            yield dataclasses.replace(found, setting=dataclasses.replace(found.setting, home=str(folder)))
             return
     raise errors.StateError(f"{missing} is not there", "restore the whole folder from one backup of this site")
+
+
+@contextlib.contextmanager
+def _private_folder(base: Path) -> Iterator[Path]:
+    """A new folder under ``HELD``, or in the temporary one where this user may not write to the site's.
+
+    This process locks it: folders that nobody locks are those of killed processes, and are deleted.
+    """
+    parent = base / HELD
+    with contextlib.ExitStack() as stack:
+        try:
+            parent.mkdir(mode=0o700, exist_ok=True)
+            with _locked(parent, wait=True):  # nobody may delete a folder between its making and its lock
+                for left in parent.iterdir():
+                    with contextlib.suppress(OSError), _locked(left):
+                        shutil.rmtree(left)
+                folder = Path(tempfile.mkdtemp(dir=parent))
+                stack.enter_context(_locked(folder))
+        except OSError:
+            folder = Path(tempfile.mkdtemp(prefix="mhfl-state-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _take(home: Path, copy: Path, found: ModelState) -> None:

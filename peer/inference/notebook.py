@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting
 from peer.inference import output_files
 from peer.inference.export.predictor import Predictor, taken_from
-from peer.inference.predict import PredictionInput, apart, classes, in_unit_range, items, reading
+from peer.inference.predict import PredictionInput, classes, files, in_unit_range, items, predict_image, reading
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 
@@ -28,21 +29,21 @@ def model_of(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) ->
     """What the site predicts with in a finished state: on the CPU, in evaluation mode, its weights its own.
 
     Args:
-        setting: of the site; its home is read, and nothing in it is written.
+        setting: of the site; its home is the copy that :func:`peer.inference.model_state.held` made.
         state: the checkpoint.
         sources: what its round had received.
 
     Raises:
         WorkError: the state is not there or does not fit, or the method predicts with what no one module can hold.
     """
-    with undisturbed(), apart(setting, state) as own:
-        return taken_from(Trainer(own), state, sources)[0]
+    with undisturbed():
+        return taken_from(Trainer(setting), state, sources)[0]
 
 
 def trainer_of(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
     """A trainer that holds a finished state, ready to predict and for nothing else; see ``model_of``."""
-    with undisturbed(), apart(setting, state) as own:
-        trainer = Trainer(own)
+    with undisturbed():
+        trainer = Trainer(setting)
         trainer.hold(state, sources)
         return trainer
 
@@ -60,17 +61,19 @@ def answers(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
         array ``(*space)`` on the image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
     """
     recipe = trainer.recipe
-    read, finish = reading(recipe.task, recipe.data)
+    read, _ = reading(recipe.task, recipe.data)
+
+    def load(source: PredictionInput | Tensor) -> Tensor:
+        return read(files(source)) if isinstance(source, PredictionInput) else _array(source, recipe)
+
     found = []
     with undisturbed():
         for name, source in _images(inputs, recipe):
-            try:
-                image = read(_files(source)) if isinstance(source, PredictionInput) else _array(source, recipe)
-                prediction = trainer.predict(finish(image)[None])[0]
-            except Exception as error:  # whatever a reader raises, or memory that is too small for this one
-                found.append({"file": name, "problem": " ".join((str(error) or repr(error)).split())})
-                continue
-            found.append({"file": name, "problem": "", **_answer(prediction, image, recipe)})
+            prediction = predict_image(trainer, partial(load, source))
+            if isinstance(prediction, str):
+                found.append({"file": name, "problem": prediction})
+            else:
+                found.append({"file": name, "problem": "", **_answer(*prediction, recipe)})
     return found
 
 
@@ -104,15 +107,6 @@ def _images(inputs: Sequence[Input], recipe: TrainingSettings) -> Iterator[tuple
             yield str(place), torch.as_tensor(source)
 
 
-def _files(item: PredictionInput) -> tuple[Path, ...]:
-    if item.problem:
-        raise ValueError(item.problem)
-    for path in item.images:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist")
-    return item.images
-
-
 def _array(values: Tensor, recipe: TrainingSettings) -> Tensor:
     """An array as a file would have been read, float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
     task = recipe.task
@@ -127,7 +121,7 @@ def _array(values: Tensor, recipe: TrainingSettings) -> Tensor:
     return in_unit_range(image) if task.kind == "super_resolution" else image
 
 
-def _answer(prediction: Tensor, image: Tensor, recipe: TrainingSettings) -> dict[str, Any]:
+def _answer(image: Tensor, prediction: Tensor, recipe: TrainingSettings) -> dict[str, Any]:
     kind = recipe.task.kind
     if kind in CLASSIFYING:
         found = classes(prediction)

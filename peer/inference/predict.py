@@ -8,13 +8,12 @@ for it. Nothing in the site's folder is written.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,22 +66,26 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
         OSError: a result cannot be written.
     """
     task = model.recipe.task
-    read, finish = reading(task, model.recipe.data)
+    read, _ = reading(task, model.recipe.data)
+
+    def load(item: PredictionInput) -> Tensor:
+        return read(files(item))
+
     channels = task.classes if task.kind == "super_resolution" else 1
     predictions: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     taken: dict[Path, str] = {}
     for item in list(items(inputs, model.recipe.data)):  # before the first result is written: it is no input
-        try:
-            _check(item)
-            target = output_files.target(out / item.place, channels=channels)
-            if target in taken:
-                raise ValueError(f"its result would replace that of {taken[target]}; predict it by itself")
-            image = read(item.images)
-            prediction = model.predict(finish(image)[None])[0]
-        except Exception as error:  # whatever a reader raises, or memory that is too small for this one
-            skipped.append({"file": item.name, "reason": " ".join((str(error) or repr(error)).split())})
+        target = out if item.problem else output_files.target(out / item.place, channels=channels)
+        if target in taken:
+            reason = f"its result would replace that of {taken[target]}; predict it by itself"
+            skipped.append({"file": item.name, "reason": reason})
             continue
+        found = predict_image(model, partial(load, item))
+        if isinstance(found, str):
+            skipped.append({"file": item.name, "reason": found})
+            continue
+        image, prediction = found
         if task.kind in CLASSIFYING:
             answer = classes(prediction)
         else:
@@ -154,13 +157,30 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
         yield PredictionInput(names[0], tuple(root / name for name in names), first if inside else Path(first.name))
 
 
-def _check(item: PredictionInput) -> None:
-    """``ValueError`` where the item is none, or a file of it is not there."""
+def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | str:
+    """The image on its own grid and the prediction for it; or, in words, why there is none.
+
+    Raises:
+        ConfigurationError: no image can be predicted here.
+    """
+    _, finish = reading(model.recipe.task, model.recipe.data)
+    try:
+        image = load()
+        return image, model.predict(finish(image)[None])[0]
+    except UnusableConfigurationError:
+        raise
+    except Exception as error:  # whatever a reader raises, or memory that is too small for this one
+        return " ".join((str(error) or repr(error)).split())
+
+
+def files(item: PredictionInput) -> tuple[Path, ...]:
+    """The item's files; ``ValueError`` where it is no image, or one of them is not there."""
     if item.problem:
         raise ValueError(item.problem)
     for path in item.images:
         if not path.exists():
             raise ValueError(f"{path} does not exist")
+    return item.images
 
 
 def reading(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
@@ -190,21 +210,6 @@ def classes(logits: Tensor) -> dict[str, Any]:
     return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
 
 
-@contextlib.contextmanager
-def apart(setting: WorkerSetting, state: str) -> Iterator[WorkerSetting]:
-    """The setting with a home of its own that links to one checkpoint and to the artifacts of the site's.
-
-    A worker may be training there: it owns the folder, and what is half written in it.
-    """
-    with tempfile.TemporaryDirectory(prefix="mhfl-predict-") as folder:
-        there, here = Path(setting.home), Path(folder)
-        checkpoint = here / "checkpoints" / state
-        checkpoint.parent.mkdir(parents=True)
-        checkpoint.symlink_to(there / "checkpoints" / state)
-        (here / "artifacts").symlink_to(there / "artifacts")
-        yield dataclasses.replace(setting, home=folder)
-
-
 def main() -> None:
     """Answer a request for predictions of ``inputs`` into ``out``.
 
@@ -232,11 +237,9 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
 
 
 def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
-    state, sources = str(request["state"]), from_json(tuple[Source, ...], request["sources"])
-    with apart(from_json(WorkerSetting, request["setting"]), state) as setting:
-        trainer = Trainer(setting)
-        trainer.hold(state, sources)
-        return predict(trainer, inputs, out)
+    trainer = Trainer(from_json(WorkerSetting, request["setting"]))
+    trainer.hold(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
+    return predict(trainer, inputs, out)
 
 
 if __name__ == "__main__":

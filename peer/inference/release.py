@@ -22,6 +22,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.worker_protocol import to_json
+from peer.extras import require_extra
 from peer.files import sync_folder
 from peer.inference import model_state
 from peer.inference.model_state import ModelState
@@ -70,11 +71,14 @@ def release(
 
     Raises:
         UsageError: the name's ending is not the form's.
+        ConfigError: a package of the extra ``export`` is not installed.
         StateError: the file or its card is there already.
         WorkerFailed: it cannot be exported so, or it computes something else; the message has the reason.
         DiskError: it cannot be written.
     """
     _check_name(form, out)
+    if form == "onnx":
+        require_extra("export", "`export --format onnx`")
     site_folder.must_be_new(out)
     card = out / BUNDLE_CARD if form == "bundle" else out.with_name(out.name + CARD_ENDING)
     site_folder.must_be_new(card)

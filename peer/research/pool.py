@@ -14,6 +14,7 @@ from typing import Any
 from peer.data.adapters import PUBLISHED, dataset_module
 from peer.data.datalist import SPLITS
 from peer.errors import DataError, StateError
+from peer.extras import missing_package
 from peer.research.experiment import Experiment
 from peer.research.partition.groups import SUBJECT, image_names
 
@@ -100,7 +101,10 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
         raise StateError(f"{folder} holds something that was not prepared to its end", "delete it and run it again")
     if data.dataset in PUBLISHED and source is None:
         raise DataError(f"{experiment.where}: {data.dataset} is not shipped", "say with --data where it was unpacked")
-    module = dataset_module(data.dataset)
+    try:
+        module = dataset_module(data.dataset)
+    except ImportError as error:
+        raise missing_package(error, f"{experiment.where}: [data] {data.dataset}") from error
     options: dict[str, Any] = dict(data.options)
     if source is not None:
         options["source"] = source

@@ -20,7 +20,8 @@ from typing import Any
 
 from peer import __version__
 from peer.config.site_folder import write_atomically
-from peer.errors import PeerError, StateError, UsageError, WorkerFailed
+from peer.errors import PeerError, StateError, WorkerFailed
+from peer.extras import require_extra
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
 from peer.research.result_files import FORMAT
@@ -62,6 +63,7 @@ def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None)
     Raises:
         PeerError: something is wrong; nothing was trained.
     """
+    require_extra("research", "`simulate`")
     folder.mkdir(parents=True, exist_ok=True)
     document = _document(experiment)
     path = folder / EXPERIMENT
@@ -112,13 +114,8 @@ def sweep(all_runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch
 
 
 def _carry_out(waiting: Sequence[Run], jobs: int, keep: bool, progress: SweepProgress) -> None:
-    try:
-        joblib = importlib.import_module("joblib")
-        killed = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
-    except ImportError:
-        raise UsageError(
-            "the package joblib is not installed", "install mhfl-peer[research] into this environment"
-        ) from None
+    joblib = importlib.import_module("joblib")
+    killed = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
     results = joblib.Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")(
         joblib.delayed(carry_out)(run.folder, keep) for run in waiting
     )

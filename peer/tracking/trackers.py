@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer.errors import DiskError, StateError, UsageError
+from peer.extras import require_extra
 from peer.records.journal import storage
 from peer.tracking.scalars import GenerationScalars, Place, Scalar
 
@@ -37,13 +38,14 @@ class TensorBoard:
     """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each generation.
 
     Raises:
-        UsageError: the package is not installed.
+        ConfigError: the package is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
-        with _installed("tensorboard"):
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer import event_file_writer
+        require_extra("scalars", "--tensorboard", ("tensorboard",))
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer import event_file_writer
+
         self._event, self._summary, self._writer = event_pb2.Event, summary_pb2.Summary, event_file_writer
         self._folder = folder
         self._written: dict[Path, set[Place]] = {}
@@ -96,13 +98,14 @@ class MLflow:
         database: the file; see the function of that name.
 
     Raises:
-        UsageError: the package is not installed.
+        ConfigError: the package is not installed.
         StateError: MLflow cannot use the file.
     """
 
     def __init__(self, database: Path) -> None:
+        require_extra("scalars", "--mlflow", ("mlflow", "alembic", "sqlalchemy"))
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read at the import: it would tell MLflow's makers of each use
-        with _installed("mlflow"), _quiet():
+        with _quiet():
             from mlflow import MlflowClient, entities
             from mlflow.exceptions import MlflowException
             from sqlalchemy.exc import SQLAlchemyError
@@ -191,16 +194,6 @@ def database(uri: str) -> Path:
     with storage(path), contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # MLflow would try for minutes to write what cannot be written
     return path
-
-
-@contextlib.contextmanager
-def _installed(package: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--{package} needs {error.name}, which is not installed", "run `pip install 'mhfl-peer[scalars]'`"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from peer.data.datalist import Sample, inspect_datalist, named
 from peer.files import clear_unfinished, write_file
 from peer.methods.method import Batch
 from peer.training.augmentation import affine_maps, warp, warp_targets
-from peer.training.errors import UnusableDataError
+from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.images import load_regions
 from peer.training.settings import AugmentationSettings, TrainingSettings
 from peer.training.targets import Example, Reading, reading_of
@@ -66,6 +66,8 @@ class DataSplit:
         for index in indices:
             try:
                 image, target = self.load(index)
+            except UnusableConfigurationError:
+                raise
             except Exception as error:
                 raise UnusableDataError(
                     f"sample {self.samples[index].name} was readable and is not now: {error}"
@@ -185,6 +187,8 @@ def _split(
         pulse()
         try:
             example = read(sample)
+        except UnusableConfigurationError:
+            raise
         except Exception as error:
             logger.warning("sample unreadable: image=%s reason=%s", sample.name, " ".join(str(error).split()))
             unreadable.append(sample.name)

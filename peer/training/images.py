@@ -14,7 +14,8 @@ from monai.data.image_reader import ImageReader, NibabelReader, PILReader, Pydic
 from monai.transforms import EnsureChannelFirst, NormalizeIntensity, ScaleIntensity
 from torch import Tensor
 
-from peer.training.errors import UnusableDataError
+from peer.extras import missing_package
+from peer.training.errors import UnusableConfigurationError, UnusableDataError
 
 READERS: dict[str, type[ImageReader]] = {
     ".nii": NibabelReader,
@@ -88,6 +89,8 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
 def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool = False) -> Tensor:
     """One file as float32 ``(c, *space)``; whatever its reader cannot make of it raises.
 
+    ``UnusableConfigurationError`` is about this installation, not about the file.
+
     Args:
         path: the file.
         spatial_dims: of the task.
@@ -101,8 +104,11 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
     else:
         if ending not in READERS:
             raise ValueError(f"has the ending {ending!r}, none of {', '.join([*ARRAYS, *filter(None, READERS)])}")
-        reader = READERS[ending]()
-        array, meta = reader.get_data(reader.read(str(path)))
+        try:
+            reader = READERS[ending]()
+            array, meta = reader.get_data(reader.read(str(path)))
+        except ImportError as error:
+            raise UnusableConfigurationError(str(missing_package(error, f"reading {path.name}"))) from error
         byte = unit and isinstance(reader, PILReader) and array.dtype == np.uint8
         image = _plain(EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta))
         image = image / BYTE_MAX if byte else image
@@ -140,6 +146,8 @@ def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
                 raise ValueError(f"a label map has one channel, not {labels.shape[0]}")
             present = torch.unique(labels)
             masks = (labels == present[present != 0].reshape(-1, *[1] * len(input_size))).float()
+    except UnusableConfigurationError:
+        raise
     except Exception as error:
         raise UnusableDataError(f"[data] regions {path} cannot be read: {error}") from error
     if masks.ndim != len(input_size) + 1 or not masks.numel():

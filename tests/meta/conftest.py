@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -55,6 +59,48 @@ def modules() -> list[Module]:
         for path in sorted((ROOT / package).rglob("*.py"))
         if not GENERATED.search(path.name)
     ]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """A wheel and an sdist."""
+
+    wheel: Path
+    sdist: Path
+
+
+EPOCH = 1_700_000_000
+
+
+@pytest.fixture(scope="session")
+def release() -> ModuleType:
+    """The module of ``make dist``."""
+    spec = importlib.util.spec_from_file_location("deploy_release", ROOT / "deploy" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def build(release: ModuleType, files: list[Path]) -> Callable[[Path], Distributions]:
+    """Builds a copy that holds the repository's files only, in a folder that is not there yet."""
+
+    def build(folder: Path) -> Distributions:
+        for path in files:
+            (folder / "source" / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, folder / "source" / path)
+        (folder / "out").mkdir()
+        return Distributions(*release.distributions(folder / "source", folder / "out", EPOCH))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def distributions(build: Callable[[Path], Distributions], tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """Wheel and sdist of the repository's files."""
+    return build(tmp_path_factory.mktemp("distributions") / "one")
 
 
 def dotted(path: Path) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 PACKAGES = ("losses", "models", "peer")
+BESIDE = ("deploy", "proto", "requirements", "tests")
+"""What the sdist has beside the packages."""
 
 
 def pip(*arguments: str | Path) -> None:
@@ -21,20 +22,8 @@ def pip(*arguments: str | Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
-@pytest.fixture(scope="module")
-def wheel(root: Path, files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy that holds the repository's files only."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
-    for path in files:
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / path, source / path)
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", built, source)
-    (wheel,) = built.glob("*.whl")
-    return wheel
-
-
-def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path, files: list[Path]) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_the_wheel_holds_the_three_packages_and_nothing_else(distributions: Any, files: list[Path]) -> None:
+    with zipfile.ZipFile(distributions.wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
         licenses = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
     assert shipped == {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
@@ -43,9 +32,17 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: Path, files:
     assert licenses
 
 
-def test_the_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
+def test_the_sdist_holds_what_the_release_is_built_and_tested_from(distributions: Any, files: list[Path]) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    assert shipped >= {path.as_posix() for path in files if path.parts[0] in BESIDE}
+    assert shipped >= {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
+    assert shipped >= {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
+
+
+def test_the_installed_wheel_runs(distributions: Any, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", target, wheel)
+    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", target, distributions.wheel)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     where = "import losses, models, peer; print(*(p.__file__ for p in (losses, models, peer)), sep='\\n')"
     imported = subprocess.run(

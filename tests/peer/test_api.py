@@ -24,7 +24,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
 from peer.inference import model_state
 from peer.inference.notebook import undisturbed
-from peer.inference.predict import apart, predict
+from peer.inference.predict import predict
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.training.trainer import INITIAL, Trainer
@@ -228,10 +228,9 @@ def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFed
 
 # --- the model -------------------------------------------------------------------------------------------------------
 def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, tmp_path: Path) -> None:
-    config = Configuration.load(site.folder.site_toml)
-    standing = model_state.standing(site.folder, site.federation, config)
-    with undisturbed(), apart(standing.setting, standing.state) as own:
-        trainer = Trainer(own)
+    config = site.config
+    with undisturbed(), model_state.trained(site.folder) as (_, standing):
+        trainer = Trainer(standing.setting)
         trainer.hold(standing.state, standing.sources)
         theirs = predict(trainer, [Path(config.data.datalist)], tmp_path)["predictions"]
     folder = Path(config.data.datalist).parent

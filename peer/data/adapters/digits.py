@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from peer.data.adapters import prepared_folder
-from peer.errors import DataError
+from peer.extras import require_extra
 
 LEVEL_MAX = 16.0
 """Grey levels of a pixel."""
@@ -29,14 +29,13 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
         The summary.
 
     Raises:
-        DataError: scikit-learn is not installed.
+        ConfigError: scikit-learn is not installed.
         StateError: ``out`` is not empty.
         DiskError: ``out`` cannot be made.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError("the package scikit-learn, which holds the digits, is not installed", "install it") from None
+    require_extra("research", "`data prepare digits`", ("sklearn",))
+    from sklearn.datasets import load_digits
+
     prepared_folder.make_empty(out)
     found = load_digits()
     (out / "images").mkdir()

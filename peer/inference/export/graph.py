@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import logging
@@ -15,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from peer.errors import ConfigError
+from peer.extras import require_extra
 from peer.training.errors import UnusableConfigurationError
 
 INPUT, PROBABILITIES, ENLARGED = "image", "probabilities", "enlarged"
@@ -100,7 +101,7 @@ def onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
         ConfigurationError: ONNX lacks one of its operators, the file would be over the 2 GiB that one can hold, or the
             packages that write it are not installed.
     """
-    _needed("onnx", "onnxscript")
+    _require("onnx", "onnxscript")
     try:
         with quiet(), torch.no_grad():
             made = torch.onnx.export(
@@ -140,7 +141,7 @@ def run_onnx(content: bytes) -> tuple[Run, str]:
         ConfigurationError: onnxruntime is not installed.
         Exception: whatever onnxruntime finds wrong with the file.
     """
-    _needed("onnxruntime")
+    _require("onnxruntime")
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
@@ -172,11 +173,12 @@ def _free_axes(program: ExportedProgram) -> dict[int, str]:
     return {axis: names[axis] for axis, size in enumerate(shape) if not isinstance(size, int)}
 
 
-def _needed(*packages: str) -> None:
+def _require(*modules: str) -> None:
     """``UnusableConfigurationError`` unless they are installed, before minutes are spent."""
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise UnusableConfigurationError(f"{package} is not installed: pip install 'mhfl-peer[export]'")
+    try:
+        require_extra("export", "ONNX", modules)
+    except ConfigError as error:
+        raise UnusableConfigurationError(str(error)) from error
 
 
 def _texts(card: Mapping[str, Any]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from peer.inference.export import graph, model_card, monai_bundle
 from peer.inference.export.equivalence import Run, Samples, compared, judged, samples_of
 from peer.inference.export.load import digest
 from peer.inference.export.predictor import Predictor, Shares, taken_from
-from peer.inference.predict import apart, reading
+from peer.inference.predict import reading
 from peer.training.errors import UnusableConfigurationError, reason_of
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
@@ -197,12 +197,9 @@ def main() -> None:
     request: Any = json.load(sys.stdin)
     state, out = str(request["state"]), Path(request["out"])
     try:
-        with (
-            contextlib.redirect_stdout(sys.stderr),
-            apart(from_json(WorkerSetting, request["setting"]), state) as setting,
-        ):
+        with contextlib.redirect_stdout(sys.stderr):
             made = export(
-                Trainer(in_float32(setting)),
+                Trainer(in_float32(from_json(WorkerSetting, request["setting"]))),
                 state,
                 from_json(tuple[Source, ...], request["sources"]),
                 form=str(request["form"]),

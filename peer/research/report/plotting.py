@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from peer.errors import UsageError
 from peer.research.result_files import CENTRALISED
 
 if TYPE_CHECKING:
@@ -96,18 +95,6 @@ def styles(labels: Mapping[str, str]) -> dict[str, Style]:
         taken.add(colour)
         found[label] = Style(colour, MARKERS[index % len(MARKERS)])
     return found
-
-
-def available() -> None:
-    """``UsageError`` where the libraries of a report are not installed."""
-    try:
-        import matplotlib  # noqa: F401
-        import scipy  # noqa: F401
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"`report` needs {error.name}, which is not installed", "install mhfl-peer[research] into this environment"
-        ) from error
 
 
 @contextmanager

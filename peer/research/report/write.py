@@ -8,7 +8,8 @@ from typing import Any
 
 from peer import __version__
 from peer.errors import DiskError
-from peer.research.report import comparison, contents, html_page, markdown, plotting
+from peer.extras import require_extra
+from peer.research.report import comparison, contents, html_page, markdown
 from peer.research.report.results import Results, read
 
 PAGE, TEXT = "index.html", "report.md"
@@ -33,11 +34,12 @@ def report(
         Where the files are, what is missing, and the main tables as numbers.
 
     Raises:
-        UsageError: the source holds no experiment, or a library that draws is not installed.
+        UsageError: the source holds no experiment.
+        ConfigError: a package of the extra ``research`` is not installed.
         StateError: it is of another format, damaged, or no run has finished.
         DiskError: the folder cannot be written.
     """
-    plotting.available()
+    require_extra("research", "`report`")
     results = read(source)
     written = contents.made(results, resamples=resamples, progress=progress)
     files = {Path(PAGE): html_page.written(written, version=__version__), Path(TEXT): markdown.written(written)}

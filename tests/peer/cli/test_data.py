@@ -14,7 +14,7 @@ from PIL import Image
 from peer.cli import main
 from peer.cli.data import COMMANDS
 from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
-from peer.errors import DataError, StateError, UsageError
+from peer.errors import ConfigError, DataError, StateError, UsageError
 
 
 def run(*arguments: str) -> Result:
@@ -207,9 +207,10 @@ def test_prepare_names_the_library_that_is_not_installed(tmp_path: Path, monkeyp
     monkeypatch.delitem(sys.modules, DATASETS["dermoscopy-sr"], raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = run("prepare", "dermoscopy-sr", "--out", str(tmp_path / "out"))
-    assert result.exit_code == DataError.exit_code
-    assert result.stderr == (
-        "mhfl-peer: preparing dermoscopy-sr needs the Python package PIL; run `pip install 'mhfl-peer[data]'`\n"
+    assert result.exit_code == ConfigError.exit_code
+    assert re.fullmatch(
+        r"mhfl-peer: `data prepare dermoscopy-sr` needs the Python package PIL: .*; run `pip install pillow`\n",
+        result.stderr,
     )
 
 

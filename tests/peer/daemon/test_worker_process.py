@@ -223,6 +223,25 @@ async def test_a_long_log_is_put_aside(shop: Shop, make_long: Callable[[Path], N
     assert shop.log.with_suffix(".log.1").stat().st_size > LOG_BYTES_MAX
 
 
+async def test_a_worker_that_never_stops_warning_fills_two_logs_at_most(shop: Shop) -> None:
+    lines = 3 * LOG_BYTES_MAX // 64
+    foreman = shop.foreman(f"""
+take(); order = take()
+for number in range({lines}):
+    sys.stderr.write(f"{{number:063}}\\n")
+say("Halted", generation=order["generation"], attempt=order["attempt"])
+wait_for_the_end()
+""")
+    await foreman.send(Halt(1, 1))
+    await shop.next()
+    await foreman.close()
+    logs = [shop.log.with_suffix(".log.1").read_bytes(), shop.log.read_bytes()]
+    assert all(0 < len(content) <= LOG_BYTES_MAX for content in logs)
+    assert sorted(path.name for path in shop.log.parent.iterdir()) == ["worker.log", "worker.log.1"]
+    numbers = [int(line) for line in b"".join(logs).split()]
+    assert numbers == list(range(numbers[0], lines)), "the newest lines, and none is lost between the two files"
+
+
 @pytest.fixture
 def make_long() -> Callable[[Path], None]:
     """Makes a log that is over its limit and takes no space."""

@@ -173,6 +173,37 @@ def test_a_state_stays_although_the_daemon_deletes_it(tmp_path: Path) -> None:
     assert not own.exists()
 
 
+def test_the_copy_takes_no_space_and_lies_in_the_sites_folder(tmp_path: Path) -> None:
+    kept = checkpoint(tmp_path / "gen-0001", "round-000001/train") / "dam.safetensors"
+    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
+        own = Path(standing.setting.home)
+        assert own.parent == tmp_path / "held"
+        assert (own / "checkpoints" / standing.state / "dam.safetensors").samefile(kept)
+
+
+def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "gen-0001", "round-000001/train")
+    (tmp_path / "held" / "left" / "checkpoints").mkdir(parents=True)
+
+    def look() -> ModelState:
+        return standing_at(tmp_path / "gen-0001", "round-000001/train")
+
+    with model_state.pinned(look) as first, model_state.pinned(look) as second:
+        used = {Path(standing.setting.home) for standing in (first, second)}
+        assert set((tmp_path / "held").iterdir()) == used
+    assert not any((tmp_path / "held").iterdir())
+
+
+def test_a_site_that_this_user_may_only_read_is_held_elsewhere(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "gen-0001", "round-000001/train")
+    (tmp_path / "held").touch()  # as good as a folder that cannot be made, also for root
+    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
+        own = Path(standing.setting.home)
+        assert not own.is_relative_to(tmp_path / "held")
+        assert (own / "checkpoints" / standing.state / "dam.safetensors").exists()
+    assert not own.exists()
+
+
 def test_a_state_that_went_meanwhile_is_not_taken(tmp_path: Path) -> None:
     checkpoint(tmp_path / "gen-0001", "round-000002/train")
     checkpoint(tmp_path / "gen-0001", "round-000003/train")

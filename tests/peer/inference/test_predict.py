@@ -19,7 +19,8 @@ from torch import Tensor
 from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.inference.export.process import export
-from peer.inference.predict import apart, items, main, predict
+from peer.inference.model_state import ModelState, pinned
+from peer.inference.predict import items, main, predict
 from peer.training.images import Preparation
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import INITIAL, Trainer
@@ -224,10 +225,11 @@ def test_a_worker_at_work_is_left_alone(trained: WorkerSetting) -> None:
     unfinished = Path(trained.home) / "checkpoints" / "round-000000" / ".unfinished-train"
     unfinished.mkdir()
     before = sorted(Path(trained.home).rglob("*"))
-    with apart(trained, INITIAL) as setting:
-        Trainer(setting).hold(INITIAL)
-        assert setting.home != trained.home
-    assert not Path(setting.home).exists()
+    standing = ModelState(Path(trained.home, "journal.db"), trained, INITIAL, (), 1, 1)
+    with pinned(lambda: standing) as own:
+        Trainer(own.setting).hold(INITIAL)
+        assert own.setting.home != trained.home
+    assert not Path(own.setting.home).exists()
     assert sorted(Path(trained.home).rglob("*")) == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peer.errors import DiskError, StateError, UsageError
+from peer.errors import ConfigError, DiskError, StateError, UsageError
 from peer.tracking.scalars import GenerationScalars, Scalar
 from peer.tracking.trackers import MLflow, TensorBoard, database
 
@@ -159,5 +159,6 @@ def test_a_package_that_is_missing_is_one_line(
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"--{package} needs {package}.* run `pip install 'mhfl-peer\[scalars\]'`"):
+    message = rf"--{package} needs the Python package {package}.* run `pip install 'mhfl-peer\[scalars\]'`"
+    with pytest.raises(ConfigError, match=message):
         make(tmp_path / "x")

@@ -12,8 +12,8 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from peer.training.errors import UnusableDataError
-from peer.training.images import Preparation, load_image, load_regions
+from peer.training.errors import UnusableConfigurationError, UnusableDataError
+from peer.training.images import READERS, Preparation, load_image, load_regions
 
 VOLUME = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
 
@@ -172,3 +172,19 @@ def test_regions_that_are_none(tmp_path: Path, arrays: dict[str, np.ndarray], re
 def test_regions_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnusableDataError, match=r"regions .*gone.nii.gz cannot be read"):
         load_regions(tmp_path / "gone.nii.gz", input_size=(4,))
+
+
+def test_a_reader_that_is_not_installed_is_no_fault_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: object, **options: object) -> None:
+        raise ImportError("required package `PIL` is not installed") from ModuleNotFoundError("No PIL", name="PIL")
+
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    monkeypatch.setitem(READERS, ".png", missing)
+    for use in (load_image, load_regions):
+        options = {"spatial_dims": 2} if use is load_image else {"input_size": (4, 4)}
+        with pytest.raises(
+            UnusableConfigurationError, match=r"reading a\.png needs .* PIL: No PIL; run `pip install pillow`"
+        ):
+            use(tmp_path / "a.png", **options)  # type: ignore[operator]

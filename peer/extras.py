@@ -1,0 +1,62 @@
+"""The Python packages that a command needs beside the dependencies: what is missing, said before the work begins."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+
+from peer.errors import ConfigError
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "data": ("scipy",),
+    "research": ("joblib", "matplotlib", "sklearn"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "scalars": ("alembic", "mlflow", "sqlalchemy", "tensorboard"),
+}
+"""The modules of the extras that commands need, as pyproject.toml has them."""
+
+DISTRIBUTIONS = {"PIL": "pillow"}
+"""What pip calls the package of a module, where the names differ and no extra has it."""
+
+
+def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = None) -> None:
+    """Raise unless the modules of an extra are installed; none of them is imported.
+
+    Args:
+        extra: a key of ``EXTRAS``.
+        needed_by: the command or option, for the message.
+        modules: those of the extra that are needed; default: all.
+
+    Raises:
+        ConfigError: the message names what is missing, and the command that installs it.
+    """
+    missing = [module for module in modules or EXTRAS[extra] if not _is_installed(module)]
+    if missing:
+        packages = "package" if len(missing) == 1 else "packages"
+        raise ConfigError(
+            f"{needed_by} needs the Python {packages} {', '.join(missing)}, not installed here", _remedy(missing[0])
+        )
+
+
+def missing_package(error: ImportError, needed_by: str) -> ConfigError:
+    """The error of a module that could not be imported in the middle of the work, with what to install."""
+    origin: BaseException | None = error
+    while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error that has the name
+        origin = origin.__cause__ or origin.__context__
+    module = str(getattr(origin, "name", "")).partition(".")[0]
+    if not module:
+        return ConfigError(f"{needed_by} needs a Python package: {error}", "install it into this environment")
+    return ConfigError(f"{needed_by} needs the Python package {module}: {origin}", _remedy(module))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def _remedy(module: str) -> str:
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    wanted = f"'mhfl-peer[{extra}]'" if extra is not None else DISTRIBUTIONS.get(module, module)
+    return f"run `pip install {wanted}`"

@@ -1,0 +1,144 @@
+"""What is said where a Python package is not installed; a subprocess in which it cannot be imported shows it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from peer.errors import ConfigError
+from peer.extras import EXTRAS, missing_package, require_extra
+
+ROOT = Path(__file__).parents[2]
+Run = subprocess.CompletedProcess[str]
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+blocked = set(sys.argv.pop(1).split(","))
+sys.meta_path.insert(0, Blocker())
+from peer.cli import main
+main(prog_name="mhfl-peer")
+"""
+EXPERIMENT = """
+name = "trial"
+rounds = 1
+test_share = 0.25
+[task]
+kind = "classification"
+spatial_dims = 2
+in_channels = 1
+classes = 2
+[data]
+pool = "pool.json"
+input_size = [8, 8]
+[partitions.even]
+kind = "equal"
+sites = ["asia", "europe"]
+[models.small]
+"*" = {name = "resnet5", width = 4, max_pool = false}
+[methods.local]
+"""
+
+
+def without(blocked: str, *arguments: str | Path) -> Run:
+    """Run a command where these modules, with commas between, are not installed."""
+    command = [sys.executable, "-c", BLOCKED, blocked, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_table_is_that_of_pyproject() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    providers = importlib.metadata.packages_distributions()
+    for extra, modules in EXTRAS.items():
+        declared = {requirement.partition(">")[0] for requirement in extras[extra]}
+        assert {name.lower() for module in modules for name in providers[module]} >= declared
+        assert len(modules) == len(declared)
+
+
+def test_what_is_installed_is_not_asked_for() -> None:
+    require_extra("research", "`report`")
+
+
+def test_an_error_of_a_wrapped_import_names_the_module() -> None:
+    cause = ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")
+    wrapper = ImportError("a reader is missing")
+    wrapper.__cause__ = cause
+    error = missing_package(wrapper, "reading a.png")
+    assert error.message == "reading a.png needs the Python package PIL: No module named 'PIL.Image'"
+    assert error.remedy == "run `pip install pillow`"
+    nameless = missing_package(ImportError("libGL.so.1 is not there"), "reading a.png")
+    assert str(nameless).startswith("reading a.png needs a Python package: libGL.so.1 is not there; install")
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_simulate_says_so_before_anything_is_made(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "trial.toml").write_text(EXPERIMENT)
+    ended = without("joblib,sklearn", "simulate", tmp_path / "trial.toml", "--out", tmp_path / "out", *options)
+    assert (ended.returncode, ended.stdout) == (ConfigError.exit_code, "")
+    assert ended.stderr == (
+        "mhfl-peer: `simulate` needs the Python packages joblib, sklearn, not installed here; "
+        "run `pip install 'mhfl-peer[research]'`\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def report(folder: Path) -> Run:
+    return without("matplotlib", "report", folder)
+
+
+def demo(folder: Path) -> Run:
+    return without("scipy", "demo", "--out", folder / "out")
+
+
+def prepare_nodules(folder: Path) -> Run:
+    return without("scipy", "data", "prepare", "lidc", "--out", folder / "out")
+
+
+def prepare_digits(folder: Path) -> Run:
+    return without("sklearn", "data", "prepare", "digits", "--out", folder / "out")
+
+
+def predict_with_onnx(folder: Path) -> Run:
+    (folder / "model.onnx").touch()
+    return without("onnxruntime", "predict", "--model", folder / "model.onnx", folder, "--out", folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("run", "extra"),
+    [
+        (report, "research"),
+        (demo, "data"),
+        (prepare_nodules, "data"),
+        (prepare_digits, "research"),
+        (predict_with_onnx, "export"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(run: Callable[[Path], Run], extra: str, tmp_path: Path) -> None:
+    ended = run(tmp_path)
+    assert ended.returncode == ConfigError.exit_code, ended.stderr
+    assert ended.stderr.endswith(f"; run `pip install 'mhfl-peer[{extra}]'`\n")
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_package_that_reads_images_is_missing_and_not_the_images(tmp_path: Path) -> None:
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    entry = {"image": "a.png", "label": 0}
+    (tmp_path / "datalist.json").write_text(json.dumps({"training": [entry], "test": [entry]}))
+    ended = without("PIL", "data", "validate", tmp_path / "datalist.json")
+    assert ended.returncode == ConfigError.exit_code
+    assert ended.stderr == (
+        "mhfl-peer: reading a.png needs the Python package PIL: No module named 'PIL'; run `pip install pillow`\n"
+    )
