@@ -21,20 +21,6 @@ Row = tuple[str, int, Mapping[str, Any]]
 """Kind, round and body of a journal row."""
 
 WAITS_KEPT = 10
-ROUND_KEYS = (
-    "generation",
-    "sources",
-    "contributors",
-    "missing",
-    "below_quorum",
-    "skipped",
-    "artifact_sha256",
-    "aggregate_sha256",
-    "metrics",
-    "threads",
-    "duration_s",
-)
-"""What `rounds --json` shows of a committed round, beside its number."""
 
 
 @dataclass(slots=True)
@@ -285,19 +271,6 @@ APPLY = {
 }
 REMEMBERED = (*APPLY, *global_test_memory.KINDS)
 """Kinds of rows that change memory."""
-
-
-def round_records(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The committed rounds as ``rounds --json`` shows them, oldest first."""
-    records: dict[int, dict[str, Any]] = {}
-    for kind, round, body in rows:
-        if kind == "committed":
-            records[round] = {"round": round, **{key: body[key] for key in ROUND_KEYS}, "agrees": {}}
-        elif kind == "compared" and round in records:
-            records[round]["agrees"][body["site"]] = body["agrees"]
-        elif kind == "evaluated" and round in records:
-            records[round]["metrics"] = {**records[round]["metrics"], **body["metrics"]}
-    return list(records.values())
 
 
 def used_sources(rows: Iterable[Row]) -> tuple[Source, ...]:

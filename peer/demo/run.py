@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from peer import errors
-from peer.core import site_memory
 from peer.daemon import startup
 from peer.data.adapters import DATASETS
 from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import STUDIES, DemoPreset, PresetSize
 from peer.inference import model_state
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.records.history import OPEN, History
 
 POLL_S = 0.5
 CROSS_SITE_S = 1800.0
@@ -125,22 +123,17 @@ def _figures(loopback: LocalFederation, study: DemoPreset, name: str, matrix: An
     """One site's row: Local and Global Test, bytes, seconds of training."""
     folder = loopback.folder(name)
     _, site, _ = startup.load(folder)
-    ledger = Ledger(folder.egress_db, read_only=True)
-    journal = Journal(folder.generation(folder.generations()[-1]) / "journal.db", read_only=True)
-    records = site_memory.round_records(journal.rows())
-    sent = sum(record.get("sent_bytes", 0) for record in ledger.transfers())
-    received = sum(row["body"]["bytes"] for row in journal.records(("received",)))
-    ledger.close()
-    journal.close()
+    history = History(folder, rounds=True, received=True, sent=True).read_all()
+    rounds = history.rounds
     # A site that enlarges by another factor cannot be tried on, and an AUC needs both classes.
     found = [metrics[study.metric] for metrics in matrix[name].values() if study.metric in metrics]
     return {
         "model": f"{site.model.name}, width {site.model.parameters['width']}",
         "local_test": matrix[name][name].get(study.metric),
         "global_test": statistics.fmean(found) if len(found) == len(matrix) else None,
-        "sent_bytes": sent,
-        "received_bytes": received,
-        "rounds": len(records),
-        "fallbacks": sum(bool(record["missing"]) for record in records),
-        "training_s": round(sum(record["duration_s"] for record in records), 1),
+        "sent_bytes": sum(transfer.bytes for transfer in history.sent if transfer.outcome != OPEN),
+        "received_bytes": sum(transfer.bytes for transfer in history.received),
+        "rounds": len(rounds),
+        "fallbacks": sum(bool(committed.missing) for committed in rounds),
+        "training_s": round(sum(committed.duration_s for committed in rounds), 1),
     }

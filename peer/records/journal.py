@@ -10,7 +10,7 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +103,19 @@ class Journal:
             for kind, round, body in self._connection.execute(query, wanted):
                 yield kind, round, json.loads(body)
 
-    def since(self, seq: int, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+    def since(self, seq: int, kinds: Iterable[str], *, leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """Rows of these kinds beyond a number, with their Unix times, oldest first, read as they are asked for.
 
-        For who counts along, and reads each row once: the table is walked from there on, not the index.
+        For a reader that reads each row once: the table is walked from there on, not the index.
+
+        Args:
+            seq: of the last row that is not wanted.
+            kinds: of the rows.
+            leave_out: JSON paths of what no body shall hold, such as ``$.signature``.
         """
         wanted = tuple(kinds)
         where = f"WHERE seq > ? AND +kind IN ({_places(wanted)})"
-        query = f"SELECT seq, time_s, kind, round, body FROM row {where} ORDER BY seq"
+        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)} FROM row {where} ORDER BY seq"
         with storage(self.path):
             for found, time_s, kind, round, body in self._connection.execute(query, (seq, *wanted)):
                 yield {"seq": found, "time": time_s, "kind": kind, "round": round, "body": json.loads(body)}
@@ -125,7 +130,12 @@ class Journal:
                 yield kind, round, json.loads(body)
 
     def records(
-        self, kinds: Iterable[str] = (), *, without: Iterable[str] = (), last: int | None = None
+        self,
+        kinds: Iterable[str] = (),
+        *,
+        without: Iterable[str] = (),
+        last: int | None = None,
+        leave_out: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
         """Rows with their Unix times, oldest first.
 
@@ -133,10 +143,11 @@ class Journal:
             kinds: of these only, if any are named.
             without: none of these.
             last: the newest so many only; all if it is not given.
+            leave_out: JSON paths of what no body shall hold.
         """
         wanted, unwanted = tuple(kinds), tuple(without)
         where = _only(wanted) or f"WHERE kind NOT IN ({_places(unwanted)})"
-        query = f"SELECT seq, time_s, kind, round, body FROM row {where} ORDER BY seq DESC LIMIT ?"
+        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)} FROM row {where} ORDER BY seq DESC LIMIT ?"
         with storage(self.path):
             limit = -1 if last is None else last
             found = self._connection.execute(query, (*(wanted or unwanted), limit)).fetchall()
@@ -157,6 +168,14 @@ class Journal:
 
 def _only(kinds: tuple[str, ...]) -> str:
     return f"WHERE kind IN ({_places(kinds)})" if kinds else ""
+
+
+def _body(leave_out: Sequence[str]) -> str:
+    """The column of the bodies; SQLite leaves parts out without making Python objects of them."""
+    if not leave_out:
+        return "body"
+    paths = ", ".join(f"'{path}'" for path in leave_out)
+    return f"CASE WHEN json_valid(body) THEN json_remove(body, {paths}) ELSE body END"  # json.loads names the file
 
 
 def _places(values: tuple[str, ...]) -> str:

@@ -13,9 +13,9 @@ import nibabel
 import numpy as np
 import pytest
 
-from peer.core import site_memory
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.records.history import committed_rounds
 from peer.records.journal import Journal
 
 SITES = ("asia", "europe", "africa")
@@ -157,7 +157,7 @@ def rows(loopback: LocalFederation, name: str) -> list[tuple[str, int, Any]]:
 
 def records(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     """A site's committed rounds."""
-    return site_memory.round_records(rows(loopback, name))
+    return [dict(committed.document()) for committed in committed_rounds(rows(loopback, name))]
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ LAYER = {
     "peer.demo.local_federation": "operation",
     "peer.daemon.metrics_server": "operation",
     "peer.preflight": "operation",
+    "peer.records": "ground",
     "peer.inference.release": "operation",
     "peer.data.adapters": "datasets",
     "peer.cli": "cli",

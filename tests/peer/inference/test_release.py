@@ -18,13 +18,13 @@ from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.messages import Artifact, Manifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.core.site_memory import ROUND_KEYS
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
 from peer.inference.model_state import ModelState, standing
 from peer.inference.release import consented, release
-from peer.records import reports
+from peer.records import folder_documents
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
@@ -49,7 +49,12 @@ def received(found: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
 
 
 def committed(number: int, **body: Any) -> tuple[str, int, dict[str, Any]]:
-    row = {**dict.fromkeys(ROUND_KEYS), "contributors": ["asia"], "missing": {"europe": "silent"}, "metrics": {}}
+    row = {
+        **dict.fromkeys(RoundRecord.__annotations__),
+        "contributors": ["asia"],
+        "missing": {"europe": "silent"},
+        "metrics": {},
+    }
     return "committed", number, {**row, "state": STATE, "artifact": None, "visiting": False, "publish": None, **body}
 
 
@@ -160,7 +165,7 @@ def test_an_export_is_among_what_left(folder: SiteFolder, answering: Answering, 
     answering(WRITES)
     exported(folder, tmp_path / "asia.onnx")
     for what in ("egress", "transfers"):
-        (row,) = reports.document(folder, what, {})
+        (row,) = folder_documents.document(folder, what, {})
         assert (row["direction"], row["peer"], row["purpose"], row["kind"]) == ("out", "", "export", "onnx")
 
 
