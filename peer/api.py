@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from peer.config.schema import FederationConfig
 from peer.config.schema import SiteConfig as Configuration
 from peer.config.site_folder import SiteFolder, find_site, home_folder
-from peer.core import site_memory
 from peer.core.global_test_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError
-from peer.records import reports
-from peer.records.journal import Journal
+from peer.records import folder_documents
+from peer.records.history import CommittedRound, History
 
 if TYPE_CHECKING:
     from peer.inference.export.predictor import Predictor
@@ -103,7 +102,7 @@ class SiteHandle:
                 with ControlClient(socket) as client:
                     status: Record = client.show("status")
                     return status
-        return reports.status_when_down(self.folder)
+        return dict(folder_documents.status_when_down(self.folder))
 
     def rounds(self) -> list[Record]:
         """The finished rounds, oldest first.
@@ -120,7 +119,7 @@ class SiteHandle:
             >>> record["generation"], record["round"], record["contributor_count"], record["missing"]
             (1, 2, 1, 'europe:silent')
         """
-        return [_round(record, time_s) for _, found in self._rounds() for record, time_s in found]
+        return [_round(committed) for committed in self._rounds()]
 
     def metrics(self) -> list[Record]:
         """Every number of every finished round: losses and steps of training, metrics of the site's own splits.
@@ -134,10 +133,9 @@ class SiteHandle:
             True
         """
         return [
-            {**_place(record), "time": time_s, "name": name, "value": float(value)}
-            for _, found in self._rounds()
-            for record, time_s in found
-            for name, value in record["metrics"].items()
+            {**_place(committed), "time": committed.time_s, "name": name, "value": float(value)}
+            for committed in self._rounds()
+            for name, value in committed.metrics.items()
         ]
 
     def evaluation(self) -> list[Record]:
@@ -152,15 +150,14 @@ class SiteHandle:
             ('europe', None, 'federation.toml has no global_test')
         """
         found = []
-        kinds = ("evaluated", "report", "lapsed")
-        names = self.federation.roster.names
-        for journal, rounds in self._rounds():
-            generations = {record["round"]: record["generation"] for record, _ in rounds}
-            known = evaluation_records(
-                journal.rows(kinds), own=self.folder.site, sites=names, global_test=self.federation.global_test
-            )
-            for record in known:
-                place = {"generation": generations.get(record["round"]), "round": record["round"]}
+        sites, global_test = self.federation.roster.names, self.federation.global_test
+        history = History(self.folder, rounds=True, kinds=("evaluated", "report", "lapsed")).read_all()
+        for generation, rows in history.rows_of.items():
+            known = ((row.kind, row.round, row.body) for row in rows)
+            rounds = history.rounds_of[generation]
+            for record in evaluation_records(known, own=self.folder.site, sites=sites, global_test=global_test):
+                committed = rounds.get(record["round"])
+                place = {"generation": committed and committed.generation, "round": record["round"]}
                 found += [{**place, **cell} for site, of in record["cells"].items() for cell in _cells(site, of)]
         return found
 
@@ -175,7 +172,7 @@ class SiteHandle:
             >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
             [('out', 'europe', 2048)]
         """
-        found: list[Record] = reports.document(self.folder, "transfers", {})
+        found: list[Record] = folder_documents.document(self.folder, "transfers", {})
         return found
 
     def events(self) -> list[Record]:
@@ -189,8 +186,10 @@ class SiteHandle:
             >>> [record["round"] for record in site.events() if record["kind"] == "committed"]
             [1, 2]
         """
-        with self._journals() as read:
-            return [row for journal in read for row in reports.events([journal], last=sys.maxsize, everything=True)]
+        found: list[Record] = folder_documents.document(
+            self.folder, "events", {"last": sys.maxsize, "everything": True}
+        )
+        return found
 
     # --- the model --------------------------------------------------------------------------------------------------
     def model(self, round: int | None = None) -> Predictor:
@@ -256,19 +255,8 @@ class SiteHandle:
         return found
 
     # --- within -----------------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _journals(self) -> Iterator[list[Journal]]:
-        with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(self.folder)]
-
-    def _rounds(self) -> Iterator[tuple[Journal, list[tuple[Record, float]]]]:
-        """Of each generation the open journal, and its finished rounds with the times of their commits."""
-        with self._journals() as read:
-            for journal in read:
-                rows = journal.records(("committed", "compared", "evaluated"))
-                times_s = {row["round"]: row["time"] for row in rows if row["kind"] == "committed"}
-                records = site_memory.round_records((row["kind"], row["round"], row["body"]) for row in rows)
-                yield journal, [(record, times_s[record["round"]]) for record in records]
+    def _rounds(self) -> list[CommittedRound]:
+        return History(self.folder, rounds=True).read_all().rounds
 
     def _trainer(self, standing: ModelState, device: str) -> Trainer:
         from peer.inference.notebook import trainer_of
@@ -295,26 +283,26 @@ class SiteHandle:
             raise ModelError(f"{what} of {self.name} failed: {reason_of(error)}") from error
 
 
-def _place(record: Record) -> Record:
-    return {"generation": record["generation"], "round": record["round"]}
+def _place(committed: CommittedRound) -> Record:
+    return {"generation": committed.generation, "round": committed.number}
 
 
-def _round(record: Record, time_s: float) -> Record:
-    missing = sorted(record["missing"].items())
-    agrees = sorted(record["agrees"].items())
+def _round(committed: CommittedRound) -> Record:
+    agrees = sorted(committed.agrees.items())
+    missing = sorted(committed.missing.items())
     return {
-        **_place(record),
-        "time": time_s,
-        "duration_s": record["duration_s"],
-        "threads": record["threads"],
-        "contributors": " ".join(record["contributors"]),
-        "contributor_count": len(record["contributors"]),
-        "sources": " ".join(source["site"] for source in record["sources"]),
+        **_place(committed),
+        "time": committed.time_s,
+        "duration_s": committed.duration_s,
+        "threads": committed.threads,
+        "contributors": " ".join(committed.contributors),
+        "contributor_count": len(committed.contributors),
+        "sources": " ".join(source["site"] for source in committed.sources),
         "missing": " ".join(f"{site}:{reason.replace(' ', '_')}" for site, reason in missing),
-        "below_quorum": record["below_quorum"],
-        "skipped": " ".join(map(str, record["skipped"] or ())),
-        "artifact_sha256": record["artifact_sha256"],
-        "aggregate_sha256": record["aggregate_sha256"],
+        "below_quorum": committed.below_quorum,
+        "skipped": " ".join(map(str, committed.skipped or ())),
+        "artifact_sha256": committed.artifact_sha256,
+        "aggregate_sha256": committed.aggregate_sha256,
         "agrees": " ".join(site for site, same in agrees if same),
         "differs": " ".join(site for site, same in agrees if not same),
     }

@@ -16,7 +16,7 @@ from peer.config.site_folder import SiteFolder
 from peer.core.messages import PURPOSES, Manifest
 from peer.errors import StateError
 from peer.identity import certificates
-from peer.records import reports
+from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
@@ -42,7 +42,7 @@ def consistent(folder: SiteFolder, federation: FederationConfig, own: certificat
             than the journal was written with. The message says what to restore.
     """
     with contextlib.ExitStack() as stack:
-        journals = [stack.enter_context(contextlib.closing(journal)) for journal in reports.journals(folder)]
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.journals(folder)]
         found = {journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None}
         for journal in journals:
             _refuse_foreign(journal, found.get(journal.path), folder)

@@ -23,7 +23,7 @@ from peer.config.toml import suggestion
 from peer.core.roster import Sha256
 from peer.errors import FederationMismatch, StateError, UsageError
 from peer.identity import certificates
-from peer.records import reports
+from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import Chain, Ledger
 from peer.transport import wire
@@ -64,7 +64,7 @@ def _own_seals(
 ) -> tuple[list[SignedHead], list[str], list[Restored]]:
     """The heads that the site itself has signed, what is wrong with them, and restored backups."""
     seals, problems, restored = [], [], []
-    for journal in reports.journals(folder):
+    for journal in history.journals(folder):
         with contextlib.closing(journal):
             restored += _restored(journal)
             for _, round, body in journal.rows(("manifest",)):
@@ -222,7 +222,7 @@ def witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Witness
     if of not in others:
         raise UsageError(f"--of {of}: not another site of this federation{suggestion(of, others)}", "name another site")
     found: list[tuple[int, ReceivedManifest]] = []
-    for journal in reports.journals(folder):
+    for journal in history.journals(folder):
         with contextlib.closing(journal):
             for row in journal.records(("received",)):
                 if row["body"]["peer"] == of:
@@ -263,7 +263,7 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
     federation = FederationConfig.load(folder.federation_toml)
     own = certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
     restored = []
-    for journal in reports.journals(folder):
+    for journal in history.journals(folder):
         with contextlib.closing(journal):
             restored += _restored(journal)
     rows: list[tuple[int, str, str]] = []

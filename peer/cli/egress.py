@@ -94,10 +94,10 @@ def egress(
 def _known(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
     """Refuse a name that is nobody's: an empty list would say that nothing left for it."""
     from peer.config.toml import suggestion
-    from peer.records import reports
+    from peer.records import folder_documents
 
     if peers:
-        sites = reports.sites(site_folder.find_site(site_folder.home_folder(settings.home), site_name))
+        sites = folder_documents.sites(site_folder.find_site(site_folder.home_folder(settings.home), site_name))
         for peer in peers:
             if peer not in sites:
                 raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")

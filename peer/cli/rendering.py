@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
-from peer.records.recent import duration
+from peer.records.history import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

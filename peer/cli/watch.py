@@ -41,12 +41,12 @@ def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> An
 
 
 def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    from peer.records import reports
+    from peer.records import folder_documents
 
     if what in ("status", "peers"):
-        status = reports.status_when_down(folder)
+        status = folder_documents.status_when_down(folder)
         return status if what == "status" else status["peers"]
-    return reports.document(folder, what, arguments)
+    return folder_documents.document(folder, what, arguments)
 
 
 def _documents(

@@ -13,6 +13,8 @@ from typing import Literal
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
+FAULTS = ("memory", "data", "configuration", "crash")
+"""What made the worker fail, by whose hands it can be mended."""
 Answer = Literal["taken", "refused", "none"]
 
 
@@ -262,7 +264,7 @@ class ArtifactRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed(Event):
-    """The worker could not do what it was told; ``fault`` is ``memory``, ``data``, ``configuration`` or ``crash``."""
+    """The worker could not do what it was told; ``fault`` is one of ``FAULTS``."""
 
     generation: int
     attempt: int

@@ -8,10 +8,23 @@ from dataclasses import dataclass, field
 from peer.core import liveness
 from peer.core.commands import Source
 from peer.core.liveness import Peers
-from peer.core.messages import Purpose
+from peer.core.messages import Purpose, Unavailable
 from peer.core.plan import Pattern
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
+
+ABSENT = "absent"
+"""The reason where the operator named the peer with `start --without`: nobody misses it."""
+MISSING_REASONS = (
+    ABSENT,
+    "silent",
+    "slow",
+    *sorted(liveness.AWAY),
+    str(Unavailable.RETIRED),
+    str(Unavailable.SKIPPED),
+    "refused",
+)
+"""Why a site may be missing from a round: every word in ``Exchange.missing`` and in the rows of a round."""
 
 
 @dataclass(slots=True)

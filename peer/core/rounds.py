@@ -62,7 +62,7 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
         if (source.origin, source.round, source.artifact.owner) == (origin, current.round, owner):
             wanted.came = source
     if origin in site.rules.without:
-        wanted.dropped = "absent"
+        wanted.dropped = exchange.ABSENT
     elif wanted.came is None:
         generation = site.memory.generation
         site.emit(commands.Fetch(generation, current.round, wanted.attempt, origin, kind, current.purpose, owner))

@@ -20,20 +20,6 @@ Row = tuple[str, int, Mapping[str, Any]]
 """Kind, round and body of a journal row, as it is stored; ``peer.core.rows`` has the typed ones."""
 
 WAITS_KEPT = 10
-ROUND_KEYS = (
-    "generation",
-    "sources",
-    "contributors",
-    "missing",
-    "below_quorum",
-    "skipped",
-    "artifact_sha256",
-    "aggregate_sha256",
-    "metrics",
-    "threads",
-    "duration_s",
-)
-"""What `rounds --json` shows of a committed round, beside its number."""
 
 
 @dataclass(slots=True)
@@ -286,22 +272,6 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
 }
 REMEMBERED = tuple(form.kind for form in (*APPLY, *global_test_memory.ROWS))
 """Kinds of rows that change memory."""
-
-
-def round_records(stored: Iterable[Row]) -> list[dict[str, Any]]:
-    """The committed rounds as ``rounds --json`` shows them, oldest first."""
-    records: dict[int, dict[str, Any]] = {}
-    for kind, round, body in stored:
-        if kind == "committed":
-            shown = {key: rows.member(kind, round, body, key) for key in ROUND_KEYS}
-            records[round] = {"round": round, **shown, "agrees": {}}
-        elif kind == "compared" and round in records:
-            site = rows.member(kind, round, body, "site")
-            records[round]["agrees"][site] = rows.member(kind, round, body, "agrees")
-        elif kind == "evaluated" and round in records:
-            metrics = rows.member(kind, round, body, "metrics")
-            records[round]["metrics"] = {**records[round]["metrics"], **metrics}
-    return list(records.values())
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:

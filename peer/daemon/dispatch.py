@@ -23,7 +23,8 @@ from peer.config.reload import RefusedCertificates
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core import commands, events, rows, site_memory, status, worker_protocol
+from peer.core import commands, events, rows, site_memory, worker_protocol
+from peer.core import status as status_document
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
@@ -33,9 +34,9 @@ from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.service import PeerService
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.identity import certificates
+from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.records.recent import ROUNDS, Recent
 from peer.transport import tls, wire
 from peer.transport.client import ExchangeClient
 from peer.transport.server import ExchangeServer
@@ -89,7 +90,7 @@ class Daemon:
         self.round = SiteMachine(rules, memory)
         self.started_s = time.time()
         self.served = ""
-        self._recent = Recent(self.journal.records(("committed",), last=ROUNDS + 1))
+        self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
@@ -235,14 +236,14 @@ class Daemon:
 
     def _count_spoken(self) -> None:
         """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
-        spoken = {name: self.desk.spoken[name] for name in self.round.rules.others}
-        by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in spoken.items()}
+        counts = {name: self.desk.account(name).spoken for name in self.round.rules.others}
+        by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
         self.journal.write(rows.SpokenRow(self.round.number, by_peer=by_peer))
 
     def _tell(self, kind: str, round: int, body: Any) -> None:
         """The few rows that an operator reads as they happen."""
         if kind == "committed":
-            self._recent.add(round, body, time_s=time.time())
+            self._recent.add(CommittedRound.of_row(round, body, time_s=time.time()))
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
@@ -294,30 +295,35 @@ class Daemon:
                 path.unlink()
                 log.info("stray artifact removed", extra={"sha256": path.stem})
 
-    def status(self) -> dict[str, Any]:
-        shown = status.status(self.round, now_s=asyncio.get_running_loop().time())
-        for name, peer in shown["peers"].items():
-            spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
-            peer["spoken"] = {"messages": spoken.messages, "bytes": spoken.bytes}
-            peer["artifact_bytes"] = {"in": self.courier.received_bytes[name], "out": self.desk.sent_bytes[name]}
-            peer["clock_skew_s"] = round(skew_s, 1) if skew_s is not None else None
-            peer["address"] = self.book.address(name)
-            peer["called_s"] = self.desk.called_s(name)
+    def status(self) -> status_document.SiteStatus:
+        """The document of `status`."""
+        machine = status_document.status(self.round, now_s=asyncio.get_running_loop().time())
         return {
             "daemon": "running",
             "federation": self.federation.name,
-            **shown,
+            **machine,
+            "peers": {name: self._peer(SiteName(name), seen) for name, seen in machine["peers"].items()},
             "last_round": self._recent.last,
-            "left_s": self._recent.left_s(shown["rounds"] - shown["committed"], now_s=time.time()),
+            "left_s": self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time()),
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
-            "transfers": [
-                *({"direction": "in", "peer": name, **what} for (name, _), what in self.courier.receiving.items()),
-                *({"direction": "out", **what} for what in self.desk.sending.values()),
-            ],
+            "transfers": [*self.courier.receiving.values(), *self.desk.sending.values()],
             "listen": self.served,
             "pid": os.getpid(),
             "worker_pid": self.foreman.pid,
             "started": self.started_s,
+        }
+
+    def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
+        """A peer as the state machine sees it, with what connections add."""
+        account = self.desk.account(name)
+        skew_s = account.clock_skew_s
+        return {
+            **seen,
+            "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
+            "artifact_bytes": {"in": self.courier.received_bytes[name], "out": account.sent_bytes},
+            "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
+            "address": self.book.address(name),
+            "called_s": self.desk.called_s(name),
         }
 
     def standing(self) -> str:

@@ -6,17 +6,19 @@ no label holds free text, so that the number of series is bounded by the roster,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from peer import __version__
+from peer.core.events import FAULTS
 from peer.core.liveness import slow_after_s
 from peer.core.phases import Phase
+from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
-from peer.records.tally import OTHER, Tally, Transfer
+from peer.records.counts import Counts, TransferLabels, word
 
 
 class Meaning(NamedTuple):
@@ -89,10 +91,7 @@ METRICS: Mapping[str, Meaning] = {
 }
 """Every metric, beside those of the processes: ``process_*`` and, of the training, ``mhfl_worker_process_*``."""
 
-PEER_STATES = ("heard", "silent", "unknown", "absent")
-FAULTS = ("memory", "data", "configuration", "crash")
-WAITS = {"last_round": "its last round"}
-"""The label of a wait, where it is not the ``kind`` of ``waiting_for``."""
+PHASES = frozenset(map(str, Phase))
 METRICS_SHOWN_MAX = 100
 """Figures of a round; evaluations of a hundred classes have more, which `rounds` shows."""
 DIGEST_SHOWN = 12
@@ -110,12 +109,12 @@ class Surroundings:
     expiry_s: Mapping[str, float]
 
 
-def families(daemon: Daemon, tally: Tally, surroundings: Surroundings, *, now_s: float) -> list[Metric]:
+def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_s: float) -> list[Metric]:
     """Every metric of a running daemon.
 
     Args:
         daemon: is only read; to be called in its event loop.
-        tally: read up to now.
+        counts: read up to now.
         surroundings: the disk.
         now_s: Unix time.
     """
@@ -123,11 +122,11 @@ def families(daemon: Daemon, tally: Tally, surroundings: Surroundings, *, now_s:
     found: dict[str, Metric] = {}
     parts = (
         _site(status),
-        _rounds(daemon, status, tally, now_s),
-        _peers(daemon, status, tally),
+        _rounds(daemon, status, counts, now_s),
+        _peers(status, counts),
         _waiting(status),
-        _training(status, tally),
-        _transfers(daemon, status, tally),
+        _training(status, counts),
+        _transfers(daemon, status, counts),
         _surroundings(surroundings),
     )
     for part in parts:
@@ -154,30 +153,31 @@ def _add(family: Metric, meaning: Meaning, values: tuple[str, ...], value: float
         family.add_metric(values, float(value))
 
 
-def _site(status: Mapping[str, Any]) -> Iterator[Sample]:
+def _site(status: SiteStatus) -> Iterator[Sample]:
     yield "mhfl_build_info", (__version__,), 1
     names = (status["site"], status["federation"], status["digest"][:DIGEST_SHOWN], status["method"])
     yield "mhfl_site_info", names, 1
     for phase in Phase:
         yield "mhfl_phase", (str(phase),), phase == status["phase"]
-    yield "mhfl_phase_seconds", (), status["phase_s"]
+    if status["phase_s"] is not None:
+        yield "mhfl_phase_seconds", (), status["phase_s"]
     yield "mhfl_failed", (), bool(status["failure"])
     yield "mhfl_generation", (), status["generation"]
 
 
-def _rounds(daemon: Daemon, status: Mapping[str, Any], tally: Tally, now_s: float) -> Iterator[Sample]:
+def _rounds(daemon: Daemon, status: SiteStatus, counts: Counts, now_s: float) -> Iterator[Sample]:
     memory, rules = daemon.round.memory, daemon.round.rules
     yield "mhfl_rounds", (), status["rounds"]
     yield "mhfl_round", (), status["round"]
     yield "mhfl_round_committed", (), status["committed"]
-    if memory.open is not None and tally.opened_s is not None:
-        yield "mhfl_round_elapsed_seconds", (), max(0.0, now_s - max(tally.opened_s, daemon.started_s))
+    if memory.open is not None and counts.opened_s is not None:
+        yield "mhfl_round_elapsed_seconds", (), max(0.0, now_s - max(counts.opened_s, daemon.started_s))
     yield "mhfl_exchange_deadline_seconds", (), slow_after_s(memory.waits_s, rules.pace)
     if status["left_s"] is not None:
         yield "mhfl_time_left_seconds", (), status["left_s"]
-    for name, count in tally.rounds.items():
+    for name, count in counts.rounds.items():
         yield f"mhfl_rounds_{name}_total", (), count
-    last = tally.last
+    last = counts.last
     if last is None:
         return
     yield "mhfl_last_round_timestamp_seconds", (), last.time_s
@@ -191,48 +191,48 @@ def _rounds(daemon: Daemon, status: Mapping[str, Any], tally: Tally, now_s: floa
         yield "mhfl_last_round_metric", (metric,), last.metrics[metric]
 
 
-def _peers(daemon: Daemon, status: Mapping[str, Any], tally: Tally) -> Iterator[Sample]:
+def _peers(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
     for name, peer in status["peers"].items():
         for state in PEER_STATES:
             yield "mhfl_peer_state", (name, state), state == peer["state"]
         yield "mhfl_peer_heard", (name,), peer["state"] == "heard"
         if peer["phase"] is not None:
-            yield "mhfl_peer_phase", (name, _word(peer["phase"], Phase)), 1
-        for key, metric in (
-            ("round", "mhfl_peer_round"),
-            ("progress", "mhfl_peer_progress_ratio"),
-            ("last_seen_s", "mhfl_peer_last_seen_seconds"),
-            ("clock_skew_s", "mhfl_peer_clock_skew_seconds"),
+            yield "mhfl_peer_phase", (name, word(peer["phase"], PHASES)), 1
+        for metric, value in (
+            ("mhfl_peer_round", peer["round"]),
+            ("mhfl_peer_progress_ratio", peer["progress"]),
+            ("mhfl_peer_last_seen_seconds", peer["last_seen_s"]),
+            ("mhfl_peer_clock_skew_seconds", peer["clock_skew_s"]),
         ):
-            if peer[key] is not None:
-                yield metric, (name,), peer[key]
-        spoken = daemon.desk.spoken[name]
-        yield "mhfl_messages_sent_total", (name,), spoken.messages
-        yield "mhfl_message_bytes_sent_total", (name,), spoken.bytes
-    for metric, counts in (
-        ("mhfl_peer_contributions_total", tally.contributed),
-        ("mhfl_peer_missed_rounds", tally.missed_last),
-        ("mhfl_peer_refusals_total", tally.refusals),
-        ("mhfl_calls_denied_total", tally.denied),
+            if value is not None:
+                yield metric, (name,), value
+        if (spoken := peer["spoken"]) is not None:
+            yield "mhfl_messages_sent_total", (name,), spoken["messages"]
+            yield "mhfl_message_bytes_sent_total", (name,), spoken["bytes"]
+    for metric, by_peer in (
+        ("mhfl_peer_contributions_total", counts.contributed),
+        ("mhfl_peer_missed_rounds", counts.missed_last),
+        ("mhfl_peer_refusals_total", counts.refusals),
+        ("mhfl_calls_denied_total", counts.denied),
     ):
-        for name, count in counts.items():
+        for name, count in by_peer.items():
             yield metric, (name,), count
-    for labels, count in tally.missed.items():
+    for labels, count in counts.missed.items():
         yield "mhfl_peer_contributions_missed_total", labels, count
-    for (name, agrees), count in tally.agreed.items():
+    for (name, agrees), count in counts.agreed.items():
         yield "mhfl_peer_means_compared_total", (name, str(agrees).lower()), count
 
 
-def _waiting(status: Mapping[str, Any]) -> Iterator[Sample]:
+def _waiting(status: SiteStatus) -> Iterator[Sample]:
     """Whom the site waits for, why, and for how long; one entry a peer at most."""
     for wait in status["waiting_for"]:
-        labels = (wait["site"], WAITS.get(wait["kind"], wait["kind"]))
+        labels = (wait["site"], WAIT_WORDS.get(wait["kind"], wait["kind"]))
         yield "mhfl_waiting_seconds", labels, wait["since_s"]
         if wait["deadline_s"] is not None:
             yield "mhfl_waiting_deadline_seconds", labels, wait["deadline_s"]
 
 
-def _training(status: Mapping[str, Any], tally: Tally) -> Iterator[Sample]:
+def _training(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
     if training := status["training"]:
         stage = training["stage"]
         yield "mhfl_training_step", (stage,), training["step"]
@@ -243,24 +243,24 @@ def _training(status: Mapping[str, Any], tally: Tally) -> Iterator[Sample]:
         yield "mhfl_samples", (split,), count
     yield "mhfl_worker_up", (), status["worker_pid"] is not None
     for fault in FAULTS:
-        yield "mhfl_worker_failures_total", (fault,), tally.faults[fault]
+        yield "mhfl_worker_failures_total", (fault,), counts.faults[fault]
 
 
-def _transfers(daemon: Daemon, status: Mapping[str, Any], tally: Tally) -> Iterator[Sample]:
+def _transfers(daemon: Daemon, status: SiteStatus, counts: Counts) -> Iterator[Sample]:
     rules = daemon.round.rules
-    due: set[Transfer] = set()
-    if rules.plan.artifact is not None:  # zero is said of what may yet happen, or a first break would be no increase
+    due: set[TransferLabels] = set()
+    if rules.plan.artifact is not None:  # zeros for series that may appear later, or increase() misses the first
         for peer in rules.others:
-            due.add(Transfer("in", peer, rules.plan.artifact, "train", "complete"))
-            due |= {Transfer("out", peer, rules.plan.artifact, "train", end) for end in ("complete", "broken")}
-    for what in sorted(due | tally.transfers.keys()):
-        yield "mhfl_transfers_total", what, tally.transfers[what]
-        yield "mhfl_transfer_bytes_total", what, tally.bytes[what]
+            due.add(TransferLabels("in", peer, rules.plan.artifact, "train", "complete"))
+            due |= {TransferLabels("out", peer, rules.plan.artifact, "train", end) for end in ("complete", "broken")}
+    for what in sorted(due | counts.transfers.keys()):
+        yield "mhfl_transfers_total", what, counts.transfers[what]
+        yield "mhfl_transfer_bytes_total", what, counts.bytes[what]
     for direction in ("in", "out"):
         moving = sum(transfer["direction"] == direction for transfer in status["transfers"])
         yield "mhfl_transfers_moving", (direction,), moving
-    yield "mhfl_egress_rows_total", (), tally.egress_rows
-    yield "mhfl_egress_head_rows", (), tally.egress_head
+    yield "mhfl_egress_rows_total", (), counts.ledger_rows
+    yield "mhfl_egress_head_rows", (), counts.ledger_seq
 
 
 def _surroundings(found: Surroundings) -> Iterator[Sample]:
@@ -268,8 +268,3 @@ def _surroundings(found: Surroundings) -> Iterator[Sample]:
         yield "mhfl_certificate_expiry_timestamp_seconds", (certificate,), expiry_s
     yield "mhfl_disk_free_bytes", (), found.disk_free
     yield "mhfl_disk_size_bytes", (), found.disk_size
-
-
-def _word(text: str, known: Iterable[str]) -> str:
-    """The text if it is one of these, which others may not choose."""
-    return text if text in set(known) else OTHER

@@ -1,25 +1,28 @@
-"""The Prometheus endpoint of a running daemon: HTTP/1.1 in its event loop, one request a connection.
+"""The Prometheus endpoint of a running daemon: ``prometheus_client``'s server, with bounds.
 
 It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither password nor TLS.
+Requests are answered in threads. The event loop is asked for nothing but the values of the daemon's state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import gzip
-import http
+import io
 import logging
 import os
 import shutil
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
 from peer.config.toml import split_address
@@ -27,195 +30,134 @@ from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import Surroundings, families
 from peer.errors import PeerError, PortInUse
 from peer.identity.certificates import readable_certificate
-from peer.records.tally import Tally
+from peer.records.counts import Counts
 
 log = logging.getLogger(__name__)
 
-HEAD_BYTES_MAX = 16 << 10  # request line and headers; a Prometheus server sends under 1 KiB
-HEAD_S = 5.0  # for the whole of it: who sends a byte now and then holds no connection
-WRITE_S = 10.0  # for an answer to be taken, which is Prometheus' own limit for a scrape
+SILENCE_S = 5.0  # for the next bytes of a request to arrive, or of an answer to be taken
+CONNECTION_S = 15.0  # for all of it: Prometheus itself gives a scrape 10 s
 CONNECTIONS_MAX = 16  # two Prometheus servers and a person with curl; more are hung up on
+POLL_S = 0.1  # how often the server looks for connections that are too old, and whether it shall stop
+STATE_S = 10.0  # for the event loop to tell the daemon's state; it answers within milliseconds
 PAGE = b'<!doctype html><title>mhfl-peer</title><p><a href="/metrics">metrics</a>\n'
 UNREADABLE = b"journal or ledger cannot be read; the site's log says why\n"
 REMEDY = "change `listen` under [metrics] in site.toml, or stop what uses the port"
+TEXT = ("Content-Type", "text/plain; charset=utf-8")
+SERVER = "mhfl-peer"
+
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes back, beside what every answer has."""
+class BoundedServer(ThreadingWSGIServer):
+    """A thread for each connection: ``CONNECTIONS_MAX`` at most, and each for a limited time.
 
-    status: http.HTTPStatus
-    body: bytes = b""
-    type: str = "text/plain; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
+    Args:
+        address: what ``socket.getaddrinfo`` says of it.
+        silence_s: how long a connection may be silent.
+        connection_s: how long a connection may last.
+    """
 
-    def encode(self, *, head_only: bool) -> bytes:
-        """The bytes of it; a HEAD request is told the length that the body would have."""
-        body = self.body or f"{self.status.phrase}\n".encode()
-        headers = (
-            ("Date", email.utils.formatdate(usegmt=True)),
-            ("Content-Type", self.type),
-            ("Content-Length", str(len(body))),
-            ("Connection", "close"),
-            *self.headers,
-        )
-        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{name}: {text}" for name, text in headers)]
-        return "\r\n".join((*lines, "", "")).encode("latin-1") + (b"" if head_only else body)
+    def __init__(self, address: tuple[Any, ...], *, silence_s: float, connection_s: float) -> None:
+        self.address_family, self.silence_s, self._connection_s = address[0], silence_s, connection_s
+        self._since_s: dict[socket.socket, float] = {}
+        super().__init__(address[4][:2], Handler)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._since_s)
+
+    def server_bind(self) -> None:
+        """Bind to this family's address alone, and ask no name server for the name of it."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or hang up where too many are open."""
+        if self.connections >= CONNECTIONS_MAX:
+            self.shutdown_request(request)
+            return
+        self._since_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection is over."""
+        self._since_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Hang up on connections that are too old: who sends a byte now and then holds none for good."""
+        oldest_s = time.monotonic() - self._connection_s
+        self.hang_up([request for request, since_s in list(self._since_s.items()) if since_s < oldest_s])
+
+    def hang_up(self, requests: Iterable[socket.socket] | None = None) -> None:
+        """End these connections, or all: their threads then read or write no more."""
+        for request in list(self._since_s) if requests is None else requests:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a caller that left or was silent; a bug of this program is named in the log."""
+        log.debug("metrics connection ended", exc_info=True)
 
 
-class Snapshot(Collector):
-    """The daemon's metrics as they were when the scrape began, for a registry to collect from any thread."""
+class Handler(WSGIRequestHandler):
+    """One request of a connection, without a line in the log."""
 
-    def __init__(self) -> None:
-        self.families: list[Metric] = []
+    server: BoundedServer
+    server_version, sys_version = SERVER, ""
 
-    def collect(self) -> Iterable[Metric]:
-        """The metrics."""
-        return self.families
+    def setup(self) -> None:
+        """Bound every read and write."""
+        self.request.settimeout(self.server.silence_s)
+        super().setup()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+    def get_stderr(self) -> Any:
+        """Where wsgiref writes of callers that left; the application logs its own errors."""
+        return io.StringIO()
 
 
-class MetricsServer:
-    """Serves ``/metrics`` for one daemon. Files are read and texts made in a thread, the daemon's state in its loop.
+class DaemonCollector(Collector):
+    """The daemon's metrics at this moment, for a registry that collects in a thread.
 
     Args:
         daemon: is only read.
-        head_s: how long a request may take to arrive, in seconds.
-        write_s: how long an answer may take to be taken, in seconds.
+        loop: the daemon's event loop.
     """
 
-    def __init__(self, daemon: Daemon, *, head_s: float = HEAD_S, write_s: float = WRITE_S) -> None:
-        self._daemon = daemon
-        self._head_s, self._write_s = head_s, write_s
-        self._tally = Tally(daemon.folder, daemon.federation.roster)
-        self._scrape = asyncio.Lock()
-        self._snapshot = Snapshot()
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self._snapshot)
-        ProcessCollector(registry=self._registry)
-        ProcessCollector(
-            namespace="mhfl_worker",
-            pid=lambda: pid if (pid := daemon.foreman.pid) is not None else "none",
-            registry=self._registry,
-        )
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, daemon: Daemon, loop: asyncio.AbstractEventLoop) -> None:
+        self._daemon, self._loop = daemon, loop
+        self._counts = Counts(daemon.folder, daemon.federation.roster)
+        self._lock = threading.Lock()
 
-    async def start(self, address: str) -> int:
-        """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering collects nothing."""
+        return ()
 
-        Raises:
-            PortInUse: the address cannot be bound; the message says why.
-        """
-        host, port = split_address(address)
-        try:
-            self._server = await asyncio.start_server(self._visit, host, port, limit=HEAD_BYTES_MAX)
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            raise PortInUse(f"metrics.listen = {address} cannot be bound: {reason}", REMEDY) from None
-        self._keep(asyncio.create_task(self._catch_up(), name="metrics catch up"))
-        return int(self._server.sockets[0].getsockname()[1])
+    def collect(self) -> Iterator[Metric]:
+        """The metrics. Files are read here, the state in the event loop; one scrape at a time."""
+        with self._lock:
+            self._counts.read_all()
+            surroundings = self._look_around()
+            values = asyncio.run_coroutine_threadsafe(self._families(surroundings), self._loop)
+            metrics = values.result(STATE_S)
+        yield from metrics
 
-    async def stop(self) -> None:
-        """Take no more requests and break off those under way."""
-        if self._server is None:
-            return
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-        self._server = None
+    def catch_up(self) -> None:
+        """Read what former runs left, so that the first scrape need not; years of rows take a second."""
+        with contextlib.suppress(PeerError), self._lock:  # the scrape says it
+            self._counts.read_all()
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _catch_up(self) -> None:
-        """Read what former runs left, so that the first scrape does not wait for it; years of rows take a second."""
-        with contextlib.suppress(PeerError):  # the scrape says it
-            async with self._scrape:
-                await self._read_on()
-
-    async def _read_on(self) -> None:
-        while await asyncio.to_thread(self._tally.read_on):
-            pass
-
-    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection, whatever comes over it."""
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._tasks) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        self._keep(task)
-        try:
-            await self._converse(reader, writer)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # the other side left, or does not take the answer
-        except Exception:
-            log.exception("metrics not shown")
-        finally:
-            writer.transport.abort()  # what was drained is with the system, and nothing else is waited for
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        method = ""
-        try:
-            async with asyncio.timeout(self._head_s):
-                head = await reader.readuntil(b"\r\n\r\n")
-        except TimeoutError:
-            answer = Answer(http.HTTPStatus.REQUEST_TIMEOUT)
-        except asyncio.LimitOverrunError:
-            answer = Answer(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        else:
-            method, answer = await self._answer(head)
-        async with asyncio.timeout(self._write_s):
-            writer.write(answer.encode(head_only=method == "HEAD"))
-            await writer.drain()
-            writer.write_eof()
-            while await reader.read(HEAD_BYTES_MAX):  # until the other side closes: an abort could overtake the answer
-                pass
-
-    async def _answer(self, head: bytes) -> tuple[str, Answer]:
-        """The method of a request, and what to answer."""
-        request, *lines = head.decode("latin-1").split("\r\n")
-        words = request.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return "", Answer(http.HTTPStatus.BAD_REQUEST)
-        method, path = words[0], words[1].partition("?")[0]
-        if path not in ("/", "/metrics"):
-            return method, Answer(http.HTTPStatus.NOT_FOUND)
-        if method not in ("GET", "HEAD"):
-            return method, Answer(http.HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", "GET, HEAD"),))
-        if path == "/":
-            return method, Answer(http.HTTPStatus.OK, PAGE, "text/html; charset=utf-8")
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, _, text = line.partition(":")
-            headers[name.strip().lower()] = ",".join(filter(None, (headers.get(name.strip().lower()), text.strip())))
-        try:
-            return method, await self.scrape(headers.get("accept", ""), headers.get("accept-encoding", ""))
-        except (PeerError, OSError) as error:
-            log.error("metrics not shown", extra={"reason": str(error)})
-            return method, Answer(http.HTTPStatus.INTERNAL_SERVER_ERROR, UNREADABLE)
-
-    async def scrape(self, accept: str = "", accept_encoding: str = "") -> Answer:
-        """Every metric now, in the format that the headers ask for, as ``prometheus_client`` understands them.
-
-        Raises:
-            PeerError: journal or ledger cannot be read.
-        """
-        try:
-            encoder, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number
-            encoder, content_type = choose_encoder("")
-        compressed = gzip_accepted(accept_encoding)
-        async with self._scrape:
-            await self._read_on()
-            surroundings = await asyncio.to_thread(self._look_around)
-            self._snapshot.families = families(self._daemon, self._tally, surroundings, now_s=time.time())
-            body = await asyncio.to_thread(_text, lambda: encoder(self._registry), compressed=compressed)
-        headers = (("Content-Encoding", "gzip"),) if compressed else ()
-        return Answer(http.HTTPStatus.OK, body, content_type, headers)
+    async def _families(self, surroundings: Surroundings) -> list[Metric]:
+        return families(self._daemon, self._counts, surroundings, now_s=time.time())
 
     def _look_around(self) -> Surroundings:
         """The disk, and the certificate on it, which may have been renewed; if it is not usable, the start's."""
@@ -225,6 +167,96 @@ class MetricsServer:
         return Surroundings(disk.free, disk.total, expiry_s)
 
 
-def _text(make: Callable[[], bytes], *, compressed: bool) -> bytes:
-    text = make()
-    return gzip.compress(text) if compressed else text
+class MetricsServer:
+    """Serves ``/metrics`` for one daemon; to be made in its event loop.
+
+    Args:
+        daemon: is only read.
+        silence_s: how long a connection may be silent, in seconds.
+        connection_s: how long a connection may last, in seconds.
+    """
+
+    def __init__(self, daemon: Daemon, *, silence_s: float = SILENCE_S, connection_s: float = CONNECTION_S) -> None:
+        self._silence_s, self._connection_s = silence_s, connection_s
+        self._collector = DaemonCollector(daemon, asyncio.get_running_loop())
+        self._registry = CollectorRegistry()
+        self._registry.register(self._collector)
+        ProcessCollector(registry=self._registry)
+        ProcessCollector(
+            namespace="mhfl_worker",
+            pid=lambda: pid if (pid := daemon.foreman.pid) is not None else "none",
+            registry=self._registry,
+        )
+        self._servers: list[BoundedServer] = []
+
+    async def start(self, address: str) -> int:
+        """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
+
+        Raises:
+            PortInUse: the address cannot be bound; the message says why.
+        """
+        try:
+            await asyncio.to_thread(self._bind, *split_address(address))
+        except OSError as error:
+            for server in self._servers:
+                server.server_close()
+            self._servers = []
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise PortInUse(f"metrics.listen = {address} cannot be bound: {reason}", REMEDY) from None
+        threading.Thread(target=self._collector.catch_up, name="metrics catch up", daemon=True).start()
+        for server in self._servers:
+            threading.Thread(target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True).start()
+        return int(self._servers[0].server_port)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return sum(server.connections for server in self._servers)
+
+    async def stop(self) -> None:
+        """Take no more requests and break off those under way."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            await asyncio.to_thread(server.shutdown)
+            server.hang_up()
+            server.server_close()
+
+    def _bind(self, host: str, port: int) -> None:
+        """A server for each address that the host's name stands for."""
+        for address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            server = BoundedServer(address, silence_s=self._silence_s, connection_s=self._connection_s)
+            server.set_app(self._answer)
+            self._servers.append(server)
+
+    def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
+        """The application: the metrics, and a page that leads to them."""
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if path not in ("/", "/metrics"):
+            status, headers, body = "404 Not Found", [TEXT], b"Not Found\n"
+        elif method not in ("GET", "HEAD"):
+            status, headers, body = "405 Method Not Allowed", [TEXT, ("Allow", "GET, HEAD")], b"Method Not Allowed\n"
+        elif path == "/":
+            status, headers, body = "200 OK", [("Content-Type", "text/html; charset=utf-8")], PAGE
+        else:
+            status, headers, body = self._scrape(environ)
+        start_response(status, [*headers, ("Content-Length", str(len(body))), ("Server", SERVER)])
+        return [b"" if method == "HEAD" else body]
+
+    def _scrape(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Every metric now, in the format that the headers ask for, as ``prometheus_client`` understands them."""
+        try:
+            encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        except (TypeError, ValueError):  # a version that is no number
+            encoder, content_type = choose_encoder("")
+        try:
+            body = encoder(self._registry)
+        except (PeerError, OSError) as error:
+            log.error("metrics not shown", extra={"reason": str(error)})
+        except Exception:
+            log.exception("metrics not shown")
+        else:
+            if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
+                headers = [("Content-Type", content_type), ("Content-Encoding", "gzip")]
+                return "200 OK", headers, gzip.compress(body)
+            return "200 OK", [("Content-Type", content_type)], body
+        return "500 Internal Server Error", [TEXT], UNREADABLE

@@ -10,7 +10,7 @@ from typing import Any
 from peer.core import events
 from peer.core import status as status_document
 from peer.daemon.dispatch import Daemon
-from peer.records import reports
+from peer.records import folder_documents
 
 FOLLOW_MIN_S = 0.25
 """A person sees no more than four pictures a second, and a slow terminal even fewer."""
@@ -37,7 +37,7 @@ class OperatorService:
             first = int(arguments.get("first") or daemon.round.number or 1)
             plan = status_document.plan_of(daemon.round.rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
-        document = await asyncio.to_thread(reports.document, daemon.folder, what, arguments)
+        document = await asyncio.to_thread(folder_documents.document, daemon.folder, what, arguments)
         return self._with_reasons(document) if what == "evaluation" else document
 
     def _with_reasons(self, document: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -63,8 +63,16 @@ class OperatorService:
 
     async def follow(self, what: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
         """The document now, and again whenever something happened, four times a second at most."""
+        history = folder_documents.history_of(self._daemon.folder, what) if what in folder_documents.HISTORIES else None
+        rows_read = -1
         while True:
-            yield await self.show(what, arguments)
+            if history is None:
+                yield await self.show(what, arguments)
+            else:
+                await asyncio.to_thread(history.read_all)
+                if rows_read != history.rows_read:  # each row is read once, and nothing is sent where there is none
+                    rows_read = history.rows_read
+                    yield await asyncio.to_thread(folder_documents.history_document, history, what)
             changed = self._daemon.changed
             await asyncio.sleep(FOLLOW_MIN_S)
             with contextlib.suppress(TimeoutError):

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
@@ -21,6 +22,7 @@ from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
+from peer.core.status import TransferInProgress
 from peer.errors import CertificateError
 from peer.files import artifact_path
 from peer.records.journal import Journal
@@ -48,6 +50,22 @@ class TrafficCount:
     def add(self, size: int) -> None:
         self.messages += 1
         self.bytes += size
+
+
+@dataclass(slots=True)
+class PeerAccount:
+    """What the daemon knows of its dealings with one peer since it started. Times are monotonic seconds.
+
+    ``mismatch`` is why the peer's greeting was refused; it takes no part until it greets as one of this federation.
+    ``denied_s`` has the denials that were noted not long ago, by call and reason.
+    """
+
+    spoken: TrafficCount = field(default_factory=TrafficCount)
+    sent_bytes: int = 0
+    clock_skew_s: float | None = None
+    called_at_s: float | None = None
+    mismatch: str = ""
+    denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 class PeerService:
@@ -90,13 +108,12 @@ class PeerService:
         self._changed = asyncio.Event()
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(round.rules.round_key, federation.digest)
-        self._strangers: dict[SiteName, str] = {}
-        self.sending: dict[int, dict[str, object]] = {}
-        self.sent_bytes: Counter[str] = Counter()
-        self._denied_s: dict[str, dict[tuple[str, str], float]] = {}
-        self.skew_s: dict[SiteName, float] = {}
-        self.spoken: dict[SiteName, TrafficCount] = {name: TrafficCount() for name in federation.roster}
-        self._called: dict[SiteName, float] = {}
+        self.sending: dict[int, TransferInProgress] = {}
+        self._accounts: defaultdict[str, PeerAccount] = defaultdict(PeerAccount)
+
+    def account(self, peer: str) -> PeerAccount:
+        """What is known of a peer, or of a caller that is none."""
+        return self._accounts[peer]
 
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
@@ -139,7 +156,7 @@ class PeerService:
             round_key_tag=self._tag,
             evaluates=self._round.rules.evaluation_denied is None if self._federation.global_test else None,
         )
-        self.spoken[peer].add(wire.encode_greeting(greeting).ByteSize())
+        self._accounts[peer].spoken.add(wire.encode_greeting(greeting).ByteSize())
         return greeting
 
     def difference(self, greeting: Hello) -> str | None:
@@ -154,26 +171,27 @@ class PeerService:
 
     def welcome(self, peer: SiteName, greeting: Hello) -> None:
         """A greeting was compared and is one of ours."""
-        self._strangers.pop(peer, None)
-        self.skew_s[peer] = greeting.clock_s - time.time()
+        account = self._accounts[peer]
+        account.mismatch, account.clock_skew_s = "", greeting.clock_s - time.time()
         self._report(events.PeerGreeted(peer, greeting))
 
     def said(self, peer: SiteName, size: int) -> None:
         """So many bytes left for a peer beside artifacts."""
-        self.spoken[peer].add(size)
+        self._accounts[peer].spoken.add(size)
 
     def called_s(self, peer: SiteName) -> float | None:
         """Seconds since the peer's last call reached this site; nothing while none has."""
-        at_s = self._called.get(peer)
+        at_s = self._accounts[peer].called_at_s
         return None if at_s is None else round(self._clock() - at_s, 1)
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
-        self._called[caller] = self._clock()
+        """Compare greetings, and answer with this site's own."""
+        self._accounts[caller].called_at_s = self._clock()
         problem = self.difference(greeting)
         takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
         if problem is not None:
             if takes_part:
-                self._strangers[caller] = problem
+                self._accounts[caller].mismatch = problem
                 self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
         if takes_part:
@@ -181,11 +199,12 @@ class PeerService:
         return self.greeting(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        self._called[caller] = self._clock()
+        """Note where the caller is, and say where this site is."""
+        self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller, pulse))
         own = self._round.pulse()
-        self.spoken[caller].add(wire.encode_pulse(own).ByteSize())
+        self._accounts[caller].spoken.add(wire.encode_pulse(own).ByteSize())
         return own
 
     async def manifest(
@@ -203,7 +222,7 @@ class PeerService:
         signed = self._manifest_of(*found, evaluation=request.purpose == "evaluate")
         if signed is None:
             return Unavailable.NOT_YET
-        self.spoken[caller].add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
+        self._accounts[caller].spoken.add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
         return signed
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
@@ -223,22 +242,21 @@ class PeerService:
         generation = self._round.memory.generation
         if (reason := self._over(round, size)) is not None:
             raise self._deny(caller, request, reason)
-        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round}
-        facts = {"generation": generation, "sha256": sha256, "bytes": size}
-        intent = self._ledger.intend(**what, **facts)
-        self.sending[intent] = {**what, "bytes": size}
+        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
+        intent = self._ledger.intend(**what, generation=generation, sha256=sha256)
+        self.sending[intent] = cast(TransferInProgress, {"direction": "out", **what})
         self._report(events.PeerHeard(caller))
         return Grant(artifact_path(self._artifacts, sha256), intent)
 
     def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
         what = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
-        self.sent_bytes[str(what["peer"])] += size
+        self._accounts[what["peer"]].sent_bytes += size
         log.info("artifact sent", extra={"intent": grant.intent, **what, "sent_bytes": size, "outcome": outcome})
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
         """Take what a peer says of a model that was lent to it; it is in the journal when this returns."""
-        self._called[caller] = self._clock()
+        self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller))
         rules, memory = self._round.rules, self._round.memory
@@ -297,7 +315,7 @@ class PeerService:
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
         """Policy, then schedule; ``Refusal`` names which of them says no."""
-        self._called[caller] = self._clock()
+        self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
         egress, rules = self._site.egress, self._round.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
@@ -315,8 +333,8 @@ class PeerService:
 
     def _refuse_stranger(self, caller: SiteName) -> None:
         """Who greeted as a member of another federation takes no part until it greets as one of this."""
-        if caller in self._strangers:
-            raise Refusal(Status.MISMATCH, self._strangers[caller])
+        if mismatch := self._accounts[caller].mismatch:
+            raise Refusal(Status.MISMATCH, mismatch)
 
     def _deny(self, caller: SiteName, request: wire.ArtifactRequest, reason: str) -> Refusal:
         self._write_down(caller, f"{request.kind} for round {request.for_round}", reason)
@@ -324,11 +342,10 @@ class PeerService:
 
     def _write_down(self, caller: str, call: str, reason: str) -> None:
         """Note a denial in journal and log, unless the same one, or many of this caller, were noted just now."""
-        now_s = self._clock()
-        noted = self._denied_s.get(caller, {})
-        recent = {what: at_s for what, at_s in noted.items() if now_s - at_s < DENIED_AGAIN_S}
+        now_s, account = self._clock(), self._accounts[caller]
+        recent = {what: at_s for what, at_s in account.denied_s.items() if now_s - at_s < DENIED_AGAIN_S}
         if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
             recent[(call, reason)] = now_s
             self._journal.write(rows.DeniedRow(self._round.number, caller=caller, call=call, reason=reason))
             log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
-        self._denied_s[caller] = recent
+        account.denied_s = recent

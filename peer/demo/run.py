@@ -19,7 +19,6 @@ from typing import Any
 
 from peer import errors
 from peer.config import toml
-from peer.core import site_memory
 from peer.daemon import startup
 from peer.data.adapters import DATASETS
 from peer.data.adapters.prepared_folder import DATALIST, REGIONS
@@ -27,8 +26,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import PresetSize, networks, study
 from peer.extras import require_extra
 from peer.inference import model_state
-from peer.records.journal import Journal
-from peer.records.ledger import Ledger
+from peer.records.history import OPEN, History
 from peer.research.experiment import Experiment
 
 POLL_S = 0.5
@@ -143,22 +141,17 @@ def _figures(loopback: LocalFederation, metric: str, name: str, matrix: Any) -> 
     """One site's row: Local and Global Test, bytes, seconds of training."""
     folder = loopback.folder(name)
     _, site, _ = startup.load(folder)
-    ledger = Ledger(folder.egress_db, read_only=True)
-    journal = Journal(folder.generation(folder.generations()[-1]) / "journal.db", read_only=True)
-    records = journal.fold(site_memory.round_records)
-    sent = sum(record.get("sent_bytes", 0) for record in ledger.transfers())
-    received = sum(row["body"]["bytes"] for row in journal.records(("received",)))
-    ledger.close()
-    journal.close()
+    history = History(folder, rounds=True, received=True, sent=True).read_all()
+    rounds = history.rounds
     # A site that enlarges by another factor cannot be tried on, and an AUC needs both classes.
     found = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
     return {
         "model": f"{site.model.name}, width {site.model.parameters['width']}",
         "local_test": matrix[name][name].get(metric),
         "global_test": statistics.fmean(found) if len(found) == len(matrix) else None,
-        "sent_bytes": sent,
-        "received_bytes": received,
-        "rounds": len(records),
-        "fallbacks": sum(bool(record["missing"]) for record in records),
-        "training_s": round(sum(record["duration_s"] for record in records), 1),
+        "sent_bytes": sum(transfer.bytes for transfer in history.sent if transfer.outcome != OPEN),
+        "received_bytes": sum(transfer.bytes for transfer in history.received),
+        "rounds": len(rounds),
+        "fallbacks": sum(bool(committed.missing) for committed in rounds),
+        "training_s": round(sum(committed.duration_s for committed in rounds), 1),
     }

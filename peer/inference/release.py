@@ -26,7 +26,7 @@ from peer.extras import require_extra
 from peer.files import sync_folder
 from peer.inference import model_state
 from peer.inference.model_state import ModelState
-from peer.records import reports
+from peer.records.history import recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
@@ -146,7 +146,7 @@ def _refusal(body: bytes) -> str:
 
 def _facts(journal: Journal, federation: FederationConfig, standing: ModelState, consent: Consent) -> dict[str, Any]:
     """What the model card tells that only the journal and the configuration know."""
-    rounds = reports.rounds([journal])
+    rounds = recent_rounds(journal, last=ROUNDS_TOLD)
     measured = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
     measured = [row for row in measured if row["round"] <= standing.committed]
     newest = measured[-1] if measured else {"round": None, "body": {"metrics": {}}}
@@ -159,8 +159,8 @@ def _facts(journal: Journal, federation: FederationConfig, standing: ModelState,
         "rounds": federation.rounds,
         "metrics": {"round": newest["round"], "site": newest["body"]["metrics"]},
         "contributors": [
-            {"round": row["round"], "contributors": list(row["contributors"]), "missing": sorted(row["missing"])}
-            for row in rounds[-ROUNDS_TOLD:]
+            {"round": each.number, "contributors": list(each.contributors), "missing": sorted(each.missing)}
+            for each in rounds
         ],
         "left_out": dict(consent.left_out),
         "precision": standing.setting.site["training"]["precision"],

@@ -19,11 +19,11 @@ from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
 from peer.core import limits
 from peer.core.roster import round_key_tag
-from peer.core.site_memory import round_records
 from peer.daemon.dispatch import now
 from peer.data.datalist import inspect_datalist
 from peer.identity import certificates
 from peer.preflight.finding import Finding
+from peer.records.history import recent_rounds
 from peer.records.journal import Journal
 
 OURS = "mhfl-peer"
@@ -192,7 +192,7 @@ def distillation(folder: SiteFolder) -> Iterator[Finding]:
     if path is None or not path.exists():
         return
     with contextlib.closing(Journal(path, read_only=True)) as journal:
-        shares = [record["metrics"].get("distillation_ratio") for record in journal.fold(round_records, ("committed",))]
+        shares = [committed.metrics.get("distillation_ratio") for committed in recent_rounds(journal)]
     known = [share for share in shares if share is not None]
     if known and known[-1] < DISTILLATION_SHARE_MIN:
         text = f"distillation is {known[-1]:.2%} of the supervised loss in the last round: it hardly moves a weight"

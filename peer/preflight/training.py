@@ -17,7 +17,7 @@ from peer.core import commands, events, limits, worker_protocol
 from peer.core.roster import SiteName
 from peer.daemon.worker_process import WorkerProcess, describe_exit
 from peer.preflight.finding import Finding
-from peer.records.recent import duration
+from peer.records.history import duration
 
 SAMPLE_S = 2.0
 """A large volume on a slow network disk is read in less."""

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,13 +168,20 @@ class Journal:
         for record in self._select(f"{_only(wanted)} ORDER BY seq", wanted):
             yield record["kind"], record["round"], record["body"]
 
-    def since(self, seq: int, kinds: Iterable[str]) -> Iterator[dict[str, Any]]:
+    def since(self, seq: int, kinds: Iterable[str], *, leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """Rows of these kinds beyond a number, with their Unix times, oldest first, read as they are asked for.
 
-        For who counts along, and reads each row once: the table is walked from there on, not the index.
+        For a reader that reads each row once: the table is walked from there on, not the index.
+
+        Args:
+            seq: of the last row that is not wanted.
+            kinds: of the rows.
+            leave_out: JSON paths of what no body shall hold, such as ``$.signature``.
         """
         wanted = tuple(kinds)
-        return self._select(f"WHERE seq > ? AND +kind IN ({_places(wanted)}) ORDER BY seq", (seq, *wanted))
+        return self._select(
+            f"WHERE seq > ? AND +kind IN ({_places(wanted)}) ORDER BY seq", (seq, *wanted), leave_out=leave_out
+        )
 
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
         """Of each of these kinds the newest row, oldest first; fast however long the journal is."""
@@ -184,7 +191,12 @@ class Journal:
             yield record["kind"], record["round"], record["body"]
 
     def records(
-        self, kinds: Iterable[str] = (), *, without: Iterable[str] = (), last: int | None = None
+        self,
+        kinds: Iterable[str] = (),
+        *,
+        without: Iterable[str] = (),
+        last: int | None = None,
+        leave_out: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
         """Rows with their Unix times, oldest first.
 
@@ -192,11 +204,14 @@ class Journal:
             kinds: of these only, if any are named.
             without: none of these.
             last: the newest so many only; all if it is not given.
+            leave_out: JSON paths of what no body shall hold.
         """
         wanted, unwanted = tuple(kinds), tuple(without)
         where = _only(wanted) or f"WHERE kind NOT IN ({_places(unwanted)})"
         limit = -1 if last is None else last
-        return list(self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(wanted or unwanted), limit)))[::-1]
+        return list(
+            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(wanted or unwanted), limit), leave_out=leave_out)
+        )[::-1]
 
     def of_round(self, round: int) -> list[dict[str, Any]]:
         """The rows from the end of the round before to the beginning of the round after, each with its ``cause``.
@@ -210,9 +225,11 @@ class Journal:
         bounds = f"WHERE seq > ({before}) AND seq <= ({after}) ORDER BY seq"
         return list(self._select(bounds, (*ends, round, *begins, round), causes=True))
 
-    def _select(self, where: str, values: tuple[Any, ...], *, causes: bool = False) -> Iterator[dict[str, Any]]:
+    def _select(
+        self, where: str, values: tuple[Any, ...], *, causes: bool = False, leave_out: Sequence[str] = ()
+    ) -> Iterator[dict[str, Any]]:
         """Rows as records, whose bodies are of the current version of their kind."""
-        query = f"SELECT seq, time_s, kind, round, body, {self._more} FROM row {where}"
+        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)}, {self._more} FROM row {where}"
         with storage(self.path):
             for seq, time_s, kind, round, text, version, why in self._connection.execute(query, values):
                 body = rows.upgrade(kind, version, json.loads(text))
@@ -233,6 +250,14 @@ def _json(body: Mapping[str, Any]) -> str:
 
 def _only(kinds: tuple[str, ...]) -> str:
     return f"WHERE kind IN ({_places(kinds)})" if kinds else ""
+
+
+def _body(leave_out: Sequence[str]) -> str:
+    """The column of the bodies; SQLite leaves parts out without making Python objects of them."""
+    if not leave_out:
+        return "body"
+    paths = ", ".join(f"'{path}'" for path in leave_out)
+    return f"CASE WHEN json_valid(body) THEN json_remove(body, {paths}) ELSE body END"  # json.loads names the file
 
 
 def _places(values: tuple[str, ...]) -> str:

@@ -27,10 +27,10 @@ from torch import Tensor
 from models.footprint import describe
 from peer import __version__
 from peer.config.site_folder import write_atomically
-from peer.core import site_memory
 from peer.core.roster import SiteName
 from peer.core.tasks import CLASSIFYING
 from peer.errors import LockedError
+from peer.records.history import Transfer, committed_rounds
 from peer.research.diagnosis import diagnose
 from peer.research.result_files import FORMAT
 from peer.research.runs import RESULT
@@ -253,13 +253,13 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
         cost = None
     received = _received(member)
     sent = [
-        size
+        transfer
         for other in members.values()
         if other is not member
-        for (peer, *_), size in _received(other).items()
-        if peer == name
+        for transfer in _received(other)
+        if transfer.peer == name
     ]
-    rounds = site_memory.round_records(member.rows)
+    rounds = [committed.document() for committed in committed_rounds(member.rows)]
     splits = {"training": own.data.training, "validation": own.data.validation, "test": own.data.test}
     return {
         "model": {"name": spec["name"], **spec.get("hyper", {})},
@@ -272,20 +272,21 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
             if recipe.task.kind in CLASSIFYING
         },
         "steps": member.steps,
-        "sent_bytes": sum(sent),
-        "received_bytes": sum(received.values()),
+        "sent_bytes": sum(transfer.bytes for transfer in sent),
+        "received_bytes": sum(transfer.bytes for transfer in received),
         "training_s": sum(record["duration_s"] for record in rounds),
         "rounds": rounds,
     }
 
 
-def _received(member: Member) -> dict[tuple[str, int, str, str], int]:
-    """Bytes by sender, round, purpose and artifact: what a run asked for again after it was killed came once."""
-    return {
-        (str(body["peer"]), round, str(body["purpose"]), str(body["sha256"])): int(body["bytes"])
+def _received(member: Member) -> list[Transfer]:
+    """What came: a run that was killed may have asked for an artifact again, which counts once."""
+    transfers = [
+        Transfer.received(member.memory.generation, round, body, time_s=0.0)
         for kind, round, body in member.rows
         if kind == "received"
-    }
+    ]
+    return list({(one.peer, one.round, one.purpose, one.sha256): one for one in transfers}.values())
 
 
 def _samples(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:

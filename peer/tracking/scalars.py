@@ -16,8 +16,7 @@ from peer import __version__
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import global_test_memory
-from peer.records.journal import Journal
-from peer.records.ledger import UNKNOWN, Ledger
+from peer.records.history import OPEN, CommittedRound, History, HistoryRow, Transfer
 
 EXPORT = "export"
 """The purpose of a ledger row that sent nothing to a peer."""
@@ -30,7 +29,6 @@ KINDS = (
     "finished",
     "lapsed",
     "left",
-    "received",
     "regenerated",
     "report",
 )
@@ -88,18 +86,19 @@ def runs(folder: SiteFolder) -> list[GenerationScalars]:
         StateError: journal or ledger is damaged.
     """
     federation = FederationConfig.load(folder.federation_toml)
-    begun: dict[int, list[dict[str, Any]]] = {}
-    for number in folder.generations():
-        path = folder.generation(number) / "journal.db"
-        if path.exists():
-            with contextlib.closing(Journal(path, read_only=True)) as journal:
-                begun[number] = journal.records(KINDS)
-    sent = _sent(folder)  # after the journals: what ended before a commit that was seen must be seen, too
+    # The ledger is read after the journals: a transfer that ended before a commit that was seen must be seen, too.
+    history = History(folder, rounds=True, received=True, sent=True, kinds=KINDS).read_all()
+    sent: dict[int, list[Transfer]] = {}
+    for transfer in history.sent:
+        if transfer.outcome != OPEN and transfer.purpose != EXPORT:
+            sent.setdefault(transfer.generation, []).append(transfer)
     found = []
-    for number, rows in begun.items():
-        counted = {number, *(row["body"]["generation"] for row in rows if row["kind"] == "regenerated")}
-        found.append((number, rows, [transfer for each in sorted(counted) for transfer in sent.get(each, [])]))
-    return [_run(folder, federation, *each) for each in found if each[1]]
+    for number, rows in history.rows_of.items():
+        counted = {number, *(row.body["generation"] for row in rows if row.kind == "regenerated")}
+        left = [transfer for each in sorted(counted) for transfer in sent.get(each, [])]
+        if rows:
+            found.append(_run(folder, federation, number, history, left))
+    return found
 
 
 def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:
@@ -115,28 +114,27 @@ def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:
 
 
 def _run(
-    folder: SiteFolder,
-    federation: FederationConfig,
-    number: int,
-    rows: list[dict[str, Any]],
-    sent: list[tuple[float, int]],
+    folder: SiteFolder, federation: FederationConfig, number: int, history: History, sent: Sequence[Transfer]
 ) -> GenerationScalars:
-    settings: Mapping[str, Any] = next((row["body"] for row in reversed(rows) if row["kind"] == "configured"), {})
+    rows = history.rows_of[number]
+    settings: Mapping[str, Any] = next((row.body for row in reversed(rows) if row.kind == "configured"), {})
     facts = {key: str(value) for key, value in settings.items() if key not in PATHS}
     if settings.get("federation", federation.digest) == federation.digest:
         facts |= _facts(federation)
-    over = any(row["kind"] == "finished" for row in rows)
-    last = next((row for row in reversed(rows) if row["kind"] in ("began", "left")), None)
+    over = any(row.kind == "finished" for row in rows)
+    last = next((row for row in reversed(rows) if row.kind in ("began", "left")), None)
+    traffic = {"received": history.received_of[number], "sent": sent}
+    scalars = _scalars(folder.site, federation, rows, list(history.rounds_of[number].values()), traffic)
     return GenerationScalars(
         site=folder.site,
         federation=folder.federation,
         digest=str(settings.get("federation", federation.digest)),
         generation=number,
-        began_s=rows[0]["time"],
-        ended_s=last["time"] if over and last is not None and last["kind"] == "left" else None,
+        began_s=rows[0].time_s,
+        ended_s=last.time_s if over and last is not None and last.kind == "left" else None,
         scalars=tuple(
             sorted(
-                (scalar for scalar in _scalars(folder.site, federation, rows, sent) if math.isfinite(scalar.value)),
+                (scalar for scalar in scalars if math.isfinite(scalar.value)),
                 key=lambda scalar: (scalar.time_s, scalar.tag),
             )
         ),
@@ -155,27 +153,29 @@ def _facts(federation: FederationConfig) -> dict[str, str]:
 
 
 def _scalars(
-    site: str, federation: FederationConfig, rows: Sequence[Mapping[str, Any]], sent: list[tuple[float, int]]
+    site: str,
+    federation: FederationConfig,
+    rows: Sequence[HistoryRow],
+    rounds: Sequence[CommittedRound],
+    traffic: Mapping[str, Sequence[Transfer]],
 ) -> Iterator[Scalar]:
     stages = federation.plan.stages
-    commits = [(row["time"], row["round"]) for row in rows if row["kind"] == "committed"]
+    for committed in rounds:
+        step, at_s = committed.number, committed.time_s
+        yield Scalar("round/duration_s", step, float(committed.duration_s), at_s)
+        yield Scalar("round/contributors", step, float(len(committed.contributors)), at_s)
+        yield Scalar("round/missing", step, float(len(committed.missing)), at_s)
     told: set[Place] = set()
     for row in rows:
-        step, at_s, body = row["round"], row["time"], row["body"]
-        if row["kind"] == "committed":
-            yield Scalar("round/duration_s", step, float(body["duration_s"]), at_s)
-            yield Scalar("round/contributors", step, float(len(body["contributors"])), at_s)
-            yield Scalar("round/missing", step, float(len(body["missing"])), at_s)
-        if row["kind"] in ("committed", "evaluated"):  # what was measured before the commit is in both
-            for name, value in body["metrics"].items():
+        if row.kind in ("committed", "evaluated"):  # what was measured before the commit is in both
+            for name, value in row.body["metrics"].items():
                 tag = _tag(name, stages)
-                if (tag, step) not in told:
-                    told.add((tag, step))
-                    yield Scalar(tag, step, float(value), at_s)
-    received = [(row["time"], int(row["body"]["bytes"])) for row in rows if row["kind"] == "received"]
-    for direction, transfers in (("received", received), ("sent", sent)):
-        for (at_s, step), total in zip(commits, _between(commits, transfers), strict=True):
-            yield Scalar(f"traffic/{direction}_bytes", step, float(total), at_s)
+                if (tag, row.round) not in told:
+                    told.add((tag, row.round))
+                    yield Scalar(tag, row.round, float(value), row.time_s)
+    for direction, transfers in traffic.items():
+        for committed, total in zip(rounds, _between(rounds, transfers), strict=True):
+            yield Scalar(f"traffic/{direction}_bytes", committed.number, float(total), committed.time_s)
     yield from _evaluation(site, federation, rows)
 
 
@@ -189,23 +189,23 @@ def _tag(metric: str, stages: Mapping[str, Any]) -> str:
     return f"test/{metric}"
 
 
-def _between(commits: Sequence[tuple[float, int]], transfers: Sequence[tuple[float, int]]) -> list[int]:
-    """Bytes by commit: of the transfers that ended after the commit before and not after it."""
-    ends_s = [at_s for at_s, _ in commits]
-    totals = [0] * (len(commits) + 1)
-    for at_s, size in transfers:
-        totals[bisect.bisect_left(ends_s, at_s)] += size
+def _between(rounds: Sequence[CommittedRound], transfers: Sequence[Transfer]) -> list[int]:
+    """Bytes by round: of the transfers that ended after the commit before and not after its own."""
+    ends_s = [committed.time_s for committed in rounds]
+    totals = [0] * (len(rounds) + 1)
+    for transfer in transfers:
+        totals[bisect.bisect_left(ends_s, transfer.ended_s)] += transfer.bytes
     return totals[:-1]
 
 
-def _evaluation(site: str, federation: FederationConfig, rows: Sequence[Mapping[str, Any]]) -> Iterator[Scalar]:
+def _evaluation(site: str, federation: FederationConfig, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
     """How the site's models did elsewhere, each when it was told, and the mean once every site has."""
-    known = [row for row in rows if row["kind"] in ("evaluated", "report", "lapsed")]
+    known = [row for row in rows if row.kind in ("evaluated", "report", "lapsed")]
     told_s: dict[tuple[int, str], float] = {}
     for row in known:
-        if row["kind"] == "report":
-            told_s.setdefault((row["round"], row["body"]["site"]), row["time"])
-    plain = [(row["kind"], row["round"], row["body"]) for row in known]
+        if row.kind == "report":
+            told_s.setdefault((row.round, row.body["site"]), row.time_s)
+    plain = [(row.kind, row.round, row.body) for row in known]
     for record in global_test_memory.evaluation_records(plain, own=site, sites=federation.roster.names):
         step = record["round"]
         for other, cell in record["cells"].items():
@@ -216,18 +216,3 @@ def _evaluation(site: str, federation: FederationConfig, rows: Sequence[Mapping[
         if record["global_test"] is not None and reports_s:
             for name, value in record["global_test"].items():
                 yield Scalar(f"global_test/{name}", step, float(value), max(reports_s))
-
-
-def _sent(folder: SiteFolder) -> dict[int, list[tuple[float, int]]]:
-    """By generation, when each transfer to a peer ended and how many bytes left, or may have left."""
-    found: dict[int, list[tuple[float, int]]] = {}
-    if not folder.egress_db.exists():
-        return found
-    with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
-        for record in ledger.transfers():
-            if record["outcome"] == "open" or record["purpose"] == EXPORT:
-                continue
-            size = record["bytes"] if record["outcome"] == UNKNOWN else record["sent_bytes"]
-            ended_s = record["time"] + record["seconds"]
-            found.setdefault(record["generation"], []).append((ended_s, int(size)))
-    return found

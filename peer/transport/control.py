@@ -5,6 +5,7 @@ The socket has mode 0600 in a folder of mode 0700: whoever can open it is the op
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -101,7 +102,7 @@ class Control(rpc.ControlServicer):
 
     async def Show(self, request: pb.Query, context: Context) -> pb.Document:  # noqa: N802
         try:
-            return _document(await self._console.show(*_query(request)))
+            return await asyncio.to_thread(_document, await self._console.show(*_query(request)))
         except Exception as error:
             await _abort(context, error)
 
@@ -117,7 +118,7 @@ class Control(rpc.ControlServicer):
         try:
             async with contextlib.aclosing(self._console.follow(*_query(request))) as documents:
                 async for document in documents:
-                    await context.write(_document(document))
+                    await context.write(await asyncio.to_thread(_document, document))
         except Exception as error:
             await _abort(context, error)
 
@@ -132,7 +133,14 @@ def _query(request: pb.Query) -> tuple[str, dict[str, Any]]:
 
 
 def _document(value: object) -> pb.Document:
-    return pb.Document(json=json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+    """The value as JSON. A list is encoded record by record: the encoder holds the interpreter while it runs."""
+    if isinstance(value, list):
+        return pb.Document(json=f"[{','.join(map(_encoded, value))}]")
+    return pb.Document(json=_encoded(value))
+
+
+def _encoded(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 async def _abort(context: Context, error: Exception) -> NoReturn:

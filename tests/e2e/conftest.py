@@ -14,10 +14,10 @@ import nibabel
 import numpy as np
 import pytest
 
-from peer.core import site_memory
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
+from peer.records.history import committed_rounds
 from peer.records.journal import Journal
 from peer.research.simulation import Simulation
 
@@ -160,7 +160,7 @@ def rows(loopback: LocalFederation, name: str) -> list[tuple[str, int, Any]]:
 
 def records(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     """A site's committed rounds."""
-    return site_memory.round_records(rows(loopback, name))
+    return [dict(committed.document()) for committed in committed_rounds(rows(loopback, name))]
 
 
 def weights(home: Path, state: str) -> dict[str, str]:

@@ -17,8 +17,8 @@ from peer.cli import main
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
+from peer.records.documents import TransferRecord
 from peer.records.ledger import Ledger
-from peer.records.reports import TRANSFER_KEYS
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: LocalFed
         ("africa", 2),
         ("europe", 3),
     ]
-    assert all(list(row) == list(TRANSFER_KEYS) for row in every)
+    assert all(list(row) == list(TransferRecord.__annotations__) for row in every)
 
     def rounds(*words: str) -> list[int]:
         return [row["round"] for row in done(enrolled, "egress", "--site", "asia", *words)]

@@ -17,11 +17,18 @@ from peer.cli import main
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
-ROUND = {"contributors": ["asia"], "missing": {}, "duration_s": 1.0, "metrics": {"train_total": 0.5}}
+ROUND = {
+    **dict.fromkeys(RoundRecord.__annotations__),
+    "contributors": ["asia"],
+    "missing": {},
+    "duration_s": 1.0,
+    "metrics": {"train_total": 0.5},
+}
 
 
 @pytest.fixture

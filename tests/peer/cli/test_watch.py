@@ -22,6 +22,7 @@ from peer.cli import main
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
@@ -194,8 +195,7 @@ def test_a_watch_outlives_the_daemon_and_ends_quietly(watch: Any, program: Any) 
 def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     following = watch("rounds")
     assert following.next() == []
-    keys = ("generation", "sources", "contributors", "missing", "below_quorum", "skipped", "artifact_sha256")
-    body = {**dict.fromkeys((*keys, "aggregate_sha256", "metrics", "threads", "duration_s")), "metrics": {}}
+    body = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}}
     journal = Journal(history.generation(1) / "journal.db")
     journal.append("ignored", 1, {})
     journal.append("committed", 1, body)

@@ -10,8 +10,9 @@ import pytest
 from peer.core import events
 from peer.core.messages import Unavailable
 from peer.core.phases import Phase
+from peer.core.plan import KINDS
 from peer.core.rules import PaceRules
-from peer.core.status import plan_of, status, waiting_for
+from peer.core.status import WAIT_KINDS, plan_of, status, waiting_for
 
 FOUR = ("africa", "america", "asia", "europe")
 DAEMON_ADDS = {"federation", "certificate_days"}
@@ -99,9 +100,12 @@ def test_a_visiting_model_is_named_by_its_owner(solo: Any) -> None:
     assert [(waited["site"], waited["artifact"]) for waited in seen(site)["waiting_for"]] == [("america", "model")]
     site.deliver("america")
     site.finish()
-    assert [(waited["site"], waited["artifact"]) for waited in seen(site)["waiting_for"]] == [
-        ("america", "asia's model")
-    ]
+    (waited,) = seen(site)["waiting_for"]
+    assert (waited["site"], waited["kind"], waited["artifact"]) == ("america", "model", "asia's model")
+
+
+def test_a_site_waits_for_every_kind_of_artifact() -> None:
+    assert set(KINDS) < set(WAIT_KINDS)
 
 
 def test_without_a_quorum_the_deadline_shown_is_the_one_that_counts(solo: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from peer.core import commands, events, limits
 from peer.core.messages import EvaluationResult, Hello
 from peer.core.roster import Sha256, SiteName
+from peer.core.status import PeerStatus, SiteStatus
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
 from peer.demo.local_federation import LocalFederation
@@ -162,16 +163,16 @@ async def test_two_sites_do_their_rounds_and_account_for_every_transfer(
 
 
 async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(running: Running) -> None:
-    from peer.records import reports
+    from peer.records import folder_documents
 
     asia = await running.start("asia", stay=True)
     await running.start("europe", stay=True)
     status = await until(
         asia, lambda status: status["phase"] == "done" and status["peers"]["europe"]["phase"] == "done"
     )
-    down = reports.status_when_down(asia.folder)
-    assert status.keys() == down.keys()
-    assert status["peers"]["europe"].keys() == down["peers"]["europe"].keys()
+    down = folder_documents.status_when_down(asia.folder)
+    assert status.keys() == down.keys() == SiteStatus.__annotations__.keys()
+    assert status["peers"]["europe"].keys() == down["peers"]["europe"].keys() == PeerStatus.__annotations__.keys()
     assert status["certificate_days"] == down["certificate_days"]
     assert (status["daemon"], status["committed"], down["phase"]) == ("running", 3, "finished")
     assert abs(status["peers"]["europe"]["clock_skew_s"]) < 5
@@ -261,7 +262,7 @@ async def test_the_last_beat_says_that_the_site_is_gone(running: Running) -> Non
     await running.end("asia")
     status = await until(europe, lambda status: status["peers"]["asia"]["phase"] == "gone")
     assert status["peers"]["asia"]["round"] == 3
-    assert asia.desk.spoken[SiteName("europe")].messages > 0
+    assert asia.desk.account("europe").spoken.messages > 0
 
 
 async def test_a_port_in_use_ends_the_start_and_frees_everything(running: Running) -> None:
@@ -437,9 +438,9 @@ async def evaluating(
 
 
 def evaluation(running: Running, name: str) -> list[dict[str, Any]]:
-    from peer.records import reports
+    from peer.records import folder_documents
 
-    found: list[dict[str, Any]] = reports.document(running.loopback.folder(name), "evaluation", {})
+    found: list[dict[str, Any]] = folder_documents.document(running.loopback.folder(name), "evaluation", {})
     return found
 
 

@@ -19,9 +19,12 @@ from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS, METRICS_SHOWN_MAX, Surroundings, families
 from peer.demo.local_federation import LocalFederation
-from peer.records.tally import Tally, Transfer
+from peer.records.counts import Counts, TransferLabels
+from peer.records.documents import RoundRecord
+from peer.records.history import CommittedRound
 
 AROUND = Surroundings(disk_free=5, disk_size=10, expiry_s={"site": 100.0, "ca": 200.0})
+ROUND = dict.fromkeys(RoundRecord.__annotations__)
 Read = Callable[..., dict[tuple[str, ...], float]]
 
 
@@ -49,9 +52,9 @@ def read(daemon: Still) -> Read:
     """The samples of a metric by the values of its labels, with the journal and ledger as they are now."""
 
     def samples(name: str) -> dict[tuple[str, ...], float]:
-        tally = Tally(daemon.folder, daemon.federation.roster)
-        assert not tally.read_on()
-        return by_labels(families(daemon, tally, AROUND, now_s=time.time()), name)
+        counts = Counts(daemon.folder, daemon.federation.roster)
+        assert not counts.read_on()
+        return by_labels(families(daemon, counts, AROUND, now_s=time.time()), name)
 
     return samples
 
@@ -69,9 +72,9 @@ def by_labels(found: list[Metric], name: str) -> dict[tuple[str, ...], float]:
 async def test_every_metric_of_the_table_is_shown_with_its_labels(daemon: Still) -> None:
     """A site in the middle of everything; what is shown and in no table raises already."""
     happens(daemon)
-    tally = Tally(daemon.folder, daemon.federation.roster)
-    tally.read_on()
-    found = families(daemon, tally, AROUND, now_s=time.time())
+    counts = Counts(daemon.folder, daemon.federation.roster)
+    counts.read_on()
+    found = families(daemon, counts, AROUND, now_s=time.time())
     shown = {sample.name: set(sample.labels) for family in found for sample in family.samples}
     assert shown == {name: set(meaning.labels) for name, meaning in METRICS.items()}
     assert [family.type for family in found if family.name == "mhfl_site"] == ["info"]
@@ -81,11 +84,11 @@ def happens(daemon: Still) -> None:
     """Rows, and a state, from which every metric comes."""
     europe, sha256 = SiteName("europe"), "ab" * 32
     site, journal = daemon.round, daemon.journal
-    committed: dict[str, Any] = {"missing": {"europe": "slow"}, "sources": [], "contributors": ["asia"]}
+    committed: dict[str, Any] = {**ROUND, "missing": {"europe": "slow"}, "sources": [], "contributors": ["asia"]}
     committed |= {"duration_s": 2.0, "metrics": {"auc": 0.75}, "below_quorum": True}
     journal.append("committed", 1, committed)
     for round in (1, 2):
-        daemon._recent.add(round, committed, time_s=time.time())
+        daemon._recent.add(CommittedRound.of_row(round, committed, time_s=time.time()))
     journal.append("opened", 2, {"sources": []})
     site.memory.apply(OpenedRow(2, sources=()))
     site.memory.samples = {"training": 4, "test": 2, "unreadable": 1}
@@ -94,7 +97,7 @@ def happens(daemon: Still) -> None:
     site.phase = Phase.GATHERING
     site.rules = replaced(site.rules, gather_s=600.0)
     site.progress = events.Progressed(1, 2, 1, "train", 1, 2, {"total": 0.5})
-    daemon.desk.skew_s[europe] = -6.0
+    daemon.desk.account(europe).clock_skew_s = -6.0
     daemon.ledger.settle(
         daemon.ledger.intend(
             peer="europe", purpose="train", kind="model", round=1, generation=1, sha256=sha256, bytes=9
@@ -143,12 +146,12 @@ async def test_zero_is_said_before_anything_happens(daemon: Still, read: Read) -
     assert read("mhfl_peer_refusals_total") == {("europe",): 0}
     assert read("mhfl_calls_denied_total") == {("europe",): 0, ("unknown",): 0}
     assert read("mhfl_peer_means_compared_total") == {("europe", "true"): 0, ("europe", "false"): 0}
-    assert read("mhfl_transfers_total")[Transfer("out", "europe", "model", "train", "broken")] == 0
+    assert read("mhfl_transfers_total")[TransferLabels("out", "europe", "model", "train", "broken")] == 0
     assert read("mhfl_worker_failures_total") == {(fault,): 0 for fault in ("memory", "data", "configuration", "crash")}
 
 
 async def test_a_round_shows_who_is_in_it(daemon: Still, read: Read) -> None:
-    body: dict[str, Any] = {"contributors": ["asia", "europe"], "missing": {}, "below_quorum": False, "duration_s": 3.5}
+    body: dict[str, Any] = {**ROUND, "contributors": ["asia", "europe"], "missing": {}, "duration_s": 3.5}
     source = {"site": "europe", "round": 1, "sha256": "ab" * 32, "fallback": ""}
     many = {f"dice_{number:03}": 0.5 for number in range(200)}
     daemon.journal.append("committed", 1, {**body, "sources": [source], "metrics": {"auc": math.nan, **many}})

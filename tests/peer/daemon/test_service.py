@@ -363,14 +363,16 @@ async def test_a_greeting_is_answered_reported_and_its_clock_compared(office: Ca
     assert desk.events == [events.PeerGreeted(SiteName("asia"), theirs)]
     assert (answer.federation, answer.generation) == (desk.federation.digest, 1)
     assert desk.desk.difference(answer) is None
-    assert 59 < desk.desk.skew_s[SiteName("asia")] < 61
+    skew_s = desk.desk.account("asia").clock_skew_s
+    assert skew_s is not None
+    assert 59 < skew_s < 61
 
 
 async def test_a_question_is_answered_and_counts_as_nobody_s_presence(office: Callable[..., Office]) -> None:
     desk = office()
     await desk.desk.hello(SiteName("asia"), greeting(desk, generation=0))
     assert desk.events == []
-    assert desk.desk.skew_s == {}
+    assert desk.desk.account("asia").clock_skew_s is None
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
@@ -421,15 +423,15 @@ async def test_what_was_spoken_is_counted_for_each_peer(office: Callable[..., Of
     artifact = desk.publish(1)
     caller = desk.receiver(1)
     await desk.desk.hello(caller, greeting(desk))
-    said = desk.desk.spoken[caller].bytes
+    said = desk.desk.account(caller).spoken.bytes
     await desk.desk.beat(caller, NOW)
     await desk.desk.manifest(caller, asked(1), wait_s=0.0)
     signed = desk.sign(1, artifact)
     manifest = len(signed.body) + len(signed.signature) + len(signed.certificate_der)
     assert said > 100
-    assert desk.desk.spoken[caller].messages == 3
-    assert desk.desk.spoken[caller].bytes > said + manifest
-    assert desk.desk.spoken[desk.stranger(1)].messages == 0
+    assert desk.desk.account(caller).spoken.messages == 3
+    assert desk.desk.account(caller).spoken.bytes > said + manifest
+    assert desk.desk.account(desk.stranger(1)).spoken.messages == 0
 
 
 # --- remote evaluation -----------------------------------------------------------------------------------------------

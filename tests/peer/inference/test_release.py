@@ -24,7 +24,7 @@ from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
 from peer.inference.model_state import ModelState, standing
 from peer.inference.release import consented, release
-from peer.records import reports
+from peer.records import folder_documents
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
@@ -173,7 +173,7 @@ def test_an_export_is_among_what_left(folder: SiteFolder, answering: Answering, 
     answering(WRITES)
     exported(folder, tmp_path / "asia.onnx")
     for what in ("egress", "transfers"):
-        (row,) = reports.document(folder, what, {})
+        (row,) = folder_documents.document(folder, what, {})
         assert (row["direction"], row["peer"], row["purpose"], row["kind"]) == ("out", "", "export", "onnx")
 
 

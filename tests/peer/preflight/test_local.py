@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from peer.config.site_folder import SiteFolder
-from peer.core.site_memory import ROUND_KEYS
 from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
@@ -23,6 +22,7 @@ from peer.preflight import local
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.local import packages
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 
 ROOT = Path(__file__).parents[3]
@@ -174,7 +174,7 @@ def test_distillation_that_moves_nothing_is_worth_a_warning(look: Look, folder: 
     journal = Journal(folder.generation(1) / "journal.db")
     for round, share in ((1, 0.5), (2, 0.0003), (3, None)):
         metrics = {} if share is None else {"distillation_ratio": share}
-        journal.append("committed", round, {**dict.fromkeys(ROUND_KEYS), "metrics": metrics})
+        journal.append("committed", round, {**dict.fromkeys(RoundRecord.__annotations__), "metrics": metrics})
     journal.close()
     found = look()["gamma"]
     assert found.verdict == "warning"

@@ -10,11 +10,18 @@ import pytest
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.tracking.scalars import GenerationScalars, runs, stamp
 
-COMMITTED = {"contributors": ["asia", "europe"], "missing": {}, "duration_s": 2.5, "metrics": {}}
+COMMITTED = {
+    **dict.fromkeys(RoundRecord.__annotations__),
+    "contributors": ["asia", "europe"],
+    "missing": {},
+    "duration_s": 2.5,
+    "metrics": {},
+}
 RECEIVED = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": "ab" * 32, "outcome": "complete"}
 SETTINGS = {"federation": "", "model.name": "resnet10", "data.datalist": "secret/datalist.json"}
 

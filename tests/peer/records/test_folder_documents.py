@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 import time
 import tracemalloc
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,11 @@ import pytest
 from peer.config.site_folder import SiteFolder, make_private
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, StateError
-from peer.records import reports
+from peer.records import folder_documents
+from peer.records.documents import DOCUMENTS, PeerStatus
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
-README = Path(__file__).parents[3] / "README.md"
 MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
 ROUND = {
     "generation": 1,
@@ -40,13 +43,10 @@ ROUND = {
 }
 
 
-def documented(what: str) -> set[str]:
-    """The top-level keys that the README promises of a document."""
-    row = next(line for line in README.read_text().splitlines() if line.startswith("|") and f"`{what}`" in line)
-    text = row.split("|")[2]
-    while (flat := re.sub(r": *(\{[^{}]*\}|\[[^\[\]]*\])", "", text)) != text:
-        text = flat
-    return set(re.findall(r"\w+", text.partition("]`")[0].partition(";")[0].rpartition("`[{")[2] or text))
+def documented(what: str) -> Any:
+    """The keys of a document, or of each of its records."""
+    kind = DOCUMENTS[what]
+    return (typing.get_args(kind) or (kind,))[-1].__annotations__.keys()
 
 
 class Disk:
@@ -69,7 +69,7 @@ class Disk:
         return Ledger(self.folder.egress_db)
 
     def show(self, what: str, **arguments: Any) -> Any:
-        return reports.document(self.folder, what, arguments)
+        return folder_documents.document(self.folder, what, arguments)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def received(round: int, sha256: str) -> tuple[str, int, dict[str, Any]]:
 def test_a_site_that_never_ran_has_documents_and_they_are_empty(disk: Disk) -> None:
     for what in ("rounds", "evaluation", "transfers", "egress", "events"):
         assert disk.show(what) == []
-    status = reports.status_when_down(disk.folder)
+    status = folder_documents.status_when_down(disk.folder)
     assert (status["daemon"], status["phase"], status["committed"]) == ("down", "new", 0)
     assert re.fullmatch("[0-9a-f]{64}", status["digest"])
 
@@ -112,7 +112,7 @@ def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> No
     connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
     assert disk.show("rounds") == []
-    assert reports.status_when_down(disk.folder)["phase"] == "new"
+    assert folder_documents.status_when_down(disk.folder)["phase"] == "new"
 
 
 def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
@@ -162,14 +162,14 @@ def test_generations_follow_each_other_in_every_document(disk: Disk) -> None:
         ("committed", 1),
     ]
     assert [row["kind"] for row in disk.show("events", last=1)] == ["committed"]
-    status = reports.status_when_down(disk.folder)
+    status = folder_documents.status_when_down(disk.folder)
     assert (status["generation"], status["committed"]) == (2, 1)
 
 
 def test_a_new_generation_without_a_row_does_not_hide_the_old_one(disk: Disk) -> None:
     disk.write(1, ("began", 0, {"generation": 1}), committed(1), committed(2))
     disk.journal(2).close()
-    assert reports.status_when_down(disk.folder)["committed"] == 2
+    assert folder_documents.status_when_down(disk.folder)["committed"] == 2
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -214,8 +214,7 @@ def test_egress_counts_what_left_and_what_may_have_left(disk: Disk) -> None:
         (100, "open"),
     ]
     assert shown == disk.show("transfers")
-    assert all(list(row) == list(reports.TRANSFER_KEYS) for row in shown)
-    assert set(reports.TRANSFER_KEYS) == documented("transfers")
+    assert all(list(row) == list(documented("transfers")) for row in shown)
 
 
 def test_rounds_have_the_documented_keys_and_late_metrics(disk: Disk) -> None:
@@ -234,13 +233,10 @@ def test_rounds_say_whose_mean_is_the_same(disk: Disk) -> None:
 # --- status ----------------------------------------------------------------------------------------------------------
 def test_the_status_of_a_stopped_site_has_every_documented_key(disk: Disk) -> None:
     disk.write(1, ("began", 0, {"generation": 1}))
-    status = reports.status_when_down(disk.folder)
+    status = folder_documents.status_when_down(disk.folder)
     assert status.keys() == documented("status")
     assert status["peers"].keys() == {"europe"}
-    assert status["peers"]["europe"].keys() == {
-        "state", "round", "phase", "progress", "last_seen_s", "called_s", "address", "clock_skew_s", "spoken",
-        "artifact_bytes",
-    }  # fmt: skip
+    assert status["peers"]["europe"].keys() == PeerStatus.__annotations__.keys()
     assert 300 < status["certificate_days"] < 400
     json.dumps(status)
 
@@ -260,7 +256,7 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
         ("left", 1, {"fault": "memory", "reason": "out of memory"}),
         ("spoken", 1, {}),
     )
-    status = reports.status_when_down(disk.folder)
+    status = folder_documents.status_when_down(disk.folder)
     assert status["digest"] == "ab" * 32
     assert (status["round"], status["committed"], status["phase"]) == (2, 1, "down")
     assert status["samples"] == {"training": 4}
@@ -292,7 +288,7 @@ def test_the_newest_rows_say_the_same_as_all_of_them(
     disk: Disk, rows: list[Any], generation: int, committed_round: int, phase: str
 ) -> None:
     disk.write(1, ("began", 0, {"generation": 1}), committed(1), *rows)
-    status = reports.status_when_down(disk.folder)
+    status = folder_documents.status_when_down(disk.folder)
     assert (status["generation"], status["committed"], status["phase"]) == (generation, committed_round, phase)
 
 
@@ -300,18 +296,18 @@ def test_the_newest_rows_say_the_same_as_all_of_them(
 def test_a_federation_toml_that_is_broken_is_named(disk: Disk, text: str) -> None:
     disk.folder.federation_toml.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"federation\.toml"):
-        reports.status_when_down(disk.folder)
+        folder_documents.status_when_down(disk.folder)
 
 
 def test_a_federation_toml_that_is_gone_is_named(disk: Disk) -> None:
     disk.folder.federation_toml.unlink()
     with pytest.raises(ConfigError, match=r"federation\.toml cannot be read: No such file"):
-        reports.status_when_down(disk.folder)
+        folder_documents.status_when_down(disk.folder)
 
 
 def test_a_certificate_that_is_gone_is_no_reason_not_to_answer(disk: Disk) -> None:
     (disk.folder.pki / "cert.pem").write_text("no certificate")
-    assert reports.status_when_down(disk.folder)["certificate_days"] is None
+    assert folder_documents.status_when_down(disk.folder)["certificate_days"] is None
 
 
 # --- trouble ---------------------------------------------------------------------------------------------------------
@@ -322,11 +318,11 @@ def test_everything_can_be_read_while_the_daemon_writes(disk: Disk) -> None:
         ledger.intend(peer="europe", purpose="train", kind="model", round=round, generation=1, sha256="ab", bytes=1)
         assert [row["round"] for row in disk.show("rounds")] == list(range(1, round + 1))
         assert [row["round"] for row in disk.show("egress")] == list(range(1, round + 1))
-        assert reports.status_when_down(disk.folder)["committed"] == round
+        assert folder_documents.status_when_down(disk.folder)["committed"] == round
     other = sqlite3.connect(disk.folder.generation(1) / "journal.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # a writer in the middle of a row
     other.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'finished', 3, '{}')")
-    assert reports.status_when_down(disk.folder)["phase"] == "down"
+    assert folder_documents.status_when_down(disk.folder)["phase"] == "down"
     other.execute("ROLLBACK")
     for each in (other, journal, ledger):
         each.close()
@@ -342,7 +338,7 @@ def test_a_journal_that_is_damaged_is_named(disk: Disk) -> None:
         with pytest.raises(StateError, match=r"journal\.db is damaged"):
             disk.show(what)
     with pytest.raises(StateError, match=r"journal\.db is damaged"):
-        reports.status_when_down(disk.folder)
+        folder_documents.status_when_down(disk.folder)
 
 
 def test_a_home_of_any_name_can_be_read(tmp_path: Path) -> None:
@@ -400,7 +396,7 @@ def cost(action: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def test_a_huge_journal_keeps_nobody_waiting(huge: Disk) -> None:
-    status, status_s, status_mib = cost(lambda: reports.status_when_down(huge.folder))
+    status, status_s, status_mib = cost(lambda: folder_documents.status_when_down(huge.folder))
     assert status["committed"] == 11_111
     assert status_s < 0.3
     assert status_mib < 5
@@ -412,3 +408,82 @@ def test_a_huge_journal_keeps_nobody_waiting(huge: Disk) -> None:
     assert len(huge.show("rounds")) == 11_111
     assert len(huge.show("transfers")) == 11_111
     assert time.process_time() - began_s < 5
+
+
+# --- what a document costs inside the daemon --------------------------------------------------------------------------
+ROUNDS, PEERS, MANIFEST_BYTES = 300, 9, 14 << 10
+COST = """
+import re, sys
+from pathlib import Path
+
+from peer.core.roster import SiteName
+from peer.config.site_folder import SiteFolder
+from peer.records.folder_documents import document
+from peer.transport import control
+
+folder = SiteFolder(Path(sys.argv[1]), sys.argv[2], SiteName(sys.argv[3]))
+
+
+def peak_kib():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+
+Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+before_kib = peak_kib()
+records = document(folder, sys.argv[4], {})
+control._document(records)
+print(len(records), peak_kib() - before_kib)
+"""
+
+
+@pytest.fixture
+def large_manifests(disk: Disk) -> Disk:
+    """300 rounds with 9 peers, each of whose artifacts came with a signed manifest of 14 KiB and left 9 times."""
+    disk.journal(1).close()
+    disk.ledger().close()
+    tensors = [{"name": f"layer{index}.weight", "dtype": "F32", "shape": [64, 64, 3, 3]} for index in range(200)]
+    peers = [f"peer{index}" for index in range(PEERS)]
+    manifest = {**MANIFEST, "body": "B" * (MANIFEST_BYTES * 4 // 3)}
+    journal: list[tuple[float, str, int, str]] = []
+    ledger: list[dict[str, Any]] = []
+    for round in range(1, ROUNDS + 1):
+        for peer in peers:
+            what = {"peer": peer, "purpose": "train", "kind": "model", "sha256": f"{round:064x}", "bytes": 9}
+            row = {**what, "seconds": 0.1, "outcome": "complete", **manifest}
+            journal.append((float(round), "received", round, json.dumps(row)))
+            ledger.append({"type": "intent", "time": float(round), "generation": 1, "round": round, **what})
+            end = {"intent": len(ledger), "bytes": 9, "outcome": "complete"}
+            ledger.append({"type": "outcome", "time": float(round), **end})
+        sources = [{"site": peer, "round": round, "sha256": "ab" * 32, "fallback": False} for peer in peers]
+        body = {**ROUND, "sources": sources, "artifact": {"sha256": "ab" * 32, "tensors": tensors}}
+        journal.append((float(round), "committed", round, json.dumps(body)))
+    for path, statement, rows in (
+        (
+            disk.folder.generation(1) / "journal.db",
+            "INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)",
+            journal,
+        ),
+        (
+            disk.folder.egress_db,
+            "INSERT INTO ledger (body, hash) VALUES (?, '')",
+            [(json.dumps(row),) for row in ledger],
+        ),
+    ):
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.executemany(statement, rows)
+        connection.commit()
+        connection.close()
+    return disk
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
+def test_documents_cost_the_daemon_little_memory(large_manifests: Disk) -> None:
+    folder = large_manifests.folder
+    for what, count in (("transfers", 2 * ROUNDS * PEERS), ("rounds", ROUNDS)):
+        where = (str(folder.home), folder.federation, folder.site, what)
+        finished = subprocess.run([sys.executable, "-c", COST, *where], capture_output=True, text=True, timeout=60)
+        assert finished.returncode == 0, finished.stderr
+        records, kib = map(int, finished.stdout.split())
+        assert records == count
+        assert kib < 15 << 10, what

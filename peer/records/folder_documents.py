@@ -1,8 +1,4 @@
-"""The documents behind `rounds`, `evaluation`, `transfers` and so on, and the status of a site whose daemon is down.
-
-Each is plain data with stable keys, drawn from the journals and the egress ledger, so that the running daemon and a
-reader beside a stopped one say the same. All of them may be read while the daemon writes.
-"""
+"""The documents of a site, read from its folder: the running daemon and a reader beside a stopped one say the same."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import datetime
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from peer import errors
 from peer.config.site_folder import SiteFolder
@@ -19,25 +15,28 @@ from peer.core import site_memory
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
+from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
+from peer.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
+from peer.records.history import History, RecentRounds, journals, recent_rounds
 from peer.records.journal import Journal, storage
-from peer.records.ledger import UNKNOWN, Ledger
-from peer.records.recent import Recent
 
-TRANSFER_KEYS = ("time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome")
-BULKY = frozenset({"tensors", "spec", "body", "signature", "certificate_der"})
+BULKY = frozenset({"tensors", "spec"})
+MANIFEST = ("$.body", "$.signature", "$.certificate_der")
 QUIET = frozenset({"ignored", "discarded", "manifest"})
 """Rows that `events` leaves out unless it is asked for all."""
 EVENTS_SHOWN = 50
 TELLING = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
 """Rows that say where a site is: the newest of each is enough, and hundreds of rounds need not be gone through."""
+HISTORIES = ("rounds", "transfers", "egress")
+"""Documents of ``history_document``."""
 
 
 def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    """One of a site's documents, from its disk; ``ValueError`` names what there is not."""
+    """One of a site's documents; ``ValueError`` names what there is not."""
+    if what in HISTORIES:
+        return history_document(history_of(folder, what).read_all(), what)
     with contextlib.ExitStack() as stack:
         read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
-        if what == "rounds":
-            return rounds(read)
         if what == "evaluation":
             federation = _federation(folder)
             sites, global_test = federation["sites"], federation["global_test"]
@@ -45,77 +44,47 @@ def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any
         if what == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
             return events(read, last=last, everything=everything)
-        if what not in ("transfers", "egress"):
-            raise ValueError(f"there is no document {what!r}")
-        if not folder.egress_db.exists():
-            return transfers(read) if what == "transfers" else []
-        ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
-        return transfers(read, ledger) if what == "transfers" else egress(ledger)
+    raise ValueError(f"there is no document {what!r}")
 
 
-def journals(folder: SiteFolder) -> list[Journal]:
-    """The journals of every generation, oldest first, for reading."""
-    paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
-    return [Journal(path, read_only=True) for path in paths if path.exists()]
+def history_of(folder: SiteFolder, what: str) -> History:
+    """A history that holds what one of the ``HISTORIES`` needs; nothing is read yet."""
+    return History(folder, rounds=what == "rounds", received=what == "transfers", sent=what != "rounds")
 
 
-def rounds(read: Sequence[Journal]) -> list[dict[str, Any]]:
-    """The committed rounds of these journals, oldest first."""
-    kinds = ("committed", "compared", "evaluated")
-    return [record for journal in read for record in journal.fold(site_memory.round_records, kinds)]
+def history_document(history: History, what: str) -> list[RoundRecord] | list[TransferRecord]:
+    """One of the ``HISTORIES``, as far as the history was read."""
+    if what == "rounds":
+        return [committed.document() for committed in history.rounds]
+    return [transfer.document() for transfer in (history.transfers if what == "transfers" else history.sent)]
 
 
 def evaluation(
     read: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
-) -> list[dict[str, Any]]:
+) -> list[EvaluationRecord]:
     """The site's own model on every site's test split, a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
-    return [record for journal in read for record in journal.fold(records, kinds)]
+    return cast(list[EvaluationRecord], [record for journal in read for record in journal.fold(records, kinds)])
 
 
-def received(read: Sequence[Journal]) -> list[dict[str, Any]]:
-    """What came in: one record a finished transfer."""
-    found = []
-    for journal in read:
-        for row in journal.records(("received",)):
-            record = {"time": row["time"], "direction": "in", "round": row["round"], **row["body"]}
-            found.append({key: record[key] for key in TRANSFER_KEYS})
-    return found
-
-
-def transfers(read: Sequence[Journal], ledger: Ledger | None = None) -> list[dict[str, Any]]:
-    """What came in and what left, by time."""
-    every = [*received(read), *(egress(ledger) if ledger is not None else ())]
-    return sorted(every, key=lambda record: record["time"])
-
-
-def egress(ledger: Ledger) -> list[dict[str, Any]]:
-    """What left, by time: ``bytes`` were sent, or were meant to be where the end is open or unknown."""
-    found = []
-    for record in ledger.transfers():
-        if record["outcome"] not in ("open", UNKNOWN):
-            record["bytes"] = record["sent_bytes"]
-        found.append({key: record[key] for key in TRANSFER_KEYS})
-    return found
-
-
-def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[dict[str, Any]]:
-    """The newest journal rows, oldest first, without bulk.
+def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
+    """The newest journal rows, oldest first, without tensor lists and manifests.
 
     Args:
         read: the journals, oldest first.
         last: at most so many.
         everything: also the rows that hardly ever matter.
     """
-    found: list[dict[str, Any]] = []
+    shown: list[EventRecord] = []
     for journal in reversed(read):
-        newest = journal.records(without=() if everything else QUIET, last=last - len(found))
-        found = [*({**row, "body": _slim(row["body"])} for row in newest), *found]
-    return found
+        quiet = () if everything else QUIET
+        rows = journal.records(without=quiet, last=last - len(shown), leave_out=MANIFEST)
+        shown = [*(cast(EventRecord, {**row, "body": _slim(row["body"])}) for row in rows), *shown]
+    return shown
 
 
-def status_when_down(folder: SiteFolder) -> dict[str, Any]:
+def status_when_down(folder: SiteFolder) -> SiteStatus:
     """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
     federation = _federation(folder)
     with contextlib.ExitStack() as stack:
@@ -124,13 +93,14 @@ def status_when_down(folder: SiteFolder) -> dict[str, Any]:
         return _status(folder, federation, journal)
 
 
-def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
-    memory, digest, left, refusals, last = site_memory.Memory(), federation["digest"], None, [], None
+def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
+    memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
+    refusals: list[RefusedEntry] = []
     if journal is not None:
         with storage(journal.path):
             memory = site_memory.recover(journal.newest(TELLING))
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
-        last = Recent(journal.records(("committed",), last=1)).last
+        last = RecentRounds(recent_rounds(journal, last=1)).last
         run = journal.records(("began", "left"), last=1)
         left = run[0]["body"] if run and run[0]["kind"] == "left" else None
         refused = journal.records(("began", "refused"), last=REFUSALS_SHOWN_MAX)
@@ -139,8 +109,18 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
             for row in refused[began + 1 :]
         ]
-    unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
-    unknown |= {"spoken": None, "artifact_bytes": None, "clock_skew_s": None, "address": None, "called_s": None}
+    unknown: PeerStatus = {
+        "state": "unknown",
+        "round": None,
+        "phase": None,
+        "progress": None,
+        "last_seen_s": None,
+        "spoken": None,
+        "artifact_bytes": None,
+        "clock_skew_s": None,
+        "address": None,
+        "called_s": None,
+    }
     return {
         "daemon": "down",
         "site": folder.site,
@@ -154,7 +134,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "rounds": federation["rounds"],
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {name: dict(unknown) for name in federation["sites"] if name != folder.site},
+        "peers": {name: unknown.copy() for name in federation["sites"] if name != folder.site},
         "training": {},
         "samples": memory.samples,
         "refusals": refusals,

@@ -11,12 +11,14 @@ import pytest
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import Roster, SiteName
 from peer.errors import StateError
+from peer.records.counts import OTHER, STRANGER, Counts, TransferLabels
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import UNKNOWN, Ledger
-from peer.records.tally import OTHER, STRANGER, Tally, Transfer
 
 ROSTER = Roster(tuple(map(SiteName, ("africa", "asia", "europe"))))
 SHA = "ab" * 32
+COMMITTED = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}, "duration_s": 2.5}
 
 
 class Books:
@@ -42,7 +44,7 @@ class Books:
         used = [{"site": site, "round": round, "sha256": SHA, "fallback": ""} for site in sources]
         used += [{"site": site, "round": round - 1, "sha256": SHA, "fallback": "stale"} for site in stale]
         body = {"sources": used, "missing": missing or {}, "contributors": sorted({"europe", *sources, *stale})}
-        self.write("committed", round, **{"duration_s": 2.5, "metrics": {}, "below_quorum": False, **body, **more})
+        self.write("committed", round, **{**COMMITTED, **body, **more})
 
     def send(self, peer: str, outcome: str = "complete", *, sent: int = 9, **what: Any) -> None:
         facts = {"purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": SHA, "bytes": 9}
@@ -63,74 +65,74 @@ def books(tmp_path: Path) -> Iterator[Books]:
 
 
 @pytest.fixture
-def tally(books: Books) -> Tally:
-    return Tally(books.folder, ROSTER)
+def counts(books: Books) -> Counts:
+    return Counts(books.folder, ROSTER)
 
 
-def test_before_anything_happens_every_other_site_has_a_zero(tally: Tally) -> None:
-    assert not tally.read_on()
-    assert tally.last is None
-    for count in (tally.contributed, tally.missed_last, tally.refusals):
+def test_before_anything_happens_every_other_site_has_a_zero(counts: Counts) -> None:
+    assert not counts.read_on()
+    assert counts.last is None
+    for count in (counts.contributed, counts.missed_last, counts.refusals):
         assert count == {"africa": 0, "asia": 0}
         assert set(count) == {"africa", "asia"}
-    assert set(tally.denied) == {"africa", "asia", STRANGER}
+    assert set(counts.denied) == {"africa", "asia", STRANGER}
 
 
-def test_who_contributed_and_who_was_missing_is_told_apart(books: Books, tally: Tally) -> None:
+def test_who_contributed_and_who_was_missing_is_told_apart(books: Books, counts: Counts) -> None:
     books.commit(1, "africa", "asia")
     books.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)
     books.commit(3, "africa", missing={"asia": "a reason of a newer program"})
-    tally.read_on()
-    assert tally.last is not None
-    assert (tally.last.number, tally.last.contributors, tally.last.fresh) == (3, 2, {"africa"})
-    assert tally.last.missing == {"asia": OTHER}
-    assert tally.contributed == {"africa": 3, "asia": 1}, "an old artifact in its place is no contribution"
-    assert tally.missed == {("asia", "silent"): 1, ("asia", OTHER): 1}
-    assert tally.missed_last == {"africa": 0, "asia": 2}
-    assert tally.rounds == {"committed": 3, "below_quorum": 1, "skipped": 0}
+    counts.read_on()
+    assert counts.last is not None
+    assert (counts.last.number, counts.last.contributors, counts.last.fresh) == (3, 2, {"africa"})
+    assert counts.last.missing == {"asia": OTHER}
+    assert counts.contributed == {"africa": 3, "asia": 1}, "an old artifact in its place is no contribution"
+    assert counts.missed == {("asia", "silent"): 1, ("asia", OTHER): 1}
+    assert counts.missed_last == {"africa": 0, "asia": 2}
+    assert counts.rounds == {"committed": 3, "below_quorum": 1, "skipped": 0}
     books.commit(4, "asia")
-    tally.read_on()
-    assert tally.missed_last["asia"] == 0
-    assert tally.last.fresh == {"asia"}
+    counts.read_on()
+    assert counts.missed_last["asia"] == 0
+    assert counts.last.fresh == {"asia"}
 
 
-def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(books: Books, tally: Tally) -> None:
+def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(books: Books, counts: Counts) -> None:
     books.commit(1, "asia", metrics={"train_total": 0.5, "auc": 0.6})
     books.write("evaluated", 1, metrics={"auc": 0.75})
     books.write("evaluated", 2, metrics={"auc": 0.9})
-    tally.read_on()
-    assert tally.last is not None
-    assert tally.last.metrics == {"train_total": 0.5, "auc": 0.75}
+    counts.read_on()
+    assert counts.last is not None
+    assert counts.last.metrics == {"train_total": 0.5, "auc": 0.75}
 
 
-def test_an_open_round_is_known_until_it_ends(books: Books, tally: Tally) -> None:
+def test_an_open_round_is_known_until_it_ends(books: Books, counts: Counts) -> None:
     books.write("opened", 1, sources=[])
-    tally.read_on()
-    assert tally.opened_s is not None
+    counts.read_on()
+    assert counts.opened_s is not None
     books.commit(1)
-    tally.read_on()
-    assert tally.opened_s is None
+    counts.read_on()
+    assert counts.opened_s is None
     books.write("opened", 2, sources=[])
     books.write("skipped", 5, **{"from": 2, "publish": None})
-    tally.read_on()
-    assert tally.opened_s is None
-    assert tally.rounds["skipped"] == 3
+    counts.read_on()
+    assert counts.opened_s is None
+    assert counts.rounds["skipped"] == 3
 
 
-def test_strangers_names_are_not_taken_over(books: Books, tally: Tally) -> None:
+def test_strangers_names_are_not_taken_over(books: Books, counts: Counts) -> None:
     for name in ("asia", "asia", "Mallory", "unknown"):
         books.write("denied", 1, caller=name, call="model", reason="no")
     books.write("refused", 1, origin="africa", reason="no")
     books.write("compared", 1, site="asia", sha256=SHA, agrees=False)
     books.write("work_failed", 1, fault="memory", reason="no", count=1)
-    tally.read_on()
-    assert tally.denied == {"africa": 0, "asia": 2, STRANGER: 2}
-    assert tally.refusals == {"africa": 1, "asia": 0}
-    assert tally.agreed[("asia", False)] == 1
-    assert tally.faults == {"memory": 1}
+    counts.read_on()
+    assert counts.denied == {"africa": 0, "asia": 2, STRANGER: 2}
+    assert counts.refusals == {"africa": 1, "asia": 0}
+    assert counts.agreed[("asia", False)] == 1
+    assert counts.faults == {"memory": 1}
 
 
-def test_transfers_count_when_their_end_is_known(books: Books, tally: Tally) -> None:
+def test_transfers_count_when_their_end_is_known(books: Books, counts: Counts) -> None:
     books.send("asia")
     books.send("asia", "broken", sent=4)
     books.send("asia", UNKNOWN, sent=0)
@@ -138,84 +140,84 @@ def test_transfers_count_when_their_end_is_known(books: Books, tally: Tally) -> 
     books.send("", purpose="export", kind="onnx", sent=70)
     received = {"peer": "africa", "purpose": "train", "kind": "model", "sha256": SHA, "bytes": 5, "outcome": "complete"}
     books.write("received", 1, **received)
-    tally.read_on()
-    out = {end: Transfer("out", "asia", "model", "train", end) for end in ("complete", "broken", UNKNOWN)}
-    export = Transfer("out", "", "onnx", "export", "complete")
-    came = Transfer("in", "africa", "model", "train", "complete")
-    assert tally.transfers == dict.fromkeys([*out.values(), export, came], 1)
-    assert tally.bytes == {out["complete"]: 9, out["broken"]: 4, out[UNKNOWN]: 9, export: 70, came: 5}
-    assert tally.egress_rows == tally.egress_head == 9
+    counts.read_on()
+    out = {end: TransferLabels("out", "asia", "model", "train", end) for end in ("complete", "broken", UNKNOWN)}
+    export = TransferLabels("out", "", "onnx", "export", "complete")
+    came = TransferLabels("in", "africa", "model", "train", "complete")
+    assert counts.transfers == dict.fromkeys([*out.values(), export, came], 1)
+    assert counts.bytes == {out["complete"]: 9, out["broken"]: 4, out[UNKNOWN]: 9, export: 70, came: 5}
+    assert counts.ledger_rows == counts.ledger_seq == 9
 
 
-def test_every_row_is_read_once_in_pieces_of_any_size(books: Books, tally: Tally) -> None:
+def test_every_row_is_read_once_in_pieces_of_any_size(books: Books, counts: Counts) -> None:
     for round in range(1, 6):
         books.commit(round, "asia")
         books.send("asia")
     pieces = 0
-    while tally.read_on(rows_max=4):
+    while counts.read_on(rows_max=4):
         pieces += 1
     assert pieces == 3
-    assert (tally.rounds["committed"], tally.egress_rows) == (5, 10)
-    assert not tally.read_on(rows_max=4)
-    assert (tally.rounds["committed"], tally.egress_rows) == (5, 10)
+    assert (counts.rounds["committed"], counts.ledger_rows) == (5, 10)
+    assert not counts.read_on(rows_max=4)
+    assert (counts.rounds["committed"], counts.ledger_rows) == (5, 10)
 
 
-def test_sums_go_over_generations_and_the_last_round_does_not(books: Books, tally: Tally) -> None:
+def test_sums_go_over_generations_and_the_last_round_does_not(books: Books, counts: Counts) -> None:
     books.commit(1, "asia")
     books.begin()
-    tally.read_on()
-    assert (tally.rounds["committed"], tally.last) == (1, None)
+    counts.read_on()
+    assert (counts.rounds["committed"], counts.last) == (1, None)
     books.commit(1, "asia")
-    tally.read_on()
-    assert tally.rounds["committed"] == 2
-    assert tally.last is not None
+    counts.read_on()
+    assert counts.rounds["committed"] == 2
+    assert counts.last is not None
 
 
-def test_a_row_that_was_taken_out_shows_in_the_count(books: Books, tally: Tally) -> None:
+def test_a_row_that_was_taken_out_shows_in_the_count(books: Books, counts: Counts) -> None:
     books.send("asia")
     books.send("asia")
     books.ledger._connection.execute("DELETE FROM ledger WHERE seq = 2")
-    tally.read_on()
-    assert (tally.egress_rows, tally.egress_head) == (3, 4)
+    counts.read_on()
+    assert (counts.ledger_rows, counts.ledger_seq) == (3, 4)
 
 
-def test_a_damaged_file_is_named(books: Books, tally: Tally) -> None:
+def test_a_damaged_file_is_named(books: Books, counts: Counts) -> None:
     books.journals[0]._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
     with pytest.raises(StateError, match=r"journal\.db is damaged"):
-        tally.read_on()
+        counts.read_on()
 
 
-def test_a_site_that_left_the_federation_is_not_missed_for_ever(books: Books, tally: Tally) -> None:
+def test_a_site_that_left_the_federation_is_not_missed_for_ever(books: Books, counts: Counts) -> None:
     books.commit(1, "oceania", missing={"asia": "silent"})
     books.commit(2, missing={"asia": "silent", "oceania": "silent"})
-    tally.read_on()
-    assert tally.missed_last == {"africa": 0, "asia": 2}
-    assert (tally.contributed, tally.missed) == ({"africa": 0, "asia": 0}, {("asia", "silent"): 2})
+    counts.read_on()
+    assert counts.missed_last == {"africa": 0, "asia": 2}
+    assert (counts.contributed, counts.missed) == ({"africa": 0, "asia": 0}, {("asia", "silent"): 2})
 
 
-def test_rounds_that_a_peer_missed_in_a_row_are_those_of_the_generation(books: Books, tally: Tally) -> None:
+def test_rounds_that_a_peer_missed_in_a_row_are_those_of_the_generation(books: Books, counts: Counts) -> None:
     books.commit(1, missing={"asia": "silent"})
-    tally.read_on()
+    counts.read_on()
     books.begin()
     books.write("began", 0)
-    tally.read_on()
-    assert tally.missed_last["asia"] == 0
-    assert tally.missed == {("asia", "silent"): 1}
+    counts.read_on()
+    assert counts.missed_last["asia"] == 0
+    assert counts.missed == {("asia", "silent"): 1}
 
 
-def test_whom_the_operator_named_absent_is_not_missed(books: Books, tally: Tally) -> None:
+def test_whom_the_operator_named_absent_is_not_missed(books: Books, counts: Counts) -> None:
     books.commit(1, missing={"asia": "silent"})
     books.commit(2, missing={"asia": "absent"})
-    tally.read_on()
-    assert tally.missed_last["asia"] == 0
-    assert tally.missed == {("asia", "silent"): 1, ("asia", "absent"): 1}
+    counts.read_on()
+    assert counts.missed_last["asia"] == 0
+    assert counts.missed == {("asia", "silent"): 1, ("asia", "absent"): 1}
 
 
-def test_a_row_that_cannot_be_read_makes_none_of_those_before_it_missing(books: Books, tally: Tally) -> None:
+def test_a_row_that_cannot_be_read_makes_none_of_those_before_it_missing(books: Books, counts: Counts) -> None:
     books.send("asia")
     books.send("asia")
     books.ledger._connection.execute("UPDATE ledger SET body = '{' WHERE seq = 3")
     for _ in range(2):
         with pytest.raises(StateError, match=r"egress\.db is damaged"):
-            tally.read_on()
-        assert (tally.egress_head, tally.egress_rows) == (2, 2)
+            counts.read_on()
+        assert (counts.ledger_seq, counts.ledger_rows) == (2, 2)

@@ -1,0 +1,386 @@
+"""Committed rounds and transfers of a site, from its journals and its egress ledger.
+
+``HistoryReader`` reads each row once, however often it is asked, and only the columns that its readers need: the signed
+manifest of a received artifact is thirty times the size of the rest of its row. The daemon may write meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self
+
+from peer.config.site_folder import SiteFolder
+from peer.core.site_memory import Row
+from peer.core.status import LastRound
+from peer.records.documents import RoundRecord, SourceRecord, TransferRecord
+from peer.records.journal import Journal
+from peer.records.ledger import UNKNOWN, Ledger
+
+ROWS_MAX = 2000
+"""Rows read in one go: some 20 ms, in which another thread that wants the interpreter has it within 5."""
+ROUND_KINDS = ("committed", "compared", "evaluated")
+BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der")
+"""Parts of a row that only the trainer and an auditor need: tensor lists and signed manifests."""
+OPEN = "open"
+"""The outcome of a transfer without an end."""
+PACE_ROUNDS = 10
+"""Rounds that the estimate of the time left looks back on, as many as the deadlines do."""
+
+
+class HistoryRow(NamedTuple):
+    """A row of one generation's journal, without ``BULK``."""
+
+    generation: int
+    seq: int
+    time_s: float
+    kind: str
+    round: int
+    body: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class CommittedRound:
+    """A round that the site has committed. ``metrics`` and ``agrees`` may grow with later rows."""
+
+    number: int
+    time_s: float
+    generation: int
+    sources: list[SourceRecord]
+    contributors: list[str]
+    missing: dict[str, str]
+    below_quorum: bool
+    skipped: list[int]
+    artifact_sha256: str | None
+    aggregate_sha256: str | None
+    metrics: dict[str, float]
+    threads: int
+    duration_s: float
+    agrees: dict[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
+        """The round of a row ``committed``."""
+        return cls(
+            number=round,
+            time_s=time_s,
+            generation=body["generation"],
+            sources=body["sources"],
+            contributors=body["contributors"],
+            missing=body["missing"],
+            below_quorum=bool(body["below_quorum"]),
+            skipped=body["skipped"],
+            artifact_sha256=body["artifact_sha256"],
+            aggregate_sha256=body["aggregate_sha256"],
+            metrics=dict(body["metrics"]),
+            threads=body["threads"],
+            duration_s=body["duration_s"],
+        )
+
+    def document(self) -> RoundRecord:
+        """The record of `rounds --json`."""
+        return {
+            "round": self.number,
+            "generation": self.generation,
+            "sources": self.sources,
+            "contributors": self.contributors,
+            "missing": self.missing,
+            "below_quorum": self.below_quorum,
+            "skipped": self.skipped,
+            "artifact_sha256": self.artifact_sha256,
+            "aggregate_sha256": self.aggregate_sha256,
+            "metrics": self.metrics,
+            "threads": self.threads,
+            "duration_s": self.duration_s,
+            "agrees": self.agrees,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """An artifact, figures or an export that came or left. ``ended_s`` is the time of the outcome."""
+
+    time_s: float
+    ended_s: float
+    direction: Literal["in", "out"]
+    peer: str
+    purpose: str
+    kind: str
+    generation: int
+    round: int
+    sha256: str
+    bytes: int
+    outcome: str
+
+    @classmethod
+    def received(cls, generation: int, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
+        """The transfer of a row ``received``."""
+        return cls(
+            time_s, time_s, "in", *_words(body), generation, round, body["sha256"], body["bytes"], body["outcome"]
+        )
+
+    @classmethod
+    def intended(cls, intent: Mapping[str, Any]) -> Self:
+        """The open transfer of an intent in the ledger."""
+        time_s, size, sha256 = intent["time"], intent["bytes"], sys.intern(intent["sha256"])
+        return cls(time_s, time_s, "out", *_words(intent), intent["generation"], intent["round"], sha256, size, OPEN)
+
+    def settled(self, outcome: Mapping[str, Any]) -> Self:
+        """The same transfer with its outcome; nobody knows how much left of one that a crash ended."""
+        end = outcome["outcome"]
+        size = self.bytes if end == UNKNOWN else outcome["bytes"]
+        return replace(self, ended_s=outcome["time"], bytes=size, outcome=sys.intern(end))
+
+    def document(self) -> TransferRecord:
+        """The record of `transfers --json`."""
+        return {
+            "time": self.time_s,
+            "direction": self.direction,
+            "peer": self.peer,
+            "purpose": self.purpose,
+            "kind": self.kind,
+            "round": self.round,
+            "sha256": self.sha256,
+            "bytes": self.bytes,
+            "outcome": self.outcome,
+        }
+
+
+class HistoryReader:
+    """Reads every row of a site's journals and ledger once; a subclass takes what it needs of them.
+
+    Args:
+        folder: the site's.
+        kinds: of the journal rows that are read.
+        ledger: whether the egress ledger is read.
+    """
+
+    def __init__(self, folder: SiteFolder, *, kinds: Iterable[str], ledger: bool) -> None:
+        self.folder = folder
+        self.rows_read = 0
+        self.ledger_rows = 0
+        self.ledger_seq = 0
+        self._kinds, self._ledger = tuple(kinds), ledger
+        self._journal_seq: dict[int, int] = {}
+
+    def begin_generation(self, generation: int) -> None:
+        """The rows that follow are of a newer generation."""
+
+    def take_row(self, row: HistoryRow) -> None:
+        """Take in a row of the journal."""
+
+    def take_intent(self, seq: int, transfer: Transfer) -> None:
+        """Take in an intent of the ledger."""
+
+    def take_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
+        """Take in an outcome of the ledger; an intent that a start has closed as unknown may have a second one."""
+
+    def read_on(self, rows_max: int = ROWS_MAX) -> bool:
+        """Take in what was written since, at most so many rows; whether there may be more.
+
+        The files are opened anew, so that any thread may call this.
+
+        Raises:
+            PeerError: a file cannot be read.
+        """
+        left = rows_max
+        for number in self.folder.generations():
+            if left and (self.folder.generation(number) / "journal.db").exists():
+                left -= self._read_journal(number, left)
+        if self._ledger and left and self.folder.egress_db.exists():
+            left -= self._read_ledger(left)
+        self.rows_read += rows_max - left
+        return not left
+
+    def read_all(self) -> Self:
+        """Take in everything that was written since."""
+        while self.read_on():
+            pass
+        return self
+
+    def _read_journal(self, number: int, rows_max: int) -> int:
+        path, count = self.folder.generation(number) / "journal.db", 0
+        if number not in self._journal_seq:
+            self._journal_seq[number] = 0
+            self.begin_generation(number)
+        with contextlib.closing(Journal(path, read_only=True)) as journal:
+            rows = journal.since(self._journal_seq[number], self._kinds, leave_out=BULK)
+            for row in itertools.islice(rows, rows_max):
+                self.take_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
+                self._journal_seq[number] = row["seq"]
+                count += 1
+        return count
+
+    def _read_ledger(self, rows_max: int) -> int:
+        count = 0
+        with contextlib.closing(Ledger(self.folder.egress_db, read_only=True)) as ledger:
+            for seq, body in itertools.islice(ledger.since(self.ledger_seq), rows_max):
+                if body["type"] == "intent":
+                    self.take_intent(seq, Transfer.intended(body))
+                else:
+                    self.take_outcome(body["intent"], body)
+                self.ledger_seq = seq
+                self.ledger_rows += 1  # with its number: a row that cannot be read later makes none before it missing
+                count += 1
+        return count
+
+
+class History(HistoryReader):
+    """All committed rounds and all transfers of a site, over its generations.
+
+    Args:
+        folder: the site's.
+        rounds: whether committed rounds are read.
+        received: whether transfers that came are read.
+        sent: whether transfers that left are read.
+        kinds: journal rows that are kept as they are, in ``rows``.
+    """
+
+    def __init__(
+        self,
+        folder: SiteFolder,
+        *,
+        rounds: bool = False,
+        received: bool = False,
+        sent: bool = False,
+        kinds: Iterable[str] = (),
+    ) -> None:
+        self._kept = frozenset(kinds)
+        wanted = {*self._kept, *(ROUND_KINDS if rounds else ()), *(("received",) if received else ())}
+        super().__init__(folder, kinds=sorted(wanted), ledger=sent)
+        self.rounds_of: dict[int, dict[int, CommittedRound]] = {}
+        self.received_of: dict[int, list[Transfer]] = {}
+        self.rows_of: dict[int, list[HistoryRow]] = {}
+        self._sent: dict[int, Transfer] = {}
+
+    @property
+    def rounds(self) -> list[CommittedRound]:
+        """The committed rounds, oldest first."""
+        return [committed for rounds in self.rounds_of.values() for committed in rounds.values()]
+
+    @property
+    def received(self) -> list[Transfer]:
+        """What came, oldest first."""
+        return [transfer for transfers in self.received_of.values() for transfer in transfers]
+
+    @property
+    def sent(self) -> list[Transfer]:
+        """What left or is about to, by the time of the intent."""
+        return list(self._sent.values())
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What came and what left, by time."""
+        return sorted([*self.received, *self._sent.values()], key=lambda transfer: transfer.time_s)
+
+    def begin_generation(self, generation: int) -> None:
+        """Begin its lists."""
+        self.rounds_of[generation], self.received_of[generation], self.rows_of[generation] = {}, [], []
+
+    def take_row(self, row: HistoryRow) -> None:
+        """Keep what it says."""
+        if row.kind == "received":
+            transfer = Transfer.received(row.generation, row.round, row.body, time_s=row.time_s)
+            self.received_of[row.generation].append(transfer)
+        else:
+            add_to_rounds(self.rounds_of[row.generation], row.kind, row.round, row.body, time_s=row.time_s)
+        if row.kind in self._kept:
+            self.rows_of[row.generation].append(row)
+
+    def take_intent(self, seq: int, transfer: Transfer) -> None:
+        """Keep the open transfer."""
+        self._sent[seq] = transfer
+
+    def take_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
+        """End the transfer."""
+        if intent in self._sent:
+            self._sent[intent] = self._sent[intent].settled(outcome)
+
+
+class RecentRounds:
+    """The newest committed rounds: who contributed to the last one, and how long the rest will take at their pace.
+
+    Args:
+        rounds: oldest first.
+    """
+
+    def __init__(self, rounds: Iterable[CommittedRound] = ()) -> None:
+        self.last: LastRound | None = None
+        self._times_s: deque[float] = deque(maxlen=PACE_ROUNDS + 1)
+        for committed in rounds:
+            self.add(committed)
+
+    def add(self, committed: CommittedRound) -> None:
+        """Take in a round that was just committed."""
+        self._times_s.append(committed.time_s)
+        self.last = {
+            "round": committed.number,
+            "contributors": committed.contributors,
+            "missing": committed.missing,
+            "duration_s": committed.duration_s,
+        }
+
+    def left_s(self, rounds: int, *, now_s: float) -> float | None:
+        """How long so many rounds will take, the one in hand among them: the median from one end to the next.
+
+        Nothing where fewer than two rounds are known. A pause or a daemon that was down counts as one long round at
+        most.
+        """
+        times_s = list(self._times_s)
+        if len(times_s) < 2:
+            return None
+        pace_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(times_s))
+        spent_s = min(max(0.0, now_s - times_s[-1]), pace_s)
+        return round(max(0.0, rounds * pace_s - spent_s), 1) if rounds else 0.0
+
+
+def recent_rounds(journal: Journal, last: int = PACE_ROUNDS + 1) -> list[CommittedRound]:
+    """The newest committed rounds of one generation, oldest first."""
+    rows = journal.records(("committed",), last=last, leave_out=BULK)
+    return [CommittedRound.of_row(row["round"], row["body"], time_s=row["time"]) for row in rows]
+
+
+def committed_rounds(rows: Iterable[Row]) -> list[CommittedRound]:
+    """The committed rounds of journal rows in memory, which have no times."""
+    rounds: dict[int, CommittedRound] = {}
+    for kind, round, body in rows:
+        add_to_rounds(rounds, kind, round, body, time_s=0.0)
+    return list(rounds.values())
+
+
+def add_to_rounds(
+    rounds: dict[int, CommittedRound], kind: str, round: int, body: Mapping[str, Any], *, time_s: float
+) -> None:
+    """Fold one row into the committed rounds of its generation; kinds that say nothing of them change nothing."""
+    if kind == "committed":
+        rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
+    elif kind == "compared" and round in rounds:
+        rounds[round].agrees[body["site"]] = body["agrees"]
+    elif kind == "evaluated" and round in rounds:
+        rounds[round].metrics.update(body["metrics"])
+
+
+def journals(folder: SiteFolder) -> list[Journal]:
+    """The journals of every generation, oldest first, for reading; the caller closes them."""
+    paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
+    return [Journal(path, read_only=True) for path in paths if path.exists()]
+
+
+def duration(seconds: float) -> str:
+    """As people say it: seconds, minutes, or hours and minutes."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min"
+
+
+def _words(body: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Peer, purpose and kind, each word once in memory."""
+    return sys.intern(body["peer"]), sys.intern(body["purpose"]), sys.intern(body["kind"])

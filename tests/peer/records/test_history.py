@@ -1,0 +1,77 @@
+"""Committed rounds and transfers: read once, without bulk; and the estimate of the time left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peer.records.documents import RoundRecord
+from peer.records.history import PACE_ROUNDS, CommittedRound, RecentRounds, committed_rounds, duration
+
+COMMITTED: dict[str, Any] = {
+    **dict.fromkeys(RoundRecord.__annotations__),
+    "contributors": ["asia"],
+    "missing": {"europe": "silent"},
+    "metrics": {"loss": 0.1},
+    "duration_s": 2.5,
+}
+
+
+def row(number: int, time_s: float) -> CommittedRound:
+    return CommittedRound.of_row(number, COMMITTED, time_s=time_s)
+
+
+def test_metrics_measured_after_the_commit_belong_to_the_round() -> None:
+    rows = [("committed", 2, COMMITTED), ("evaluated", 2, {"metrics": {"auc": 0.9}})]
+    (committed,) = committed_rounds(rows)
+    assert committed.metrics == {"loss": 0.1, "auc": 0.9}
+    assert COMMITTED["metrics"] == {"loss": 0.1}
+
+
+def test_nothing_is_known_before_two_rounds_are_over() -> None:
+    recent = RecentRounds()
+    assert recent.last is None
+    assert recent.left_s(5, now_s=0.0) is None
+    recent.add(row(1, 100.0))
+    assert recent.left_s(4, now_s=100.0) is None
+
+
+def test_the_last_round_says_who_contributed() -> None:
+    recent = RecentRounds([row(1, 0.0), row(2, 10.0)])
+    expected = {"round": 2, "contributors": ["asia"], "missing": {"europe": "silent"}, "duration_s": 2.5}
+    assert recent.last == expected
+
+
+@pytest.mark.parametrize(("now_s", "left_s"), [(30.0, 40.0), (36.0, 34.0), (1e6, 30.0)])
+def test_the_round_in_hand_has_taken_its_part(now_s: float, left_s: float) -> None:
+    recent = RecentRounds([row(1, 10.0), row(2, 20.0), row(3, 30.0)])
+    assert recent.left_s(4, now_s=now_s) == left_s
+
+
+def test_a_night_in_which_the_daemon_was_down_is_not_the_pace() -> None:
+    recent = RecentRounds([row(1, 0.0), row(2, 10.0), row(3, 40_000.0), row(4, 40_010.0)])
+    assert recent.left_s(1, now_s=40_010.0) == 10.0
+
+
+def test_only_the_newest_rounds_count() -> None:
+    slow = [row(index, 1000.0 * index) for index in range(5)]
+    fast = [row(5 + index, 4000.0 + 10.0 * (1 + index)) for index in range(PACE_ROUNDS)]
+    assert RecentRounds([*slow, *fast]).left_s(1, now_s=fast[-1].time_s) == 10.0
+
+
+def test_after_the_last_round_nothing_is_left() -> None:
+    assert RecentRounds([row(1, 0.0), row(2, 10.0)]).left_s(0, now_s=11.0) == 0.0
+
+
+def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
+    recent = RecentRounds([row(1, 90_000.0), row(2, 90_010.0)])
+    assert recent.left_s(4, now_s=10.0) == 40.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0123, "0.0123 s"), (0.4, "0.4 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (8000, "2 h 13 min")],
+)
+def test_a_duration_reads_well(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
