@@ -104,7 +104,7 @@ class SiteHandle:
                 with ControlClient(socket) as client:
                     status: Record = client.show("status")
                     return status
-        return reports.status_when_down(self.folder)
+        return dict(reports.status_when_down(self.folder))
 
     def rounds(self) -> list[Record]:
         """The finished rounds, oldest first.

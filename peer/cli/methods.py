@@ -10,13 +10,13 @@ import click
 from peer.cli import output, shared_options
 from peer.config.toml import suggestion
 from peer.core.plan import PLANS, Plan
+from peer.documents import MethodDescription
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
-BOUNDS = ("minimum", "maximum", "choices")
 
 
 @click.command(short_help="The methods, their stages and parameters.")
@@ -37,7 +37,7 @@ def methods(names: tuple[str, ...], as_json: bool) -> None:
     output.emit(document, as_json=as_json, render=_one_by_one if names else _list)
 
 
-def _described(name: str, plan: Plan) -> dict[str, Any]:
+def _described(name: str, plan: Plan) -> MethodDescription:
     return {
         "name": name,
         "source": plan.source,
@@ -60,7 +60,9 @@ def _described(name: str, plan: Plan) -> dict[str, Any]:
             key: {
                 "default": parameter.default,
                 "meaning": parameter.meaning,
-                **{bound: getattr(parameter, bound) for bound in BOUNDS},
+                "minimum": parameter.minimum,
+                "maximum": parameter.maximum,
+                "choices": parameter.choices,
             }
             for key, parameter in plan.parameters.items()
         },

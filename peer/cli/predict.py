@@ -13,6 +13,7 @@ import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
+from peer.documents import PredictionsWritten
 from peer.errors import DataError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def predict(
         raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see what was left out")
 
 
-def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     with trained(folder) as (federation, standing):
         task = federation.task
         classes = task.kind in CLASSES
@@ -93,11 +94,18 @@ def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str,
         answer = _asked(standing.document(), inputs, out)
     if classes and answer["predictions"]:
         site_folder.write_atomically(result, _csv(answer["predictions"], task.classes))
-    where = {"site": folder.site, "generation": standing.generation, "round": standing.committed}
-    return {**where, "task": task.kind, "out": str(result), **answer}
+    return {
+        "site": folder.site,
+        "generation": standing.generation,
+        "round": standing.committed,
+        "task": task.kind,
+        "out": str(result),
+        "predictions": answer["predictions"],
+        "skipped": answer["skipped"],
+    }
 
 
-def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     """As :func:`_by_site`; what the task is only the file knows, and who reads it needs torch."""
     if not model.exists():
         raise UsageError(f"--model {model} is not there", "name a file or folder that `mhfl-peer export` wrote")
@@ -112,8 +120,16 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dic
     result = _table(out) if answer["task"] in CLASSES else out
     if answer["task"] in CLASSES and answer["predictions"]:
         site_folder.write_atomically(result, _csv(answer["predictions"], classes))
-    where = {key: answer.pop(key) for key in ("site", "generation", "round", "task")}
-    return {**where, "model": str(model), "out": str(result), **answer}
+    return {
+        "site": answer["site"],
+        "generation": answer["generation"],
+        "round": answer["round"],
+        "task": answer["task"],
+        "model": str(model),
+        "out": str(result),
+        "predictions": answer["predictions"],
+        "skipped": answer["skipped"],
+    }
 
 
 def _prepare(out: Path, *, table: bool) -> None:

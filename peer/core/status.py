@@ -1,30 +1,163 @@
-"""What a site shows of itself: plain data for `status`, drawn from the state machine alone."""
+"""The document of `status`: its one schema, and the part of it that the state machine knows.
+
+The daemon adds what it knows of connections and processes (``SiteStatus``). A site whose daemon is down fills the same
+keys from its journal.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast, get_args
 
 from peer.core import global_test
 from peer.core.exchange import Exchange, Want
+from peer.core.plan import Kind
 from peer.core.roster import SiteName
 from peer.core.rounds import unfinished
 from peer.core.rules import Rules
 from peer.core.state import Phase, SiteState
 
+PeerState = Literal["heard", "silent", "unknown", "absent"]
+PEER_STATES: tuple[PeerState, ...] = get_args(PeerState)
+WaitKind = Literal["hello", "progress", "evaluation", "its last round", "model", "head", "proxy", "messenger"]
+WAIT_KINDS: tuple[WaitKind, ...] = get_args(WaitKind)
+"""Every kind of thing that a site waits for: four that a peer says, then the kinds of artifacts."""
 
-def status(site: SiteState, *, now_s: float) -> dict[str, Any]:
-    """The running site, with stable keys.
+
+class PeerWait(TypedDict):
+    """A peer that the site waits for."""
+
+    site: Annotated[str, "the peer"]
+    kind: Annotated[WaitKind, "what the site waits for: one word of a closed list"]
+    artifact: Annotated[str, "the same for people, with the owner's name where the peer is not the owner"]
+    since_s: Annotated[float, "for how long the site has waited"]
+    deadline_s: Annotated[float | None, "when the site goes on without it, from now; null where it waits for good"]
+
+
+class TrainingProgress(TypedDict, total=False):
+    """The training stage in hand; empty while nothing trains."""
+
+    stage: Annotated[str, "name of the stage"]
+    step: Annotated[int, "optimiser steps that are done"]
+    steps: Annotated[int, "optimiser steps of the whole stage"]
+    loss: Annotated[dict[str, float], "newest value of every loss term"]
+
+
+class RefusedEntry(TypedDict):
+    """Something that a peer sent or did and that this site refused."""
+
+    site: Annotated[str, "the peer"]
+    round: Annotated[int, "round in which it was refused"]
+    reason: Annotated[str, "why, in words"]
+
+
+class LastRound(TypedDict):
+    """The newest committed round."""
+
+    round: Annotated[int, "its number"]
+    contributors: Annotated[list[str], "sites whose work is in it, this one included"]
+    missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    duration_s: Annotated[float, "training time"]
+
+
+class MessageCount(TypedDict):
+    """Messages that left for a peer beside artifacts, since the daemon started."""
+
+    messages: Annotated[int, "greetings, heartbeats and manifests"]
+    bytes: Annotated[int, "their bytes"]
+
+
+ArtifactBytes = TypedDict(
+    "ArtifactBytes",
+    {"in": Annotated[int, "bytes received from the peer"], "out": Annotated[int, "bytes sent to the peer"]},
+)
+ArtifactBytes.__doc__ = "Bytes of artifacts since the daemon started."
+
+
+class PeerProgress(TypedDict):
+    """A peer as the state machine sees it."""
+
+    state: Annotated[
+        PeerState,
+        "`heard`, `silent` (for `silence_s`), `unknown` (never heard) or `absent` (named by `start --without`)",
+    ]
+    round: Annotated[int | None, "round that the peer last told"]
+    phase: Annotated[str | None, "phase that the peer last told"]
+    progress: Annotated[float | None, "how much of its stage the peer has done, 0 to 1"]
+    last_seen_s: Annotated[float | None, "since the last authenticated byte of the peer"]
+
+
+class PeerStatus(PeerProgress):
+    """A peer as the daemon sees it; with the daemon down all values but `state` are null."""
+
+    spoken: Annotated[MessageCount | None, "messages sent to the peer beside artifacts, since the daemon started"]
+    artifact_bytes: Annotated[ArtifactBytes | None, "artifacts received and sent since the daemon started"]
+    clock_skew_s: Annotated[float | None, "the peer's clock minus this one, at its last greeting"]
+    address: Annotated[str | None, "where the daemon calls the peer"]
+    called_s: Annotated[float | None, "since the peer's last call reached this site"]
+
+
+class TransferInProgress(TypedDict):
+    """A transfer under way."""
+
+    direction: Annotated[Literal["in", "out"], "as seen from this site"]
+    peer: Annotated[str, "the other site"]
+    purpose: Annotated[str, "`train`, `handback` or `evaluate`"]
+    kind: Annotated[str, "kind of artifact"]
+    round: Annotated[int, "round of the artifact"]
+    bytes: Annotated[int, "bytes of the whole transfer"]
+    received: Annotated[NotRequired[int], "bytes so far; only of incoming transfers"]
+
+
+class _Site(TypedDict):
+    """What the state machine knows of the site itself."""
+
+    site: Annotated[str, "this site"]
+    digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
+    method: Annotated[str, "name of the method"]
+    generation: Annotated[int, "generation of the site's state"]
+    phase: Annotated[str, "what the site does; with the daemon down `new`, `down` or `finished`"]
+    phase_s: Annotated[float | None, "for how long it has been in this phase; null with the daemon down"]
+    round: Annotated[int, "round in progress, or the last one that is over"]
+    rounds: Annotated[int, "rounds of the federation"]
+    committed: Annotated[int, "last committed round"]
+    waiting_for: Annotated[list[PeerWait], "peers that the site waits for"]
+    training: Annotated[TrainingProgress, "training stage in hand; empty while nothing trains"]
+    samples: Annotated[dict[str, int], "samples of this site by split, unreadable ones left out"]
+    refusals: Annotated[list[RefusedEntry], "newest refusals since the daemon started"]
+    failure: Annotated[str, "why training has failed and waits for the operator; else empty"]
+
+
+class MachineStatus(_Site):
+    """The part of ``SiteStatus`` that the state machine knows."""
+
+    peers: Annotated[dict[str, PeerProgress], "the other sites by name"]
+
+
+class SiteStatus(_Site):
+    """Where a site is: the document of `status`."""
+
+    peers: Annotated[dict[str, PeerStatus], "the other sites by name"]
+    daemon: Annotated[Literal["running", "down"], "whether the daemon answered; else its folder was read"]
+    federation: Annotated[str, "name of the federation"]
+    last_round: Annotated[LastRound | None, "newest committed round; null before the first"]
+    left_s: Annotated[float | None, "estimate until the last round is over; null before two rounds are"]
+    certificate_days: Annotated[int | None, "whole days that the certificate on disk is valid for"]
+    transfers: Annotated[list[TransferInProgress], "transfers under way"]
+    listen: Annotated[str, "address and port that peers can call; empty while the port is closed"]
+    pid: Annotated[int | None, "process of the daemon"]
+    worker_pid: Annotated[int | None, "process of the training worker; null while there is none"]
+    started: Annotated[float | None, "when the daemon started, Unix time"]
+
+
+def status(site: SiteState, *, now_s: float) -> MachineStatus:
+    """The part of `status` that the state machine knows.
 
     Args:
         site: the state machine.
         now_s: seconds of its monotonic clock.
-
-    Returns:
-        ``waiting_for`` names whom the site waits for, for how long already and for how long at most (seconds);
-        ``peers`` maps each site to its state (``heard``, ``silent`` or ``unknown``), round, phase and silence.
     """
     rules, progress = site.rules, site.progress
-    training: dict[str, Any] = {}
+    training: TrainingProgress = {}
     if progress is not None:
         training = {
             "stage": progress.stage,
@@ -46,7 +179,7 @@ def status(site: SiteState, *, now_s: float) -> dict[str, Any]:
         "peers": {name: _peer(site, name, now_s) for name in rules.roster.others(rules.site)},
         "training": training,
         "samples": dict(site.memory.samples),
-        "refusals": list(site.refusals),
+        "refusals": [cast(RefusedEntry, entry) for entry in site.refusals],
         "failure": site.failure,
     }
 
@@ -57,12 +190,15 @@ def unreported(site: SiteState) -> dict[int, dict[str, str]]:
     return {round: {str(name): why for name, why in site.unreported(one).items()} for round, one in lent.items()}
 
 
-def waiting_for(site: SiteState, *, now_s: float) -> list[dict[str, Any]]:
+def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
     """Whom the site waits for and why; empty while it works."""
     rules = site.rules
     if site.exchange is not None:
         current = site.exchange
-        return [_want(current, want, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
+        kind = rules.plan.artifact
+        if kind is None:
+            return []
+        return [_want(current, want, kind, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
     if site.phase == Phase.GATHERING:
         left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
         absent = [name for name in rules.others if name not in site.greeted]
@@ -71,8 +207,9 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[dict[str, Any]]:
         return [_wait(name, "progress", now_s - site.since_s, None) for name in rules.others if _behind(site, name)]
     if site.phase == Phase.DONE:
         left_s = None if rules.stay else round(rules.pace.linger_s - (now_s - site.since_s), 1)
-        due = dict.fromkeys(global_test.awaited(site), "evaluation") | dict.fromkeys(unfinished(site), "its last round")
-        return [_wait(name, what, now_s - site.since_s, left_s) for name, what in sorted(due.items())]
+        due: dict[SiteName, WaitKind] = dict.fromkeys(global_test.awaited(site), "evaluation")
+        due.update(dict.fromkeys(unfinished(site), "its last round"))
+        return [_wait(name, kind, now_s - site.since_s, left_s) for name, kind in sorted(due.items())]
     return []
 
 
@@ -99,15 +236,15 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
     }
 
 
-def _want(current: Exchange, want: Want, rules: Rules, now_s: float) -> dict[str, Any]:
-    what = f"{want.owner}'s {rules.plan.artifact}" if want.owner != want.origin else str(rules.plan.artifact)
+def _want(current: Exchange, want: Want, kind: Kind, rules: Rules, now_s: float) -> PeerWait:
     ends = (current.opened_s + current.slow_s, current.opened_s + rules.pace.wait_max_s)
     deadline_s = next((end_s for end_s in ends if end_s > now_s), ends[-1])  # without a quorum the first one may pass
-    return _wait(want.origin, what, now_s - want.since_s, round(deadline_s - now_s, 1))
+    wait = _wait(want.origin, kind, now_s - want.since_s, round(deadline_s - now_s, 1))
+    return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {kind}"}
 
 
-def _wait(site: SiteName, artifact: str, since_s: float, deadline_s: float | None) -> dict[str, Any]:
-    return {"site": site, "artifact": artifact, "since_s": round(since_s, 1), "deadline_s": deadline_s}
+def _wait(site: SiteName, kind: WaitKind, since_s: float, deadline_s: float | None) -> PeerWait:
+    return {"site": site, "kind": kind, "artifact": kind, "since_s": round(since_s, 1), "deadline_s": deadline_s}
 
 
 def _behind(site: SiteState, name: SiteName) -> bool:
@@ -115,10 +252,10 @@ def _behind(site: SiteState, name: SiteName) -> bool:
     return pulse is None or pulse.round < site.memory.committed
 
 
-def _peer(site: SiteState, name: SiteName, now_s: float) -> dict[str, Any]:
+def _peer(site: SiteState, name: SiteName, now_s: float) -> PeerProgress:
     heard = site.neighbours.heard.get(name)
     if heard is None:
-        state = "absent" if name in site.rules.without else "unknown"
+        state: PeerState = "absent" if name in site.rules.without else "unknown"
         return {"state": state, "round": None, "phase": None, "progress": None, "last_seen_s": None}
     pulse = heard.pulse
     return {

@@ -295,31 +295,34 @@ class Daemon:
                 path.unlink()
                 log.info("stray artifact removed", extra={"sha256": path.stem})
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> status.SiteStatus:
         """The document of `status`."""
-        shown = status.status(self.round, now_s=asyncio.get_running_loop().time())
-        for name, peer in shown["peers"].items():
-            spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
-            peer["spoken"] = {"messages": spoken.messages, "bytes": spoken.bytes}
-            peer["artifact_bytes"] = {"in": self.courier.received_bytes[name], "out": self.desk.sent_bytes[name]}
-            peer["clock_skew_s"] = round(skew_s, 1) if skew_s is not None else None
-            peer["address"] = self.book.address(name)
-            peer["called_s"] = self.desk.called_s(name)
+        machine = status.status(self.round, now_s=asyncio.get_running_loop().time())
         return {
             "daemon": "running",
             "federation": self.federation.name,
-            **shown,
+            **machine,
+            "peers": {name: self._peer(SiteName(name), seen) for name, seen in machine["peers"].items()},
             "last_round": self._recent.last,
-            "left_s": self._recent.left_s(shown["rounds"] - shown["committed"], now_s=time.time()),
+            "left_s": self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time()),
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
-            "transfers": [
-                *({"direction": "in", "peer": name, **what} for (name, _), what in self.courier.receiving.items()),
-                *({"direction": "out", **what} for what in self.desk.sending.values()),
-            ],
+            "transfers": [*self.courier.receiving.values(), *self.desk.sending.values()],
             "listen": self.served,
             "pid": os.getpid(),
             "worker_pid": self.foreman.pid,
             "started": self.started_s,
+        }
+
+    def _peer(self, name: SiteName, seen: status.PeerProgress) -> status.PeerStatus:
+        """A peer as the state machine sees it, with what connections add."""
+        spoken, skew_s = self.desk.spoken[name], self.desk.skew_s.get(name)
+        return {
+            **seen,
+            "spoken": {"messages": spoken.messages, "bytes": spoken.bytes},
+            "artifact_bytes": {"in": self.courier.received_bytes[name], "out": self.desk.sent_bytes[name]},
+            "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
+            "address": self.book.address(name),
+            "called_s": self.desk.called_s(name),
         }
 
     def standing(self) -> str:

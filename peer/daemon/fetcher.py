@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from peer import errors
 from peer.core import commands, events, limits
 from peer.core.messages import EvaluationResult, SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
+from peer.core.status import TransferInProgress
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
@@ -73,7 +74,7 @@ class ArtifactFetcher:
         self._report = report
         self._fail = fail
         self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
-        self.receiving: dict[tuple[SiteName, str], dict[str, Any]] = {}
+        self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
@@ -187,8 +188,15 @@ class ArtifactFetcher:
         loop = asyncio.get_running_loop()
         started_s = heard_s = loop.time()
         errand = (origin, str(command.purpose))
-        moving: dict[str, Any] = {"purpose": command.purpose, "kind": artifact.kind, "round": command.round}
-        moving |= {"bytes": artifact.bytes, "received": 0}
+        moving: TransferInProgress = {
+            "direction": "in",
+            "peer": origin,
+            "purpose": command.purpose,
+            "kind": artifact.kind,
+            "round": command.round,
+            "bytes": artifact.bytes,
+            "received": 0,
+        }
         self.receiving[errand] = moving
 
         def on_bytes(received: int) -> None:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
@@ -21,6 +22,7 @@ from peer.core import access, events, limits
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
+from peer.core.status import TransferInProgress
 from peer.errors import CertificateError
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -92,7 +94,7 @@ class PeerService:
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(round.rules.round_key, federation.digest)
         self._strangers: dict[SiteName, str] = {}
-        self.sending: dict[int, dict[str, object]] = {}
+        self.sending: dict[int, TransferInProgress] = {}
         self.sent_bytes: Counter[str] = Counter()
         self._denied_s: dict[str, dict[tuple[str, str], float]] = {}
         self.skew_s: dict[SiteName, float] = {}
@@ -228,10 +230,9 @@ class PeerService:
         generation = self._round.memory.generation
         if (reason := self._over(round, size)) is not None:
             raise self._deny(caller, request, reason)
-        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round}
-        facts = {"generation": generation, "sha256": sha256, "bytes": size}
-        intent = self._ledger.intend(**what, **facts)
-        self.sending[intent] = {**what, "bytes": size}
+        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
+        intent = self._ledger.intend(**what, generation=generation, sha256=sha256)
+        self.sending[intent] = cast(TransferInProgress, {"direction": "out", **what})
         self._report(events.PeerHeard(caller))
         return Grant(artifact_path(self._artifacts, sha256), intent)
 
@@ -239,7 +240,7 @@ class PeerService:
         """Record how a granted transfer ended."""
         what = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
-        self.sent_bytes[str(what["peer"])] += size
+        self.sent_bytes[what["peer"]] += size
         log.info("artifact sent", extra={"intent": grant.intent, **what, "sent_bytes": size, "outcome": outcome})
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:

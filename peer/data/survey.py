@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
+from peer.documents import DatalistSurvey, SplitSurvey
 
 Shape: TypeAlias = tuple[int, ...]
 Found: TypeAlias = tuple[Shape, Callable[[], NDArray[Any]]]
@@ -57,7 +58,7 @@ def survey(
     task: str = "classification",
     classes: int | None = None,
     whole: bool = False,
-) -> dict[str, Any]:
+) -> DatalistSurvey:
     """Describe a datalist.
 
     Args:
@@ -112,7 +113,7 @@ def _stored(path: Path, *, whole: bool, key: str = "image") -> tuple[Shape, NDAr
 
 def _describe(
     listed: Datalist, split: str, task: str, classes: int | None, faults: _Faults, *, whole: bool
-) -> dict[str, Any]:
+) -> SplitSurvey:
     samples: Iterable[Sample] = getattr(listed, split)
     shapes: Counter[str] = Counter()
     label_shapes: Counter[str] = Counter()

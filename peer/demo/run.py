@@ -23,6 +23,7 @@ from peer.daemon import startup
 from peer.data.adapters import DATASETS
 from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import STUDIES, DemoPreset, PresetSize
+from peer.documents import DemoMethod, DemoResult
 from peer.inference import model_state
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -42,7 +43,7 @@ class DemoProgress:
 Watch = Callable[[DemoProgress], None]
 
 
-def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> dict[str, Any]:
+def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> DemoResult:
     """Prepare the data, run the federations, evaluate; returns the document of ``demo --json``.
 
     Args:
@@ -60,7 +61,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     dataset = importlib.import_module(DATASETS[study.dataset])
     summary = dataset.prepare(folder / "data", seed=size.seed, **study.options)
     results = {method: _federation(folder, study, method, size, watch) for method in methods}
-    document = {
+    document: DemoResult = {
         "folder": str(folder),
         "study": name,
         "title": study.title,
@@ -75,7 +76,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     return document
 
 
-def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, watch: Watch) -> dict[str, Any]:
+def _federation(folder: Path, study: DemoPreset, method: str, size: PresetSize, watch: Watch) -> DemoMethod:
     """Run one federation to its end; its figures."""
     sites = {name: study.site(name, method, folder / "data" / name) for name in study.models}
     with LocalFederation.found(folder / method, study.draft(method, size), sites) as loopback:

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from peer.core.status import LastRound
+
 ROUNDS = 10
 """As many as the deadlines look back on."""
-SHOWN = ("contributors", "missing", "duration_s")
 
 
 class Recent:
@@ -21,7 +22,7 @@ class Recent:
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.last: dict[str, Any] | None = None
+        self.last: LastRound | None = None
         self._times_s: deque[float] = deque(maxlen=ROUNDS + 1)
         for row in rows:
             self.add(row["round"], row["body"], time_s=row["time"])
@@ -29,7 +30,12 @@ class Recent:
     def add(self, round: int, body: Mapping[str, Any], *, time_s: float) -> None:
         """A round was finished."""
         self._times_s.append(time_s)
-        self.last = {"round": round, **{key: body[key] for key in SHOWN}}
+        self.last = {
+            "round": round,
+            "contributors": body["contributors"],
+            "missing": body["missing"],
+            "duration_s": body["duration_s"],
+        }
 
     def left_s(self, rounds: int, *, now_s: float) -> float | None:
         """How long so many rounds will take, the one in hand among them: the median from one end to the next.

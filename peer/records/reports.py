@@ -18,6 +18,7 @@ from peer.core import site_memory
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
+from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
 from peer.records.journal import Journal
 from peer.records.ledger import UNKNOWN, Ledger
 from peer.records.recent import Recent
@@ -116,7 +117,7 @@ def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: boo
     return found
 
 
-def status_when_down(folder: SiteFolder) -> dict[str, Any]:
+def status_when_down(folder: SiteFolder) -> SiteStatus:
     """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
     federation = _federation(folder)
     with contextlib.ExitStack() as stack:
@@ -125,8 +126,9 @@ def status_when_down(folder: SiteFolder) -> dict[str, Any]:
         return _status(folder, federation, journal)
 
 
-def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> dict[str, Any]:
-    memory, digest, left, refusals, last = site_memory.Memory(), federation["digest"], None, [], None
+def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal | None) -> SiteStatus:
+    memory, digest, left, last = site_memory.Memory(), federation["digest"], None, None
+    refusals: list[RefusedEntry] = []
     if journal is not None:
         memory = site_memory.recover(journal.newest(TELLING))
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
@@ -139,8 +141,18 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
             {"site": row["body"]["origin"], "round": row["round"], "reason": row["body"]["reason"]}
             for row in refused[began + 1 :]
         ]
-    unknown = {"state": "unknown", "round": None, "phase": None, "progress": None, "last_seen_s": None}
-    unknown |= {"spoken": None, "artifact_bytes": None, "clock_skew_s": None, "address": None, "called_s": None}
+    unknown: PeerStatus = {
+        "state": "unknown",
+        "round": None,
+        "phase": None,
+        "progress": None,
+        "last_seen_s": None,
+        "spoken": None,
+        "artifact_bytes": None,
+        "clock_skew_s": None,
+        "address": None,
+        "called_s": None,
+    }
     return {
         "daemon": "down",
         "site": folder.site,
@@ -154,7 +166,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "rounds": federation["rounds"],
         "committed": memory.committed,
         "waiting_for": [],
-        "peers": {name: dict(unknown) for name in federation["sites"] if name != folder.site},
+        "peers": {name: unknown.copy() for name in federation["sites"] if name != folder.site},
         "training": {},
         "samples": memory.samples,
         "refusals": refusals,

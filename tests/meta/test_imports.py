@@ -38,6 +38,7 @@ LAYER = {
     "peer.demo.local_federation": "operation",
     "peer.daemon.metrics_server": "operation",
     "peer.preflight": "operation",
+    "peer.records": "ground",
     "peer.inference.release": "operation",
     "peer.data.adapters": "datasets",
     "peer.cli": "cli",
@@ -83,7 +84,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "partition": frozenset({"peer.data.datalist", "peer.errors", "peer.config.toml", "peer.core.seeds"}),
     "statistics": frozenset({"peer.core.seeds"}),
-    "report": frozenset({"statistics", "peer", "peer.errors"}),
+    "report": frozenset({"statistics", "peer", "peer.documents", "peer.errors"}),
     "experiment": frozenset({"core", "ground", "datasets", "partition", "spec"}),
     "simulation": frozenset({"core", "ground", "experiment", "training", "methods", "models"}),
 }

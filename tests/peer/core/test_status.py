@@ -9,9 +9,10 @@ import pytest
 
 from peer.core import events
 from peer.core.messages import Unavailable
+from peer.core.plan import KINDS
 from peer.core.rules import PaceRules
 from peer.core.state import Phase
-from peer.core.status import plan_of, status, waiting_for
+from peer.core.status import WAIT_KINDS, plan_of, status, waiting_for
 
 FOUR = ("africa", "america", "asia", "europe")
 DAEMON_ADDS = {"federation", "certificate_days"}
@@ -75,8 +76,8 @@ def test_gathering_names_who_did_not_answer_hello(solo: Any) -> None:
     site.greet("asia")
     site.now_s += 5.0
     assert waiting_for(site.site, now_s=site.now_s) == [
-        {"site": "africa", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
-        {"site": "america", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
+        {"site": "africa", "kind": "hello", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
+        {"site": "america", "kind": "hello", "artifact": "hello", "since_s": 5.0, "deadline_s": 55.0},
     ]
     assert waiting_for(solo().site, now_s=1000.0) == [], "an initialising site waits for nobody"
 
@@ -86,7 +87,9 @@ def test_an_exchange_names_whose_artifact_is_missing(solo: Any) -> None:
     site.finish()
     site.greet()
     site.now_s += 10.0
-    assert seen(site)["waiting_for"] == [{"site": "asia", "artifact": "model", "since_s": 10.0, "deadline_s": 90.0}]
+    assert seen(site)["waiting_for"] == [
+        {"site": "asia", "kind": "model", "artifact": "model", "since_s": 10.0, "deadline_s": 90.0}
+    ]
     site.unavailable("asia", Unavailable.SKIPPED)
     assert seen(site)["waiting_for"] == []
 
@@ -98,9 +101,12 @@ def test_a_visiting_model_is_named_by_its_owner(solo: Any) -> None:
     assert [(waited["site"], waited["artifact"]) for waited in seen(site)["waiting_for"]] == [("america", "model")]
     site.deliver("america")
     site.finish()
-    assert [(waited["site"], waited["artifact"]) for waited in seen(site)["waiting_for"]] == [
-        ("america", "asia's model")
-    ]
+    (waited,) = seen(site)["waiting_for"]
+    assert (waited["site"], waited["kind"], waited["artifact"]) == ("america", "model", "asia's model")
+
+
+def test_a_site_waits_for_every_kind_of_artifact() -> None:
+    assert set(KINDS) < set(WAIT_KINDS)
 
 
 def test_without_a_quorum_the_deadline_shown_is_the_one_that_counts(solo: Any) -> None:
@@ -137,7 +143,13 @@ def test_a_site_that_is_done_names_who_is_not(solo: Any, stay: bool, deadline_s:
     site.beat("asia", 1, "done")
     site.now_s += 30.0
     assert seen(site)["waiting_for"] == [
-        {"site": name, "artifact": "its last round", "since_s": 30.0, "deadline_s": deadline_s}
+        {
+            "site": name,
+            "kind": "its last round",
+            "artifact": "its last round",
+            "since_s": 30.0,
+            "deadline_s": deadline_s,
+        }
         for name in ("africa", "america")
     ]
 

@@ -16,6 +16,7 @@ import pytest
 from peer.core import commands, events
 from peer.core.messages import EvaluationResult, Hello
 from peer.core.roster import Sha256, SiteName
+from peer.core.status import PeerStatus, SiteStatus
 from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
 from peer.demo.local_federation import LocalFederation
@@ -170,8 +171,8 @@ async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(runnin
         asia, lambda status: status["phase"] == "done" and status["peers"]["europe"]["phase"] == "done"
     )
     down = reports.status_when_down(asia.folder)
-    assert status.keys() == down.keys()
-    assert status["peers"]["europe"].keys() == down["peers"]["europe"].keys()
+    assert status.keys() == down.keys() == SiteStatus.__annotations__.keys()
+    assert status["peers"]["europe"].keys() == down["peers"]["europe"].keys() == PeerStatus.__annotations__.keys()
     assert status["certificate_days"] == down["certificate_days"]
     assert (status["daemon"], status["committed"], down["phase"]) == ("running", 3, "finished")
     assert abs(status["peers"]["europe"]["clock_skew_s"]) < 5

@@ -241,7 +241,8 @@ async def test_progress_is_shown_and_a_moving_transfer_is_alive(errands: Errands
     errands.peer.go_on.clear()
     errands.courier.fetch(ORDER)
     await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    shown = {"purpose": "train", "kind": "model", "round": 3, "bytes": 7, "received": 3}
+    what = {"direction": "in", "peer": ASIA, "purpose": "train", "kind": "model", "round": 3}
+    shown = {**what, "bytes": 7, "received": 3}
     assert errands.courier.receiving == {(ASIA, "train"): shown}
     assert errands.events.get_nowait() == events.PeerHeard(ASIA)
     errands.peer.go_on.set()

@@ -9,7 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -17,10 +17,10 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, StateError
 from peer.records import reports
+from peer.records.documents import DOCUMENTS
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
-README = Path(__file__).parents[3] / "README.md"
 MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
 ROUND = {
     "generation": 1,
@@ -41,12 +41,9 @@ ROUND = {
 
 
 def documented(what: str) -> set[str]:
-    """The top-level keys that the README promises of a document."""
-    row = next(line for line in README.read_text().splitlines() if line.startswith("|") and f"`{what}`" in line)
-    text = row.split("|")[2]
-    while (flat := re.sub(r": *(\{[^{}]*\}|\[[^\[\]]*\])", "", text)) != text:
-        text = flat
-    return set(re.findall(r"\w+", text.partition("]`")[0].partition(";")[0].rpartition("`[{")[2] or text))
+    """The top-level keys of a document's type."""
+    kind = DOCUMENTS[what]
+    return set(get_type_hints(get_args(kind)[-1] if get_args(kind) else kind))
 
 
 class Disk:

@@ -1,0 +1,160 @@
+"""The documents that `--json` prints of a site's records: their keys, types and meanings, in one place.
+
+``DOCUMENTS`` maps a command to the type of its document. Each record is a ``TypedDict`` whose docstring says what it
+is, and whose keys are ``Annotated`` with their meaning: ``typing.get_type_hints(record, include_extras=True)`` lists
+them. Times are Unix seconds, and durations end in ``_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypedDict
+
+from peer.core.status import PeerStatus, SiteStatus
+
+__all__ = [
+    "DOCUMENTS",
+    "ActionDocument",
+    "Cell",
+    "EvaluationRecord",
+    "EventRecord",
+    "HealthDocument",
+    "MeanMetric",
+    "PeerStatus",
+    "PlanDocument",
+    "PlannedRound",
+    "RoundRecord",
+    "SiteStatus",
+    "SourceRecord",
+    "TransferRecord",
+]
+
+
+class SourceRecord(TypedDict):
+    """An artifact of another site that a round used."""
+
+    site: Annotated[str, "site that sent it"]
+    round: Annotated[int, "round of the artifact"]
+    sha256: Annotated[str, "digest of its file"]
+    fallback: Annotated[bool, "whether it is an older one, used because the one of this round did not come"]
+
+
+class RoundRecord(TypedDict):
+    """A committed round."""
+
+    round: Annotated[int, "its number"]
+    generation: Annotated[int, "generation of the site's state"]
+    sources: Annotated[list[SourceRecord], "artifacts of other sites that the round used"]
+    contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
+    missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    below_quorum: Annotated[bool, "whether fewer sites contributed than the federation's quorum"]
+    skipped: Annotated[list[int], "rounds before this one that the site jumped over"]
+    artifact_sha256: Annotated[str | None, "digest of the artifact that the site made; null where it made none"]
+    aggregate_sha256: Annotated[str | None, "digest of the mean; null where the method does not average"]
+    metrics: Annotated[dict[str, float], "losses and steps of training, metrics of the site's own splits"]
+    threads: Annotated[int, "threads that trained"]
+    duration_s: Annotated[float, "training time"]
+    agrees: Annotated[dict[str, bool], "by peer, whether its mean is the same, bit for bit"]
+
+
+class TransferRecord(TypedDict):
+    """An artifact, figures or an export that came or left."""
+
+    time: Annotated[float, "when it came, or when this site intended to send it"]
+    direction: Annotated[Literal["in", "out"], "as seen from this site"]
+    peer: Annotated[str, "the other site, or who took an export"]
+    purpose: Annotated[str, "`train`, `handback`, `evaluate` or `export`"]
+    kind: Annotated[str, "kind of artifact, or `metrics`"]
+    round: Annotated[int, "round that it is of"]
+    sha256: Annotated[str, "digest of the artifact"]
+    bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]
+    outcome: Annotated[str, "`complete`, `broken`, `open` (no end yet) or `unknown` (a crash ended it)"]
+
+
+class EventRecord(TypedDict):
+    """A row of the journal."""
+
+    seq: Annotated[int, "number of the row in its generation's journal"]
+    time: Annotated[float, "when it was written"]
+    kind: Annotated[str, "kind of the row"]
+    round: Annotated[int, "round that it is of"]
+    body: Annotated[dict[str, Any], "facts, by the kind of the row; without tensor lists and manifests"]
+
+
+class Cell(TypedDict, total=False):
+    """A model on one site's test split: either `metrics` and `counts`, or a `reason`."""
+
+    metrics: Annotated[dict[str, float], "metrics by name"]
+    counts: Annotated[dict[str, int], "figures that count, such as `samples`"]
+    reason: Annotated[str, "why there are no metrics"]
+
+
+class MeanMetric(TypedDict):
+    """The unweighted mean of a metric over sites."""
+
+    value: Annotated[float, "the mean"]
+    sites: Annotated[int, "how many sites gave the metric"]
+
+
+class EvaluationRecord(TypedDict):
+    """The site's model of one round on every site's test split (Global Test)."""
+
+    round: Annotated[int, "round after which the model was evaluated"]
+    cells: Annotated[dict[str, Cell], "by site"]
+    mean: Annotated[dict[str, MeanMetric], "by metric"]
+    global_test: Annotated[
+        dict[str, float] | None, "means of metrics that all sites gave; null unless all cells are there"
+    ]
+
+
+class PlannedRound(TypedDict):
+    """Who receives from whom in one round."""
+
+    round: Annotated[int, "its number"]
+    order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
+    receives_from: Annotated[dict[str, list[str]], "by receiver, the senders"]
+
+
+class PlanDocument(TypedDict):
+    """The schedule of the rounds to come."""
+
+    federation: Annotated[str, "name of the federation"]
+    digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
+    schedule: Annotated[str, "kind of the schedule"]
+    sites: Annotated[list[str], "all sites"]
+    pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all` or `none`"]
+    artifact: Annotated[str | None, "kind of artifact that sites exchange"]
+    rounds: Annotated[list[PlannedRound], "the rounds asked for"]
+
+
+class HealthDocument(TypedDict):
+    """Whether the daemon of a site does its work."""
+
+    site: Annotated[str, "this site"]
+    serves: Annotated[bool, "whether its port is open to peers"]
+    trains: Annotated[bool, "whether training has not failed for good"]
+
+
+class ActionDocument(TypedDict):
+    """What an operator asked a daemon to do."""
+
+    site: Annotated[str, "this site"]
+    action: Annotated[Literal["pause", "resume", "stop"], "what was asked"]
+    effect: Annotated[str, "what the daemon does now, in words"]
+
+
+DOCUMENTS: Mapping[str, Any] = {
+    "status": SiteStatus,
+    "peers": dict[str, PeerStatus],
+    "rounds": list[RoundRecord],
+    "transfers": list[TransferRecord],
+    "egress": list[TransferRecord],
+    "events": list[EventRecord],
+    "evaluation": list[EvaluationRecord],
+    "plan": PlanDocument,
+    "health": HealthDocument,
+    "pause": ActionDocument,
+    "resume": ActionDocument,
+    "stop": ActionDocument,
+}
+"""By command, the type of the document that `--json` prints: a record, a list of records, or records by name."""
