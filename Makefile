@@ -18,11 +18,13 @@ demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 test: $(VENV)/.test ## the suite, with the examples in the docstrings; make test SLOW=1 also its slow repetitions
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m '')
 
-lint: $(VENV)/.lint ## style, types, and whether peer/pb is fresh
+lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python proto/compile.py --check
+	$(BIN)/python deploy/reference.py --check
+	$(BIN)/python deploy/picture.py --check
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)

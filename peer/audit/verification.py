@@ -21,6 +21,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import suggestion
 from peer.core.roster import Sha256
+from peer.documents import LedgerExtent, LedgerJudgement, LedgerVerified
 from peer.errors import FederationMismatch, StateError, UsageError
 from peer.identity import certificates
 from peer.records import history
@@ -29,7 +30,7 @@ from peer.records.ledger import Chain, Ledger
 from peer.transport import wire
 
 
-def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> dict[str, Any]:
+def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified:
     """What can be proven of a site's own ledger; the keys are those of `egress verify --json`.
 
     Args:
@@ -95,7 +96,7 @@ def _chain(path: Path) -> Chain:
         return ledger.chain()
 
 
-def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[Path] = ()) -> dict[str, Any]:
+def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[Path] = ()) -> LedgerVerified:
     """What can be proven of an exported ledger, without its site's folder; the keys are those of ``verify``.
 
     Args:
@@ -146,7 +147,7 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
     }
 
 
-def _described(chain: Chain) -> dict[str, Any]:
+def _described(chain: Chain) -> LedgerExtent:
     head = chain.head
     return {
         "rows": head.count - chain.before.count - len(chain.left_out),
@@ -162,7 +163,7 @@ def _judged(
     restored: Sequence[Restored],
     problems: list[str],
     unproven: list[str],
-) -> dict[str, Any]:
+) -> LedgerJudgement:
     """What witnesses say, and what is left open."""
     lost = f"; the journal says that an older backup was restored on {_day(restored[-1])}" if restored else ""
     for path, testimony in heard:
@@ -188,7 +189,9 @@ def _judged(
             for path, testimony in heard
         ],
         "vouched_rows": vouched,
-        "restored": [one.model_dump() for one in restored],
+        "restored": [
+            {"time": one.time, "generation": one.generation, "reported_by": one.reported_by} for one in restored
+        ],
         "problems": problems,
         "unproven": unproven,
     }

@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
     "methods": ("peer.cli.methods:methods", "The methods, their stages and parameters."),
     "models": ("peer.cli.models:models", "The networks that there are, and what each would cost."),
+    "help": ("peer.cli.help:show_help", "The operator's pages, and the help of any command."),
     "completion": ("peer.cli.completion:completion", "What makes a shell complete commands, options and sites."),
 }
 """Name -> (module:attribute, one line of help), in the order in which ``--help`` lists them."""

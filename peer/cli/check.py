@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
+from peer.documents import CheckResult
 from peer.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -46,7 +46,14 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
 
             findings = list(look(folder, train=not fast))
     failures = [finding for finding in findings if finding.verdict == "failure"]
-    document = {"site": folder.site, "would_run": not failures, "findings": [dataclasses.asdict(f) for f in findings]}
+    document: CheckResult = {
+        "site": folder.site,
+        "would_run": not failures,
+        "findings": [
+            {"subject": one.subject, "verdict": one.verdict, "message": one.message, "remedy": one.remedy}
+            for one in findings
+        ],
+    }
     output.emit(document, as_json=as_json, render=_picture)
     if failures:
         raise CheckFailed(f"{failures[0].subject}: {failures[0].message}", failures[0].remedy)

@@ -13,6 +13,7 @@ from peer.cli import Settings, output, pass_settings, rendering, shared_options,
 from peer.cli.watch import show, watch_option
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
+from peer.documents import LedgerExported, WitnessWritten
 from peer.errors import LedgerBroken, UsageError
 
 if TYPE_CHECKING:
@@ -217,11 +218,11 @@ def _folder(context: click.Context, settings: Settings, site_name: str | None) -
     return site_folder.find_site(site_folder.home_folder(settings.home), site_name or before)
 
 
-def _witnessed(found: Witness, out: Path) -> dict[str, Any]:
+def _witnessed(found: Witness, out: Path) -> WitnessWritten:
     return {"of": found.of, "by": found.by, "file": str(out), "manifests": len(found.manifests)}
 
 
-def _exported(found: Export, out: Path) -> dict[str, Any]:
+def _exported(found: Export, out: Path) -> LedgerExported:
     shown = sum(row.body is not None for row in found.rows)
     return {
         "site": found.site,
@@ -230,7 +231,7 @@ def _exported(found: Export, out: Path) -> dict[str, Any]:
         "file": str(out),
         "rows": shown,
         "left_out": found.head.count - shown,
-        "head": found.head.model_dump(),
+        "head": {"count": found.head.count, "hash": found.head.hash},
     }
 
 

@@ -14,6 +14,7 @@ from peer.cli import output, shared_options
 from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import must_be_new, write_atomically
+from peer.documents import CertificateAuthority, FederationCreated, FederationShown, SiteAdmitted
 from peer.errors import BundleError, UsageError
 from peer.identity import certificates
 from peer.identity.bundle import read_handed
@@ -45,7 +46,7 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
     mhfl-peer federation create draft.toml --out ca
     """
     authority = Authority.create(out, toml.read(draft), str(draft), now=datetime.now(UTC), days=days)
-    document = {
+    document: FederationCreated = {
         "federation": authority.federation.name,
         "digest": authority.federation.digest,
         "folder": str(out),
@@ -97,7 +98,7 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
         fingerprint = _confirmed(content, request)
     admitted = authority.admit(content, fingerprint=fingerprint, now=now, days=days, replace=replace)
     write_atomically(out, admitted.bundle, 0o644)
-    document = {
+    document: SiteAdmitted = {
         "site": admitted.site,
         "bundle": str(out),
         "fingerprint": admitted.admission.fingerprint,
@@ -124,10 +125,10 @@ def _confirmed(content: bytes, request: Path) -> str:
     return fingerprint
 
 
-def _shown(federation: FederationConfig, now: datetime) -> dict[str, Any]:
+def _shown(federation: FederationConfig, now: datetime) -> FederationShown:
     """What ``show --json`` prints; a draft has no ``ca``."""
-    settings = federation.model_dump(mode="json", exclude={"site", "method", "ca_certificate", "name"})
-    plan, ca = federation.plan, None
+    plan = federation.plan
+    ca: CertificateAuthority | None = None
     if federation.ca_certificate is not None:
         certificate = certificates.pinned_authority(federation.ca_certificate)
         ca = {
@@ -144,10 +145,27 @@ def _shown(federation: FederationConfig, now: datetime) -> dict[str, Any]:
         "artifact": plan.artifact,
         "phases": list(plan.phases),
         "parameters": federation.parameters,
-        **settings,
+        "description": federation.description,
+        "rounds": federation.rounds,
+        "seed": federation.seed,
+        "weighting": federation.weighting,
+        "quorum": federation.quorum,
+        "global_test": federation.global_test,
+        "evaluation_every": federation.evaluation_every,
+        "task": federation.task.model_dump(mode="json"),
+        "stages": {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()},
+        "schedule": federation.schedule.model_dump(mode="json"),
+        "fallback": federation.fallback.model_dump(mode="json"),
+        "pace": federation.pace.model_dump(mode="json"),
+        "shared_model": None if federation.shared_model is None else federation.shared_model.model_dump(mode="json"),
         "beat_s": federation.beat_s,
         "sites": [
-            {"index": federation.roster.index(entry.name), **entry.model_dump()}
+            {
+                "index": federation.roster.index(entry.name),
+                "name": entry.name,
+                "address": entry.address,
+                "description": entry.description,
+            }
             for entry in sorted(federation.site, key=lambda entry: entry.name)
         ],
     }

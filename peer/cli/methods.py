@@ -9,6 +9,7 @@ import click
 
 from peer.cli import output, shared_options
 from peer.config.toml import suggestion
+from peer.documents import MethodDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
-BOUNDS = ("minimum", "maximum", "choices")
 
 
 @click.command(short_help="The methods, their stages and parameters.")
@@ -38,11 +38,10 @@ def methods(names: tuple[str, ...], as_json: bool) -> None:
     output.emit(document, as_json=as_json, render=_one_by_one if names else _list)
 
 
-def _described(name: str, package: str | None) -> dict[str, Any]:
+def _described(name: str, package: str | None) -> MethodDescription:
     plan = find_plan(name, package)
-    return {
+    described: MethodDescription = {
         "name": name,
-        **({"package": package} if package is not None else {}),
         "source": plan.source,
         "pattern": plan.pattern,
         "artifact": plan.artifact,
@@ -63,11 +62,16 @@ def _described(name: str, package: str | None) -> dict[str, Any]:
             key: {
                 "default": parameter.default,
                 "meaning": parameter.meaning,
-                **{bound: getattr(parameter, bound) for bound in BOUNDS},
+                "minimum": parameter.minimum,
+                "maximum": parameter.maximum,
+                "choices": parameter.choices,
             }
             for key, parameter in plan.parameters.items()
         },
     }
+    if package is not None:
+        described["package"] = package
+    return described
 
 
 def _list(document: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -12,6 +12,7 @@ import click
 from models.spec import HYPER, ONE_DIMENSIONAL, suggestion
 from peer.cli import output, rendering, shared_options
 from peer.core.tasks import CLASSIFYING, METRICS
+from peer.documents import ModelDescription, ModelList
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,17 +32,6 @@ WIDTHS = {
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
 """The constructors' defaults, but for the widths above: reading them there would take torch."""
-FIGURES = (
-    "parameters",
-    "state_values",
-    "multiply_accumulates",
-    "prediction",
-    "taps",
-    "bottleneck",
-    "penultimate",
-    "bytes",
-)
-"""What a row has of ``models.describe``."""
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
@@ -85,7 +75,7 @@ def models(
         space = None if input_size is None else _space(input_size, wanted["spatial_dims"])
         hyper = _hyper(settings, chosen)
         rows = [costed(name, wanted, space, hyper) for name in chosen]
-    document = {"task": wanted, "input_size": space, "models": rows}
+    document: ModelList = {"task": wanted, "input_size": space, "models": rows}
     output.emit(document, as_json=as_json, render=_costs if task else _list)
 
 
@@ -100,7 +90,7 @@ def family(name: str) -> str:
     return "classification" if "projection" in HYPER[name] else "segmentation"
 
 
-def listed(name: str) -> dict[str, Any]:
+def listed(name: str) -> ModelDescription:
     """A network as it comes, without torch: its task, its dimensions, its hyper-parameters."""
     defaults = DEFAULTS | ({"width": WIDTHS[name]} if name in WIDTHS else {})
     return {
@@ -113,19 +103,41 @@ def listed(name: str) -> dict[str, Any]:
 
 def costed(
     name: str, task: Mapping[str, Any], input_size: Sequence[int] | None, hyper: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> ModelDescription:
     """A network at a task, or why it does not fit there: ``problem``; every figure is then None."""
     from models.footprint import describe
 
-    row = {**listed(name), "problem": None, **dict.fromkeys(FIGURES)}
+    row: ModelDescription = {
+        **listed(name),
+        "problem": None,
+        "parameters": None,
+        "state_values": None,
+        "multiply_accumulates": None,
+        "prediction": None,
+        "taps": None,
+        "bottleneck": None,
+        "penultimate": None,
+        "bytes": None,
+    }
     if family(name) not in SERVING[task["kind"]]:
-        return row | {"problem": f"{name} is for {family(name)}"}
+        row["problem"] = f"{name} is for {family(name)}"
+        return row
     spec = {key: value for key, value in task.items() if key != "kind"} | {"name": name, "hyper": hyper}
     try:
         described = describe(spec, input_size)
     except ValueError as error:
-        return row | {"problem": str(error).removeprefix(f"model spec {name!r}: ")}
-    return row | {"hyper": described["spec"]["hyper"], **{key: described[key] for key in FIGURES}}
+        row["problem"] = str(error).removeprefix(f"model spec {name!r}: ")
+        return row
+    row["hyper"] = described["spec"]["hyper"]
+    row["parameters"] = described["parameters"]
+    row["state_values"] = described["state_values"]
+    row["multiply_accumulates"] = described["multiply_accumulates"]
+    row["prediction"] = described["prediction"]
+    row["taps"] = described["taps"]
+    row["bottleneck"] = described["bottleneck"]
+    row["penultimate"] = described["penultimate"]
+    row["bytes"] = described["bytes"]
+    return row
 
 
 def _checked(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
 from peer.core.tasks import CLASSIFYING
+from peer.documents import PredictionsWritten
 from peer.errors import DataError, UsageError
 from peer.extras import require_extra
 
@@ -78,7 +79,7 @@ def predict(
         raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see what was left out")
 
 
-def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     from peer.inference import model_state
 
     with model_state.tidied(), model_state.trained(folder) as (federation, standing):
@@ -91,11 +92,18 @@ def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> dict[str,
         answer = _asked(standing.document(), inputs, out)
     if classes and answer["predictions"]:
         site_folder.write_atomically(result, _csv(answer["predictions"], task.classes))
-    where = {"site": folder.site, "generation": standing.generation, "round": standing.committed}
-    return {**where, "task": task.kind, "out": str(result), **answer}
+    return {
+        "site": folder.site,
+        "generation": standing.generation,
+        "round": standing.committed,
+        "task": task.kind,
+        "out": str(result),
+        "predictions": answer["predictions"],
+        "skipped": answer["skipped"],
+    }
 
 
-def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     """As :func:`_by_site`; what the task is only the file knows, and who reads it needs torch."""
     if not model.exists():
         raise UsageError(f"--model {model} is not there", "name a file or folder that `mhfl-peer export` wrote")
@@ -112,8 +120,16 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> dic
     result = _table(out) if answer["task"] in CLASSIFYING else out
     if answer["task"] in CLASSIFYING and answer["predictions"]:
         site_folder.write_atomically(result, _csv(answer["predictions"], classes))
-    where = {key: answer.pop(key) for key in ("site", "generation", "round", "task")}
-    return {**where, "model": str(model), "out": str(result), **answer}
+    return {
+        "site": answer["site"],
+        "generation": answer["generation"],
+        "round": answer["round"],
+        "task": answer["task"],
+        "model": str(model),
+        "out": str(result),
+        "predictions": answer["predictions"],
+        "skipped": answer["skipped"],
+    }
 
 
 def _prepare(out: Path, *, table: bool) -> None:

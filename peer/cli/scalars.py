@@ -13,6 +13,7 @@ import click
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder
+from peer.documents import ScalarRun, ScalarsWritten
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[st
         yield "mlflow", MLflow(file)
 
 
-def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> dict[str, Any]:
+def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> ScalarsWritten:
     from peer.tracking.scalars import runs
 
     found = runs(folder)
@@ -83,7 +84,7 @@ def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> dict[str, A
     return {"site": folder.site, "added": added, "runs": [_facts(run) for run in found]}
 
 
-def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[dict[str, Any]]:
+def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[ScalarsWritten]:
     """A document now and whenever something was added, until the newest generation is over."""
     from peer.tracking.scalars import stamp
 
@@ -99,7 +100,7 @@ def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[d
         time.sleep(LOOK_S)
 
 
-def _facts(run: GenerationScalars) -> dict[str, Any]:
+def _facts(run: GenerationScalars) -> ScalarRun:
     return {
         "generation": run.generation,
         "rounds": run.rounds,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, rendering, shared_options
+from peer.documents import SimulationResult
 from peer.errors import WorkerFailed
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def simulate(
                 )
     if dry_run and not as_json:
         output.console().print(f"All is well: {len(found)} runs can be carried out.")
-    document = {
+    document: SimulationResult = {
         "out": str(out),
         "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in found],
     }

@@ -14,6 +14,7 @@ from peer.config import toml
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder, home_folder, must_be_new, write_atomically
 from peer.core.roster import site_name
+from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle, read_handed
@@ -59,7 +60,7 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
         text = site_toml(federation.task.spatial_dims, federation.addresses.get(folder.site))
         write_atomically(folder.site_toml, text.encode("utf-8"))
     write_atomically(out, request.pem, 0o644)
-    document = {
+    document: SiteInitialised = {
         "federation": federation.name,
         "digest": federation.digest,
         "site": folder.site,
@@ -98,7 +99,7 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
             "give --home or MHFL_HOME, or run `mhfl-peer site init` first",
         )
     joined = enrolment.join(folder, bundle, now=now)
-    document = {
+    document: SiteJoined = {
         "federation": federation.name,
         "digest": federation.digest,
         "site": joined.name,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.datalist import SPLITS, Datalist, Sample, inspect_datalist, named
+from peer.documents import DatalistSurvey, SplitSurvey
 from peer.extras import missing_package
 
 Shape: TypeAlias = tuple[int, ...]
@@ -58,7 +59,7 @@ def survey(
     task: str = "classification",
     classes: int | None = None,
     whole: bool = False,
-) -> dict[str, Any]:
+) -> DatalistSurvey:
     """Describe a datalist.
 
     Args:
@@ -112,7 +113,7 @@ def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple
 
 def _describe(
     listed: Datalist, split: str, task: str, classes: int | None, faults: _Faults, *, whole: bool
-) -> dict[str, Any]:
+) -> SplitSurvey:
     samples: Iterable[Sample] = getattr(listed, split)
     shapes: Counter[str] = Counter()
     label_shapes: Counter[str] = Counter()

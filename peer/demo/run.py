@@ -24,6 +24,7 @@ from peer.data.adapters import DATASETS
 from peer.data.adapters.prepared_folder import DATALIST, REGIONS
 from peer.demo.local_federation import LocalFederation
 from peer.demo.presets import PresetSize, networks, study
+from peer.documents import DemoMethod, DemoResult
 from peer.extras import require_extra
 from peer.inference import model_state
 from peer.records.history import OPEN, History
@@ -45,7 +46,7 @@ class DemoProgress:
 Watch = Callable[[DemoProgress], None]
 
 
-def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> dict[str, Any]:
+def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> DemoResult:
     """Prepare the data, run the federations, evaluate; returns the document of ``demo --json``.
 
     Args:
@@ -65,7 +66,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     dataset = importlib.import_module(DATASETS[str(data.dataset)])
     summary = dataset.prepare(folder / "data", seed=size.seed, **data.options)
     results = {method: _federation(folder, experiment, method, size, watch) for method in methods}
-    document = {
+    document: DemoResult = {
         "folder": str(folder),
         "study": name,
         "title": experiment.title,
@@ -80,7 +81,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     return document
 
 
-def _federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> dict[str, Any]:
+def _federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> DemoMethod:
     """Run one federation to its end; its figures."""
     draft, sites = configuration(experiment, method, seed=size.seed, data=folder / "data")
     with LocalFederation.found(folder / method, draft, sites) as loopback:

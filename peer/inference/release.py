@@ -22,6 +22,7 @@ from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.worker_protocol import to_json
+from peer.documents import ModelExported
 from peer.extras import require_extra
 from peer.files import sync_folder
 from peer.inference import model_state
@@ -55,7 +56,7 @@ class Consent:
 
 def release(
     folder: SiteFolder, federation: FederationConfig, standing: ModelState, *, form: str, out: Path, licence: str
-) -> dict[str, Any]:
+) -> ModelExported:
     """Export what the site predicts with; the answer is the document of ``export --json``.
 
     What was written beside its place moves there only when it is compared and the ledger has its intent: a failure

@@ -65,7 +65,7 @@ def _folder(folder: SiteFolder, federation: FederationConfig, site: SiteConfig, 
     """What a start would say to what is in the folder; only while nobody writes there."""
     try:
         for remark in consistent(folder, federation, own):
-            yield Finding("folder", "warning", remark, 'see "Back up and restore" in deploy/README.md')
+            yield Finding("folder", "warning", remark, 'see "Back up and restore" in `mhfl-peer help site`')
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return

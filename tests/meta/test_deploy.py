@@ -100,7 +100,7 @@ def test_the_table_of_metrics_is_the_program_s(root: Path) -> None:
         f"{', '.join(f'`{label}`' for label in meaning.labels)} | {meaning.text} |"
         for name, meaning in METRICS.items()
     ]
-    lines = (root / PROMETHEUS / "README.md").read_text().splitlines()
+    lines = (root / "deploy" / "reference.md").read_text().splitlines()
     assert [line for line in lines if line.startswith("| `mhfl_")] == expected, "it should have\n" + "\n".join(expected)
 
 

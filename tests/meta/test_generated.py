@@ -1,4 +1,4 @@
-"""The committed protobuf modules are what the .proto files say."""
+"""What is committed and generated is what its source says."""
 
 from __future__ import annotations
 
@@ -13,4 +13,10 @@ def test_generated_modules_are_fresh(root: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed; `make lint` checks this, too")
     command = [sys.executable, "proto/compile.py", "--check"]
     finished = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("script", ["deploy/reference.py", "deploy/picture.py"])
+def test_generated_pages_are_fresh(root: Path, script: str) -> None:
+    finished = subprocess.run([sys.executable, script, "--check"], cwd=root, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -1,4 +1,4 @@
-"""Every command explains itself with an example that can be typed, and shows scripts what README says."""
+"""Every command explains itself with an example that can be typed, and shows scripts the documents of its type."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, get_args, get_origin, get_type_hints
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from peer import documents
 from peer.cli import PROGRAM, main
+from peer.records import documents as records
 
 WITHOUT_EXAMPLE: dict[str, str] = {}
 """Commands whose help may do without an example, and why."""
@@ -25,10 +26,8 @@ WITHOUT_JSON = {
 }
 """Commands that show nothing which a script could read, and why."""
 
-JSON_SECTION = re.compile(r"^## JSON\n(.*?)^## ", re.MULTILINE | re.DOTALL)
-ROW = re.compile(r"^\| (`[^|]+`) \|(.*)\|$", re.MULTILINE)
-CODE = re.compile(r"`([^`]+)`")
-INNERMOST = re.compile(r"[\[{][^\[\]{}]*[\]}]")
+DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
+"""By command, the type of the document that ``--json`` prints."""
 
 DRAFT = """
 name = "trial"
@@ -75,22 +74,17 @@ def shows(command: click.Command) -> bool:
     return any("--json" in parameter.opts for parameter in command.params)
 
 
-def rows(root: Path) -> dict[str, str]:
-    """README's table of documents: the second cell by each command of the first."""
-    section = JSON_SECTION.search((root / "README.md").read_text())
-    assert section, "README.md has no section JSON"
-    return {name: text.strip() for names, text in ROW.findall(section.group(1)) for name in CODE.findall(names)}
+def keys(kind: Any) -> tuple[set[str], set[str]]:
+    """The keys that every object of a document has, and those that it may lack; a list's are its elements'."""
+    record = get_args(kind)[-1] if get_args(kind) else kind
+    hints = get_type_hints(record, include_extras=True)
+    optional = {name for name, hint in hints.items() if NotRequired in (get_origin(hint), get_origin(hint_of(hint)))}
+    return hints.keys() - optional, optional
 
 
-def promised(cell: str) -> set[str]:
-    """The keys of a documented object, or of the objects in a documented list; nested ones are left out."""
-    code = CODE.search(cell)
-    assert code, f"no document in {cell!r}"
-    text = code.group(1).removeprefix("[").removesuffix("]")
-    text = text.removeprefix("{").removesuffix("}")
-    while (flat := INNERMOST.sub("", text)) != text:
-        text = flat
-    return {part.partition(":")[0].strip() for part in text.split(",")}
+def hint_of(annotation: Any) -> Any:
+    """What is annotated, without its meaning."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 # --- help ------------------------------------------------------------------------------------------------------------
@@ -123,13 +117,12 @@ def test_every_command_shows_what_it_knows_to_scripts() -> None:
     assert {name for name, command in COMMANDS.items() if not shows(command)} == WITHOUT_JSON.keys()
 
 
-def test_readme_documents_every_document(root: Path) -> None:
-    documented = rows(root).keys()
+def test_every_document_has_a_type() -> None:
     showing = {name for name, command in COMMANDS.items() if shows(command)}
-    missing = {name for name in showing if not {name, *parents(name)} & documented}
-    assert not missing, f"README's table of documents lacks {sorted(missing)}"
-    unknown = {name for name in documented if not any(name in (one, *parents(one)) for one in showing)}
-    assert not unknown, f"README's table has commands without --json: {sorted(unknown)}"
+    missing = {name for name in showing if not {name, *parents(name)} & DOCUMENTS.keys()}
+    assert not missing, f"no DOCUMENTS has {sorted(missing)}"
+    unknown = {name for name in DOCUMENTS if not any(name in (one, *parents(one)) for one in showing)}
+    assert not unknown, f"DOCUMENTS has commands without --json: {sorted(unknown)}"
 
 
 def parents(name: str) -> list[str]:
@@ -153,31 +146,31 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return run
 
 
-def test_documents_have_the_keys_that_readme_names(root: Path, call: Callable[..., Any]) -> None:
+def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> None:
     """Of the commands that answer at once: a site is founded, enrolled and looked at."""
-    documents = {
+    shown = {
         "federation create": call("federation", "create", "@draft.toml", "--out", "@ca"),
         "federation show": call("federation", "show", "@ca/federation.toml"),
         "site init": call(
             "site", "init", "--federation", "@ca/federation.toml", "--site", "asia", "--out", "@asia.csr"
         ),
     }
-    fingerprint = documents["site init"]["fingerprint"]
+    fingerprint = shown["site init"]["fingerprint"]
     admit = ("admit", "--ca", "@ca", "@asia.csr", "--out", "@asia.bundle", "--fingerprint", fingerprint)
-    documents["federation admit"] = call("federation", *admit)
-    documents["site join"] = call("site", "join", "@asia.bundle")
-    for name in ("status", "plan", "methods", "models"):
-        documents[name] = call(name)
-    documents["scalars"] = call("scalars", "--tensorboard", "@runs")
-    table = rows(root)
+    shown["federation admit"] = call("federation", *admit)
+    shown["site join"] = call("site", "join", "@asia.bundle")
+    for name in ("status", "plan", "methods", "models", "help"):
+        shown[name] = call(name)
+    shown["scalars"] = call("scalars", "--tensorboard", "@runs")
     wrong = {}
-    for name, document in documents.items():
-        keys = set(document[0] if isinstance(document, list) else document)
-        if keys != (named := promised(table[name]) if name in table else set()):
-            wrong[name] = f"README names {sorted(named - keys)} too many and {sorted(keys - named)} too few"
+    for name, document in shown.items():
+        there = set(document[0] if isinstance(document, list) else document)
+        needed, optional = keys(DOCUMENTS[name])
+        if not needed <= there <= needed | optional:
+            wrong[name] = f"lacks {sorted(needed - there)}, and has {sorted(there - needed - optional)}"
     assert not wrong, "\n".join(f"{name}: {why}" for name, why in wrong.items())
 
 
-def test_what_nobody_promised_is_found() -> None:
-    assert promised("`[{a, b: [{c}], d: {e: {f} or {g}}, h}]`; of which `x` is one") == {"a", "b", "d", "h"}
-    assert promised("`a, b: {c: d}`") == {"a", "b"}
+def test_optional_keys_are_told_apart() -> None:
+    assert keys(list[documents.Prediction]) == ({"file"}, {"output", "probabilities"})
+    assert keys(documents.DatasetPrepared)[0] == {"folder"}

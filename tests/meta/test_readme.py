@@ -13,8 +13,19 @@ import pytest
 from peer.cli import INTERNAL_ERROR, PROGRAM, main
 from peer.errors import EXIT_CODES
 
-DOCUMENTS = ("README.md", "deploy/README.md", "deploy/examples/experiments/README.md")
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "deploy").rglob("*.md"))]
+DOCUMENTS = ("README.md", "peer/README.md", "peer/DECISIONS.md", "proto/README.md", *PAGES)
+SHOWS_COMMANDS = frozenset(
+    {"README.md", "deploy/README.md", "deploy/examples/experiments/README.md", "deploy/examples/experiments/RESULTS.md"}
+    | {f"deploy/{page}.md" for page in ("audit", "data", "model", "site")}
+)
+README_LINES_MAX = 150
+PROSE_COLUMNS_MAX = 100
+CODE = re.compile(r"`[^`]*`")
+LINK = re.compile(r"\]\(([^)\s]*)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash", "console", "sh", "shell", "text")
 OPERATOR = re.compile(r"[();<>|&]+")
 EXIT_CODE_SECTION = re.compile(r"^#+ [^\n]*exit codes?[^\n]*\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
@@ -85,7 +96,7 @@ def check_value(parameter: click.Parameter, value: object, context: click.Contex
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_can_be_typed(root: Path, name: str) -> None:
     typed = [command for command in simple_commands((root / name).read_text()) if Path(command[0]).name == PROGRAM]
-    assert typed, f"{name} shows no command of {PROGRAM}"
+    assert typed or name not in SHOWS_COMMANDS, f"{name} shows no command of {PROGRAM}"
     wrong = [f"{shlex.join(command)}: {why}" for command in typed if (why := problem(command[1:]))]
     assert not wrong, "\n".join(wrong)
 
@@ -103,9 +114,39 @@ def test_every_make_target_exists(root: Path, name: str) -> None:
     assert made <= targets
 
 
+def anchors(document: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCE.sub("", document))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(root: Path, name: str) -> None:
+    wrong = []
+    for link in LINK.findall(CODE.sub("", FENCE.sub("", (root / name).read_text()))):
+        path, _, anchor = link.partition("#")
+        target = (root / name).parent / path if path else root / name
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in ("deploy/reference.md", "proto/README.md")])
+def test_prose_is_wrapped(root: Path, name: str) -> None:
+    prose = FENCE.sub("", (root / name).read_text())
+    long = [line for line in prose.splitlines() if len(line) > PROSE_COLUMNS_MAX and not line.startswith("|")]
+    assert not long
+
+
+def test_readme_is_short(root: Path) -> None:
+    assert len((root / "README.md").read_text().splitlines()) <= README_LINES_MAX
+
+
 def test_the_table_of_exit_codes_is_the_programs(root: Path) -> None:
-    found = EXIT_CODE_SECTION.search((root / "README.md").read_text())
-    assert found, "README.md has no section with 'exit codes' in its heading"
+    found = EXIT_CODE_SECTION.search((root / "deploy" / "reference.md").read_text())
+    assert found, "reference.md has no section with 'exit codes' in its heading"
     documented = {int(code): text for code, text in EXIT_CODE_ROW.findall(found.group(1))}
     expected = "\n".join(f"| {code} | {row.meaning} | {row.remedy} |" for code, row in EXIT_CODES.items())
     assert documented.keys() - {0, INTERNAL_ERROR} == EXIT_CODES.keys(), f"the table should have\n{expected}"

@@ -26,7 +26,11 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(distributions: Any,
     with zipfile.ZipFile(distributions.wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
         licenses = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
-    assert shipped == {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
+    source = {path.as_posix() for path in files if path.parts[0] in PACKAGES and path.suffix != ".md"}
+    operators = [path.relative_to("deploy") for path in files if path.parts[0] == "deploy" and path.suffix == ".md"]
+    pages = {f"peer/pages/{path.as_posix()}" for path in operators}
+    assert len(pages) > 9
+    assert shipped == source | pages
     assert {f"{package}/py.typed" for package in PACKAGES} <= shipped
     assert "peer/pb/peer_pb2.pyi" in shipped
     assert licenses
@@ -53,3 +57,6 @@ def test_the_installed_wheel_runs(distributions: Any, tmp_path: Path) -> None:
     finished = subprocess.run([program, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "Usage: mhfl-peer" in finished.stdout
+    finished = subprocess.run([program, "help", "audit"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "The ledger" in finished.stdout, "the wheel has no page of its own"

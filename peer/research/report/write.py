@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from peer import __version__
+from peer.documents import ReportTable, ReportWritten
 from peer.errors import DiskError
 from peer.extras import require_extra
 from peer.research.report import comparison, contents, html_page, markdown
@@ -19,7 +19,7 @@ RESAMPLES = 1000
 
 def report(
     source: Path, out: Path, *, resamples: int = RESAMPLES, progress: Callable[[str], None] = lambda what: None
-) -> dict[str, Any]:
+) -> ReportWritten:
     """Read a folder of runs and write its report.
 
     Files of an earlier report that this one does not have are deleted from its folders of pictures and tables.
@@ -63,7 +63,7 @@ def _write(out: Path, files: dict[Path, str]) -> None:
         path.write_text(text, "utf-8")
 
 
-def _document(results: Results, written: contents.ReportContents, out: Path, files: dict[Path, str]) -> dict[str, Any]:
+def _document(results: Results, written: contents.ReportContents, out: Path, files: dict[Path, str]) -> ReportWritten:
     """What a script gets to know."""
     return {
         "folder": str(results.folder),
@@ -93,7 +93,7 @@ def _telling(found: comparison.Comparison, metric: str) -> bool:
     return found.metric == metric or any(row.published for row in found.table.rows)
 
 
-def _plain(found: comparison.Comparison) -> dict[str, Any]:
+def _plain(found: comparison.Comparison) -> ReportTable:
     """The main table as it is shown."""
     table = found.table
     return {

@@ -13,12 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from peer.cli import main
-from peer.cli.models import FIGURES, listed
+from peer.cli.models import listed
+from peer.documents import ModelDescription
 
 ROOT = Path(__file__).parents[3]
 SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
 VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")
 PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper"}
+FIGURES = ModelDescription.__annotations__.keys() - PLAIN_KEYS - {"problem"}
 
 
 def run(*words: str) -> tuple[int, str, str]:

@@ -1,0 +1,159 @@
+"""``mhfl-peer help``: the operator's pages in a terminal, and the help of any command."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from peer.cli import COMMANDS, PROGRAM, main, output, shared_options
+from peer.config.toml import suggestion
+from peer.documents import HelpPage
+from peer.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PACKAGE = Path(__file__).parents[1]
+TOPICS: Mapping[str, str] = {
+    "operate": "README.md",
+    "site": "site.md",
+    "data": "data.md",
+    "model": "model.md",
+    "audit": "audit.md",
+    "reference": "reference.md",
+    "prometheus": "prometheus/README.md",
+    "kubernetes": "kubernetes/README.md",
+    "network": "network/README.md",
+    "experiments": "examples/experiments/README.md",
+    "results": "examples/experiments/RESULTS.md",
+    "plugins": "plugins.md",
+}
+"""Topic -> its page under deploy/, in the order in which they are listed."""
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+COLUMNS_MAX = 100
+"""Width of a page in a wider terminal."""
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Topics and commands; after a group of commands, those in it."""
+    words = context.params.get("words") or ()
+    if words:
+        try:
+            command, inner = _resolve(words)
+        except UsageError:
+            return []
+        names = command.list_commands(inner) if isinstance(command, click.Group) else []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    listed = {topic: _title(_text(topic)) for topic in TOPICS}
+    listed = {name: text for name, (_, text) in COMMANDS.items()} | listed
+    return [CompletionItem(name, help=text) for name, text in listed.items() if name.startswith(incomplete)]
+
+
+@click.command("help", short_help="The operator's pages, and the help of any command.")
+@click.argument("words", metavar="[TOPIC | COMMAND...]", nargs=-1, shell_complete=_complete)
+@output.json_option
+@shared_options
+def show_help(words: tuple[str, ...], as_json: bool) -> None:
+    """Show a page of the operator's manual, or the help of a command. Without a name, list the topics.
+
+    Where a topic and a command have one name, the page is shown: `mhfl-peer COMMAND --help` has the command's help.
+
+    \b
+    mhfl-peer help
+    mhfl-peer help audit
+    mhfl-peer help data prepare lidc
+    """
+    if not words:
+        output.emit([_page(topic) for topic in TOPICS], as_json=as_json, render=_list)
+        return
+    is_topic = len(words) == 1 and words[0] in TOPICS
+    page = _page(words[0]) if is_topic else _command_help(words)
+    if as_json:
+        output.emit([page], as_json=True, render=_list)
+        return
+    if not is_topic:
+        click.echo(page["text"])
+        return
+    console = output.console()
+    with console.capture() as captured:
+        console.print(_draw(page), width=min(console.width, COLUMNS_MAX))
+    if console.is_terminal:
+        os.environ.setdefault("LESS", "FRX")  # as git does: colours, and no pager for a page that fits
+        click.echo_via_pager(captured.get(), color=True)
+    else:
+        click.echo(captured.get(), nl=False)
+
+
+def _page(topic: str) -> HelpPage:
+    text = _text(topic)
+    return {"topic": topic, "title": _title(text), "text": text}
+
+
+def _text(topic: str) -> str:
+    """A page: the copy that the build puts into the package, or in a checkout the repository's own."""
+    shipped = PACKAGE / "pages" / TOPICS[topic]
+    path = shipped if shipped.exists() else PACKAGE.parent / "deploy" / TOPICS[topic]
+    return path.read_text("utf-8")
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _command_help(words: Sequence[str]) -> HelpPage:
+    command, context = _resolve(words)
+    return {"topic": " ".join(words), "title": command.get_short_help_str(200), "text": command.get_help(context)}
+
+
+def _resolve(words: Sequence[str]) -> tuple[click.Command, click.Context]:
+    """The command that the words call; ``UsageError`` names the word that calls none."""
+    command: click.Command = main
+    context = click.Context(main, info_name=PROGRAM, **main.context_settings)
+    for word in words:
+        known = command.list_commands(context) if isinstance(command, click.Group) else []
+        inner = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if inner is None:
+            topics = TOPICS if command is main else ()
+            raise UsageError(
+                f"no topic or command {' '.join(words)!r}{suggestion(word, {*topics, *known})}",
+                f"`{PROGRAM} help` lists the topics, and `{PROGRAM} --help` the commands",
+            )
+        command, context = inner, click.Context(inner, info_name=word, parent=context)
+    return command, context
+
+
+def _list(document: Sequence[HelpPage]) -> RenderableType:
+    rows = [(page["topic"], page["title"]) for page in document]
+    return output.table(("topic", "page"), rows, title=f"{PROGRAM} help TOPIC shows a page")
+
+
+def _draw(page: HelpPage) -> RenderableType:
+    from rich.console import Group
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    topics = {f"deploy/{path}": topic for topic, path in TOPICS.items()}
+    own = f"deploy/{TOPICS[page['topic']]}"
+
+    def plain(link: re.Match[str]) -> str:
+        """A link as a terminal can use it: the topic of a page, the path of another file."""
+        label, target = link.group(1), link.group(2).partition("#")[0]
+        if "://" in target:
+            return link.group(0)
+        path = posixpath.normpath(PurePosixPath(own).parent / target)
+        if not target or path == own:
+            return label
+        place = f"`{PROGRAM} help {topics[path]}`" if path in topics else f"`{path}`"
+        return place if target.endswith(label) else f"{label} ({place})"
+
+    parts: list[RenderableType] = [Markdown(LINK.sub(plain, page["text"]))]
+    if page["topic"] in COMMANDS:
+        parts.append(Text(f"\n`{PROGRAM} {page['topic']} --help` explains the command of this name."))
+    return Group(*parts)

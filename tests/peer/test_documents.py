@@ -1,0 +1,32 @@
+"""Every key of a document says what it means."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from peer.documents import DOCUMENTS
+
+
+def records(kind: Any) -> Iterator[Any]:
+    """Every ``TypedDict`` that a type consists of."""
+    if typing.is_typeddict(kind):
+        yield kind
+        for hint in typing.get_type_hints(kind).values():
+            yield from records(hint)
+    for part in typing.get_args(kind):
+        yield from records(part)
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_every_record_and_key_has_a_meaning(command: str) -> None:
+    found = list(records(DOCUMENTS[command]))
+    assert found
+    for record in found:
+        assert record.__doc__, f"{record.__name__} has no docstring"
+        for key, hint in typing.get_type_hints(record, include_extras=True).items():
+            (meaning,) = getattr(hint, "__metadata__", ("",))
+            assert meaning, f"{record.__name__}.{key} has no meaning"
