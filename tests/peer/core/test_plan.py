@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.core.plan import Work
+from peer.core.plan import Parameter, Work
 from peer.methods.registry import PLANS
 
 
@@ -16,6 +16,7 @@ from peer.methods.registry import PLANS
     [
         ({"implementation": "peer.methods.fedskd.stages"}, "must be module:OBJECT, not 'peer.methods.fedskd.stages'"),
         ({"stages": {"other": Work("step", 1, 0.1)}}, r"phases name the stages \['train'\], the table has \['other'\]"),
+        ({"parameters": {"package": Parameter(1, "")}}, "a parameter must not be called 'package'"),
         ({"circulating_share": "rho"}, "there is no parameter 'rho'"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peer.data.adapters import prepared_folder
 
@@ -38,9 +39,10 @@ def prepare(out: Path, *, seed: int = 0, samples: int = 120) -> dict[str, Any]:
     return summary
 
 
-def _image(random: np.random.Generator, *, square: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _image(random: np.random.Generator, *, square: bool) -> NDArray[np.float32]:
     radius = random.uniform(3, 6)
     middle = random.uniform(radius, SIDE - radius, size=2)
     rows, columns = np.abs(np.indices((SIDE, SIDE)) - middle[:, None, None])
     inside = np.maximum(rows, columns) < radius if square else np.hypot(rows, columns) < radius
-    return (inside + NOISE * random.standard_normal((SIDE, SIDE))).astype(np.float32)
+    image: NDArray[np.float32] = inside + NOISE * random.standard_normal((SIDE, SIDE), dtype=np.float32)
+    return image.astype(np.float32)
