@@ -15,7 +15,7 @@ from typing import Any
 
 from peer import errors
 from peer.config.site_folder import SiteFolder
-from peer.core import site_memory
+from peer.core import site_memory, story
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
@@ -45,6 +45,8 @@ def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any
         if what == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
             return events(read, last=last, everything=everything)
+        if what == "why":
+            return why(read, site=folder.site, round=int(arguments["round"]))
         if what not in ("transfers", "egress"):
             raise ValueError(f"there is no document {what!r}")
         if not folder.egress_db.exists():
@@ -113,6 +115,17 @@ def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: boo
         newest = journal.records(without=() if everything else QUIET, last=last - len(found))
         found = [*({**row, "body": _slim(row["body"])} for row in newest), *found]
     return found
+
+
+def why(read: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
+    """The story of a round, from the newest journal that knows of it; see ``peer.core.story``."""
+    told = story.tell([], site=site, round=round)
+    for journal in reversed(read):
+        if told["state"] != "unknown":
+            break
+        with storage(journal.path):
+            told = story.tell(journal.of_round(round), site=site, round=round)
+    return told
 
 
 def status_when_down(folder: SiteFolder) -> dict[str, Any]:
