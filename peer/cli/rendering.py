@@ -186,6 +186,14 @@ def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     return output.table(("time", "event", "round", "facts"), rows)
 
 
+def story(document: Mapping[str, Any]) -> RenderableType:
+    """The sentences about a round, each with its time."""
+    sentences = [(clock(sentence["time"]), sentence["text"]) for sentence in document["story"]]
+    if document["state"] == "open":
+        sentences.append(("", "The round is not over: `mhfl-peer status` says what the site waits for or does now."))
+    return output.fields(sentences)
+
+
 def _facts(body: Mapping[str, Any]) -> Iterator[str]:
     """What a row says, without what it leaves open."""
     for key, value in body.items():

@@ -172,19 +172,40 @@ transfers = _view(
 )
 
 
+def _known(document: Any) -> Any:
+    """The story of a round, if the journal knows of it."""
+    if document["state"] == "unknown":
+        raise StateError(f"the journal knows nothing of round {document['round']}", "see `rounds` and `status`")
+    return document
+
+
 @click.command(short_help="The journal, line by line.")
 @site_option
 @click.option("--last", default=50, show_default=True, type=click.IntRange(1), help="How many of the newest rows.")
 @click.option("--all", "everything", is_flag=True, help="Also ignored events, discarded files and manifests.")
+@click.option("--why", metavar="ROUND", type=click.IntRange(1), help="Tell why this round went as it went.")
 @watch_option
 @output.json_option
 @shared_options
 @pass_settings
-def events(settings: Settings, site_name: str | None, last: int, everything: bool, watch: bool, as_json: bool) -> None:
-    """The newest rows of the journal.
+def events(
+    settings: Settings,
+    site_name: str | None,
+    last: int,
+    everything: bool,
+    why: int | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """The newest rows of the journal; or, with --why, the story of one round in sentences.
 
     \b
     mhfl-peer events --site europe --last 20
+    mhfl-peer events --site europe --why 7
     """
+    if why is not None:
+        about = {"round": why}
+        show(settings, site_name, "why", rendering.story, about, as_json=as_json, watch=watch, keep=_known)
+        return
     shown = {"last": last, "everything": everything}
     show(settings, site_name, "events", rendering.events, shown, as_json=as_json, watch=watch)

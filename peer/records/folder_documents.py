@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from peer import errors
 from peer.config.site_folder import SiteFolder
-from peer.core import site_memory
+from peer.core import site_memory, story
 from peer.core.global_test_memory import evaluation_records
 from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
@@ -44,6 +44,8 @@ def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any
         if what == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
             return events(read, last=last, everything=everything)
+        if what == "why":
+            return why(read, site=folder.site, round=int(arguments["round"]))
     raise ValueError(f"there is no document {what!r}")
 
 
@@ -82,6 +84,17 @@ def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: boo
         rows = journal.records(without=quiet, last=last - len(shown), leave_out=MANIFEST)
         shown = [*(cast(EventRecord, {**row, "body": _slim(row["body"])}) for row in rows), *shown]
     return shown
+
+
+def why(read: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
+    """The story of a round, from the newest journal that knows of it; see ``peer.core.story``."""
+    told = story.tell([], site=site, round=round)
+    for journal in reversed(read):
+        if told["state"] != "unknown":
+            break
+        with storage(journal.path):
+            told = story.tell(journal.of_round(round), site=site, round=round)
+    return told
 
 
 def status_when_down(folder: SiteFolder) -> SiteStatus:

@@ -108,7 +108,7 @@ def _back_up(connection: sqlite3.Connection, path: Path, *, version: int) -> Non
     except OSError as error:
         remedy = "free space, or make the folder writable for this user: the file is copied before it is migrated"
         raise errors.DiskError(f"{copy} cannot be written: {error.strerror}", remedy) from error
-    log.info("database migrated", extra={"path": str(path), "schema": version, "backup": str(copy)})
+    log.info("database copied before its migration", extra={"path": str(path), "schema": version, "backup": str(copy)})
 
 
 @contextlib.contextmanager

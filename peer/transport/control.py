@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "evaluation", "plan")
+SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "why", "evaluation", "plan")
 TRAINING = "training"  # the name under which the health service tells of it
 ACTIONS = ("pause", "resume", "stop")
 ANSWER_S = 5.0  # training runs in another process: a daemon that takes longer to show a document hangs

@@ -45,6 +45,7 @@ class Scenario:
         self.text = text
         self.labels: dict[str, str] = {}
         self.rows: list[Row] = []
+        self.persisted: list[commands.Persist] = []
         self.order: Any = None
         self.guest: Any = None
         self.reports: dict[str, commands.SendReport] = {}
@@ -130,6 +131,7 @@ class Scenario:
             yield f"< {self._show(command)}"
             match command:
                 case commands.Persist(kind, round, body):
+                    self.persisted.append(command)
                     self.rows.append((kind, round, json.loads(json.dumps(body))))
                     self.memory.apply(decode(*self.rows[-1]))
                     if kind == dies_after:

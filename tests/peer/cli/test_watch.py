@@ -214,3 +214,26 @@ def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> N
     )
     os.close(writing)
     assert (process.returncode, process.stderr) == (1, b"")
+
+
+def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> None:
+    folder.create_generation()
+    chosen = {"position": 0, "sources": [], "missing": {"europe": "silent"}, "waited_s": None, "below_quorum": False}
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
+        journal.append("opened", 1, {"sources": []}, {"event_number": 4, "event": "PeerGreeted", "peer": "europe"})
+        journal.append("chosen", 1, chosen, {"event_number": 9, "event": "Ticked", "peer": ""})
+    found = shown(enrolled, "events", "--why", "1")
+    assert found["state"] == "open"
+    assert found["waited_for"] == [{"site": "europe", "outcome": "silent"}]
+    assert found["went_on"] == {"because": "a deadline passed", "waited_s": None}
+    assert found["story"][0]["text"] == "asia began round 1 when europe said hello."
+    result = call(enrolled, "events", "--why", "1", "--site", "asia")
+    assert result.exit_code == 0
+    assert "asia did without europe: it was not heard for so long that it counts as silent." in result.stdout
+    assert "The round is not over" in result.stdout
+
+
+def test_a_round_that_the_journal_does_not_know_has_no_story(enrolled: LocalFederation, history: SiteFolder) -> None:
+    result = call(enrolled, "events", "--why", "7", "--site", "asia")
+    assert result.exit_code == 6
+    assert "the journal knows nothing of round 7; see `rounds` and `status`" in result.stderr

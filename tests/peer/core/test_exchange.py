@@ -105,6 +105,10 @@ def test_the_quorum_is_half_of_the_others_unless_it_is_set(rules: Any) -> None:
     assert rules("asia", FIVE, quorum=3).quorum_others == 3
 
 
+def test_two_peers_must_have_begun_where_there_are_two_beside_a_missing_one(rules: Any) -> None:
+    assert [rules(FIVE[0], FIVE[:size]).witnesses_of_a_start for size in (1, 2, 3, 4, 5)] == [0, 1, 1, 2, 2]
+
+
 def test_sources_and_missing_are_in_roster_order(artifact: Any) -> None:
     current = waiting("all_to_all", "oceania", "asia", "africa", "america")
     current.wants["oceania"].came = source(artifact, "oceania", 3)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shutil
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -191,6 +192,29 @@ async def test_a_site_that_starts_again_goes_on_where_it_was(running: Running) -
     assert kinds.count("began") == 2
     assert kinds.count("initialised") == 1
     assert kinds.count("committed") == 3
+
+
+async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_rounds(running: Running) -> None:
+    asia = await running.start("asia")
+    await until(asia, lambda status: status["phase"] == "gathering")
+    asia.report(events.StopRequested())
+    await running.end("asia")
+    path = asia.home / "journal.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:  # as 0.1 wrote it
+        connection.executescript(
+            "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; PRAGMA user_version = 1;"
+        )
+    assert startup.changed(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
+    assert not path.with_name("journal.db.before-2").exists()
+    before = running.rows("asia")
+    await running.start("asia")
+    await running.start("europe")
+    await running.end()
+    assert running.rows("asia")[: len(before)] == before
+    assert running.kinds("asia").count("initialised") == 1
+    assert running.kinds("asia").count("committed") == 3
+    with contextlib.closing(Journal(path.with_name("journal.db.before-2"), read_only=True)) as backup:
+        assert list(backup.rows()) == before
 
 
 # --- workers that fail -----------------------------------------------------------------------------------------------

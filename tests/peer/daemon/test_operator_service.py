@@ -61,11 +61,14 @@ async def ask(daemon: Quiet, tmp_path: Path) -> AsyncIterator[Callable[..., Any]
 
 async def test_every_document_is_shown_over_the_socket(daemon: Quiet, ask: Callable[..., Any]) -> None:
     daemon.journal.append("began", 0, {"generation": 1})
-    shown = {what: await ask("show", what, **({"rounds": 2} if what == "plan" else {})) for what in SHOWN}
+    daemon.journal.append("opened", 1, {"sources": []})
+    arguments: dict[str, dict[str, int]] = {"plan": {"rounds": 2, "first": 1}, "why": {"round": 1}}
+    shown = {what: await ask("show", what, **arguments.get(what, {})) for what in SHOWN}
     assert shown["status"]["phase"] == "new"
     assert shown["peers"] == shown["status"]["peers"]
     assert shown["rounds"] == shown["evaluation"] == shown["transfers"] == shown["egress"] == []
-    assert [row["kind"] for row in shown["events"]] == ["began"]
+    assert [row["kind"] for row in shown["events"]] == ["began", "opened"]
+    assert [row["text"] for row in shown["why"]["story"]][-1] == "asia began round 1."
     assert [round["round"] for round in shown["plan"]["rounds"]] == [1, 2]
     assert shown["plan"]["federation"] == "trial"
 

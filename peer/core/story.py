@@ -1,0 +1,241 @@
+"""Why a round went as it went, told from its journal rows: who was waited for, what came, what was refused, what next.
+
+A row says what the site decided, its cause says which event decided it. Rows of an earlier program have no cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from peer.core import rows
+from peer.core.commands import Source
+from peer.core.rounds import SLOW_FACTOR
+from peer.core.worker_protocol import from_json
+
+Record = Mapping[str, Any]
+"""A stored row: ``time``, ``kind``, ``round``, ``body`` and ``cause``."""
+Sentences = Callable[[str, Any, rows.Cause | None], list[str]]
+"""What a row of one kind says of a site, and of the row's cause."""
+
+MISSING: Mapping[str, str] = {
+    "absent": "was named absent when this daemon was started",
+    "silent": "was not heard for so long that it counts as silent",
+    "slow": "did not deliver before the deadline",
+    "paused": "was paused",
+    "leaving": "was leaving",
+    "failed": "had failed",
+    "gone": "had left",
+    "retired": "keeps its artifact of this round no more",
+    "skipped": "has no artifact for this round",
+    "refused": "sent what was not acceptable",
+}
+"""Why a peer did not contribute: the words of ``chosen``, and what they mean."""
+CAUSES: Mapping[str, str] = {
+    "Began": "the daemon started",
+    "Ticked": "a deadline passed",
+    "PauseRequested": "the operator paused the site",
+    "ResumeRequested": "the operator let the site go on",
+    "StopRequested": "the operator stopped the site",
+    "PeerGreeted": "{peer} said hello",
+    "PeerHeard": "a sign of life came from {peer}",
+    "PeerRefused": "{peer} broke the protocol",
+    "ArtifactArrived": "an artifact arrived from {peer}",
+    "ArtifactUnavailable": "{peer} answered that it has none",
+    "ArtifactRefused": "what {peer} sent was refused",
+    "ArtifactRejected": "the worker rejected what {peer} sent",
+    "Initialised": "the initial model was made",
+    "Trained": "the training was over",
+    "Aggregated": "the mean was made",
+    "Adopted": "the own model was home",
+    "Evaluated": "the evaluation was over",
+    "WorkFailed": "the worker failed",
+}
+"""What happened, by the type of the event."""
+
+
+def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
+    """The story of a round of a site.
+
+    Args:
+        records: the journal's rows from the end of the round before on, oldest first; empty if there are none.
+        site: whose journal it is.
+        round: which round.
+
+    Returns:
+        ``round``; ``state``: ``committed``, ``open``, ``skipped`` or ``unknown``; ``waited_for``: each ``site`` with
+        its ``outcome``, ``came`` or why it is missing; ``refused``: each ``site`` with the ``reason``; ``went_on``:
+        ``because`` of what and after how long (``waited_s``), or nothing while the exchange lasts; ``story``: one
+        sentence (``text``) a row, with its ``time`` and ``kind``.
+
+    Raises:
+        RowError: a row is damaged.
+    """
+    every = [(record, rows.decode(record["kind"], record["round"], record["body"])) for record in _told(records)]
+    decoded = [(record, row) for record, row in every if row.round == round or not isinstance(row, rows.OpenedRow)]
+    chosen = [(record, row) for record, row in decoded if isinstance(row, rows.ChosenRow)]
+    outcomes: dict[str, str] = {}
+    for _, row in decoded:
+        if isinstance(row, rows.ArrivedRow) and row.round == round:
+            outcomes[row.source.origin] = "came"
+        elif isinstance(row, rows.ChosenRow):
+            outcomes.update(row.missing)
+    went_on = None
+    if chosen:
+        record, first = chosen[0]
+        went_on = {"because": _because(_cause(record)), "waited_s": _waited_s(first)}
+    return {
+        "round": round,
+        "state": _state([row for _, row in decoded], round),
+        "waited_for": [{"site": name, "outcome": outcome} for name, outcome in sorted(outcomes.items())],
+        "refused": [
+            {"site": row.origin, "reason": row.reason} for _, row in decoded if isinstance(row, rows.RefusedRow)
+        ],
+        "went_on": went_on,
+        "story": [
+            {"time": record["time"], "kind": row.kind, "text": text}
+            for record, row in decoded
+            for text in SENTENCES[type(row)](site, row, _cause(record))
+        ],
+    }
+
+
+def _told(records: Iterable[Record]) -> list[Record]:
+    kinds = {form.kind for form in SENTENCES}
+    return [record for record in records if record["kind"] in kinds]
+
+
+def _state(decoded: Iterable[rows.JournalRow], round: int) -> str:
+    state = "unknown"
+    for row in decoded:
+        if isinstance(row, rows.SkippedRow) and row.first <= round < row.round:
+            state = "skipped"
+        elif isinstance(row, rows.OpenedRow) and row.round == round:
+            state = "open"
+        elif isinstance(row, rows.CommittedRow) and row.round == round:
+            state = "committed"
+    return state
+
+
+def _cause(record: Record) -> rows.Cause | None:
+    cause: rows.Cause | None = from_json(rows.Cause | None, record["cause"], path="cause")
+    return cause
+
+
+def _because(cause: rows.Cause | None) -> str:
+    """What happened when the row was written; empty for a row of an earlier program."""
+    return "" if cause is None else CAUSES.get(cause.event, cause.event).format(peer=cause.peer)
+
+
+def _when(cause: rows.Cause | None) -> str:
+    return f" when {_because(cause)}" if cause is not None else ""
+
+
+def _sources(sources: Sequence[Source]) -> str:
+    named = [
+        f"{source.artifact.owner}'s {source.artifact.kind}"
+        + (f" from {source.origin}" if source.origin != source.artifact.owner else "")
+        + (f" of round {source.round}, an older copy" if source.fallback else "")
+        for source in sources
+    ]
+    return ", ".join(named)
+
+
+def _opened(site: str, row: rows.OpenedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} began round {row.round}{_when(cause)}."]
+
+
+def _arrived(site: str, row: rows.ArrivedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{_sources([row.source])} arrived at {site} ({row.source.artifact.bytes} bytes)."]
+
+
+def _chosen(site: str, row: rows.ChosenRow, cause: rows.Cause | None) -> list[str]:
+    fresh = {source.origin for source in row.sources if not source.fallback and source.origin != site}
+    again = cause is not None and cause.event == "ArtifactRejected"
+    sentences = []
+    if (waited_for := fresh | row.missing.keys()) and not again:
+        waited_s = _waited_s(row)
+        how_long = f" for {waited_s:.3g} s" if waited_s is not None else ""
+        sentences.append(f"{site} waited for {', '.join(sorted(waited_for))}{how_long}.")
+    sentences += [
+        f"{site} did without {name}: it {MISSING.get(why, why)}." for name, why in sorted(row.missing.items())
+    ]
+    used = _sources(row.sources) if row.sources else "nothing from other sites"
+    why = "nothing was left to wait for" if row.missing else "all that it waited for was there"
+    sentences.append(f"{site} went on with {used}{_when(cause)}: {why}.")
+    if row.below_quorum:
+        sentences.append("Fewer peers contributed than the federation's quorum asks for.")
+    return sentences
+
+
+def _waited_s(row: rows.ChosenRow) -> float | None:
+    """How long the exchange took; the row counts a wait that ended as "slow" more than once."""
+    if row.waited_s is None or "slow" not in row.missing.values():
+        return row.waited_s
+    return row.waited_s / SLOW_FACTOR
+
+
+def _trained(site: str, row: rows.TrainedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} trained ({row.stage}) for {row.duration_s:.3g} s."]
+
+
+def _aggregated(site: str, row: rows.AggregatedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+
+
+def _committed(site: str, row: rows.CommittedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} committed round {row.round}; contributors: {', '.join(row.contributors)}."]
+
+
+def _compared(site: str, row: rows.ComparedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{row.site} ended the round with {'the same' if row.agrees else 'another'} mean."]
+
+
+def _skipped(site: str, row: rows.SkippedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} left out rounds {row.first} to {row.round - 1}, because its peers were further{_when(cause)}."]
+
+
+def _refused(site: str, row: rows.RefusedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} refused {row.origin}: {row.reason}."]
+
+
+def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"The worker of {site} failed ({row.fault}): {row.reason}."]
+
+
+def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:
+    why = f", because of a fault ({row.fault}): {row.reason}" if row.fault else _when(cause)
+    return [f"The daemon of {site} ended{why}."]
+
+
+def _regenerated(site: str, row: rows.RegeneratedRow, cause: rows.Cause | None) -> list[str]:
+    known = f"{row.reported_by} knew of a later state, so that a backup must have been restored"
+    return [f"{site} went on as generation {row.generation}: {known}."]
+
+
+def _plain(sentence: str) -> Sentences:
+    return lambda site, row, cause: [sentence.format(site=site) + f"{_when(cause)}."]
+
+
+SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
+    rows.BeganRow: lambda site, row, cause: [f"The daemon of {site} started."],
+    rows.OpenedRow: _opened,
+    rows.ArrivedRow: _arrived,
+    rows.RefusedRow: _refused,
+    rows.ChosenRow: _chosen,
+    rows.TrainedRow: _trained,
+    rows.AggregatedRow: _aggregated,
+    rows.EvaluatedRow: lambda site, row, cause: [f"{site} evaluated its model."],
+    rows.CommittedRow: _committed,
+    rows.ComparedRow: _compared,
+    rows.SkippedRow: _skipped,
+    rows.SlotLostRow: _plain("No usable copy of {site}'s model came home"),
+    rows.IsolatedRow: _plain("{site} heard no peer any more"),
+    rows.PausedRow: _plain("{site} paused"),
+    rows.ResumedRow: _plain("{site} went on after the pause"),
+    rows.WorkFailedRow: _work_failed,
+    rows.RegeneratedRow: _regenerated,
+    rows.LeftRow: _left,
+    rows.FinishedRow: lambda site, row, cause: [f"{site} had finished its last round."],
+}
+"""The sentences of each kind of row that belongs to the story; the other kinds are left out."""
