@@ -17,6 +17,7 @@ from peer.cli import main
 from peer.cli.predict import _picture
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
+from peer.core.rows import CommittedRow
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DataError
@@ -24,7 +25,20 @@ from peer.records.journal import Journal
 
 STATE = "round-000001/train"
 INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
-COMMITTED = {"state": STATE, "artifact": None, "visiting": False, "publish": None}
+COMMITTED = CommittedRow(
+    1,
+    generation=1,
+    sources=(),
+    contributors=("asia",),
+    missing={},
+    below_quorum=False,
+    skipped=(),
+    artifact_sha256=None,
+    metrics={},
+    threads=1,
+    duration_s=1.0,
+    state=STATE,
+).body()
 
 
 def call(loopback: LocalFederation, *words: str | Path) -> Result:

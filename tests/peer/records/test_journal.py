@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import stat
@@ -113,9 +114,10 @@ def test_who_counts_along_gets_each_row_of_its_kinds_once(path: Path) -> None:
 
 
 def test_only_its_user_may_read_it(path: Path) -> None:
-    Journal(path).append("began", 0, {})
-    for file in path.parent.iterdir():
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
+    with contextlib.closing(Journal(path)) as journal:  # open, so that the write-ahead log is there
+        journal.append("began", 0, {})
+        for file in path.parent.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file.name
 
 
 def test_every_acknowledged_row_survives_a_kill(path: Path) -> None:
