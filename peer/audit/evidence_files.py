@@ -279,9 +279,9 @@ def hear(path: Path, *, of: str, federation: Sha256, ca: x509.Certificate) -> Wi
             "ask a site of this federation",
         )
     seals = []
-    for number, sighting in enumerate(found.manifests, start=1):
+    for number, received_manifest in enumerate(found.manifests, start=1):
         try:
-            manifest = read_manifest(unpack(sighting.model_dump()), of=of, federation=federation, ca=ca)
+            manifest = read_manifest(unpack(received_manifest.model_dump()), of=of, federation=federation, ca=ca)
         except ValueError as error:
             remedy = f"ask {found.by} to write it again; that is no proof against {of}"
             raise PeerMisbehaved(f"{path}: manifest {number} is refused: {error}", remedy) from error

@@ -166,9 +166,9 @@ def _judged(
 ) -> LedgerJudgement:
     """What witnesses say, and what is left open."""
     lost = f"; the journal says that an older backup was restored on {_day(restored[-1])}" if restored else ""
-    for path, testimony in heard:
-        problems += [f"{found}{lost}" for found in _against(chain, testimony.seals, f"{path} of {testimony.by}")]
-    vouched = max((testimony.newest.head.count for _, testimony in heard), default=None)
+    for path, evidence in heard:
+        problems += [f"{found}{lost}" for found in _against(chain, evidence.seals, f"{path} of {evidence.by}")]
+    vouched = max((evidence.newest.head.count for _, evidence in heard), default=None)
     if vouched is None:
         unproven.append(
             "that no row was cut off at the end and that the chain was not written anew: for that, another site's "
@@ -180,13 +180,13 @@ def _judged(
         "witnesses": [
             {
                 "file": str(path),
-                "by": testimony.by,
-                "manifests": len(testimony.seals),
-                "rows": testimony.newest.head.count,
-                "generation": testimony.newest.generation,
-                "round": testimony.newest.round,
+                "by": evidence.by,
+                "manifests": len(evidence.seals),
+                "rows": evidence.newest.head.count,
+                "generation": evidence.newest.generation,
+                "round": evidence.newest.round,
             }
-            for path, testimony in heard
+            for path, evidence in heard
         ],
         "vouched_rows": vouched,
         "restored": [
@@ -239,7 +239,7 @@ def witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Witness
         of=of,
         by=folder.site,
         federation_digest=federation.digest,
-        manifests=tuple(sighting for _, sighting in found),
+        manifests=tuple(received_manifest for _, received_manifest in found),
     )
 
 

@@ -41,8 +41,8 @@ def look(site: SiteState) -> None:
             continue
         key = _due(site, origin)
         if key is not None and origin not in site.hosting.fetching:
-            errand = site.hosting.fetching[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
-            order = (site.memory.generation, key[2], errand.attempt)
+            task = site.hosting.fetching[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
+            order = (site.memory.generation, key[2], task.attempt)
             site.emit(commands.Fetch(*order, origin, "model", "evaluate", origin))
         _send_report(site, origin)
     _measure(site)
@@ -173,15 +173,15 @@ def fail(site: SiteState, event: events.MeasurementFailed) -> None:
 
 def answer(site: SiteState, event: events.ReportAnswered) -> None:
     """A report was taken or refused, which settles the guest; without an answer it is sent again."""
-    errand = site.hosting.reporting.get(event.site)
-    if errand is None or errand.attempt != event.attempt:
+    task = site.hosting.reporting.get(event.site)
+    if task is None or task.attempt != event.attempt:
         site.ignore(event, "this report is not under way")
         return
     del site.hosting.reporting[event.site]
     if event.answer == "none":
-        site.hosting.tries[errand.key] = site.hosting.tries.get(errand.key, 0) + 1
+        site.hosting.tries[task.key] = site.hosting.tries.get(task.key, 0) + 1
     else:
-        _settle(site, errand.key, event.reason or event.answer)
+        _settle(site, task.key, event.reason or event.answer)
 
 
 def note(site: SiteState, event: events.ReportArrived) -> None:
@@ -261,8 +261,8 @@ def _send_report(site: SiteState, origin: SiteName) -> None:
     for key in _guests(site):
         report = site.memory.evaluation.guests[key].report
         if key[0] == origin and report is not None:
-            errand = site.hosting.reporting[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
-            site.emit(commands.SendReport(errand.attempt, origin, report))
+            task = site.hosting.reporting[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
+            site.emit(commands.SendReport(task.attempt, origin, report))
             return
 
 
@@ -281,20 +281,20 @@ def _fetched(
     site: SiteState, event: events.ArtifactArrived | events.ArtifactUnavailable | events.ArtifactRefused
 ) -> GuestKey | None:
     """The guest whose errand this event ends."""
-    errand = site.hosting.fetching.get(event.origin)
-    if errand is None or (errand.attempt, errand.key[2]) != (event.attempt, event.round):
+    task = site.hosting.fetching.get(event.origin)
+    if task is None or (task.attempt, task.key[2]) != (event.attempt, event.round):
         return None
     del site.hosting.fetching[event.origin]
-    return errand.key
+    return task.key
 
 
 def _measured_key(site: SiteState, event: events.Measured | events.MeasurementFailed) -> GuestKey | None:
     """The guest whose measurement this event ends."""
-    errand = site.hosting.measuring
-    if errand is None or errand.attempt != event.attempt:
+    task = site.hosting.measuring
+    if task is None or task.attempt != event.attempt:
         return None
     site.hosting.measuring = None
-    return errand.key
+    return task.key
 
 
 def _conclude(

@@ -98,7 +98,7 @@ class Daemon:
         self.changed = asyncio.Event()
         pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
-        self.desk = PeerService(
+        self.service = PeerService(
             federation=federation,
             site=site,
             round=self.round,
@@ -108,24 +108,26 @@ class Daemon:
             sign=self._sign,
             report=self.report,
         )
-        reports = self.desk.report if federation.global_test else None
-        self.server = ExchangeServer(self.desk, pki=pki, roster=rules.roster, refused=refused, reports=reports)
-        self.book = AddressBook(own=own.name, federation=federation, site=site)
-        self.client = ExchangeClient(pki=pki, federation=federation.digest, address=self.book.address, refused=refused)
-        self.contact = Heartbeats(
+        reports = self.service.report if federation.global_test else None
+        self.server = ExchangeServer(self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports)
+        self.addresses = AddressBook(own=own.name, federation=federation, site=site)
+        self.client = ExchangeClient(
+            pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused
+        )
+        self.heartbeats = Heartbeats(
             own=own.name,
             federation=federation,
             site=site,
-            book=self.book,
+            addresses=self.addresses,
             client=self.client,
-            host=self.desk,
+            host=self.service,
             pulse=self.round.pulse,
             report=self.report,
         )
-        self.courier = ArtifactFetcher(
+        self.fetcher = ArtifactFetcher(
             rules=rules,
             client=self.client,
-            door=self.desk,
+            door=self.service,
             journal=self.journal,
             artifacts=self.artifacts,
             report=self.report,
@@ -133,8 +135,8 @@ class Daemon:
         )
         self._pki = pki
         setting = self._setting()
-        self.foreman = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
-        self.examiner = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+        self.worker_process = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
+        self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _setting(self) -> worker_protocol.WorkerSetting:
         return worker_protocol.WorkerSetting(
@@ -170,16 +172,16 @@ class Daemon:
             self._remove_strays()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
-            self.contact.start(port)
+            self.heartbeats.start(port)
             await self._take(events.Began())
             await ready(port)
             await self._dispatch()
         finally:
-            await asyncio.gather(self.contact.close(), self.courier.close(), return_exceptions=True)
+            await asyncio.gather(self.heartbeats.close(), self.fetcher.close(), return_exceptions=True)
             self.served = ""
             await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
             await self.client.close()
-            await asyncio.gather(self.foreman.close(), self.examiner.close())
+            await asyncio.gather(self.worker_process.close(), self.evaluation_process.close())
             if self._alarm is not None:
                 self._alarm.cancel()
             self.journal.close()
@@ -198,7 +200,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for command in self.round.handle(event, now_s=loop.time()):
             await self._carry_out(command)
-        self.desk.look_again()
+        self.service.look_again()
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -210,33 +212,33 @@ class Daemon:
                 if kind == "committed":
                     self._count_spoken()
             case commands.Publish(round, artifact, evaluation):
-                self.desk.publish(round, artifact, evaluation=evaluation)
+                self.service.publish(round, artifact, evaluation=evaluation)
             case commands.Fetch():
-                self.courier.fetch(command)
+                self.fetcher.fetch(command)
             case commands.CancelFetch(origin, purpose):
-                self.courier.cancel(origin, purpose)
+                self.fetcher.cancel(origin, purpose)
             case commands.Discard(sha256):
                 (self.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
             case commands.Announce():
-                self.contact.nudge()
+                self.heartbeats.nudge()
             case commands.Measure():
-                await self.examiner.send(command)
+                await self.evaluation_process.send(command)
             case commands.Dismiss():
-                self.examiner.dismiss()
+                self.evaluation_process.dismiss()
             case commands.SendReport():
-                self.courier.carry(command)
+                self.fetcher.carry(command)
             case commands.WakeAt(at_s):
                 self._set_alarm(at_s)
             case commands.Exit():
-                await self.contact.say_farewell()
+                await self.heartbeats.say_farewell()
                 self._count_spoken()
                 self._exit = command
             case _:
-                await self.foreman.send(command)
+                await self.worker_process.send(command)
 
     def _count_spoken(self) -> None:
         """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
-        counts = {name: self.desk.account(name).spoken for name in self.round.rules.others}
+        counts = {name: self.service.account(name).spoken for name in self.round.rules.others}
         by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
         self.journal.write(rows.SpokenRow(self.round.number, by_peer=by_peer))
 
@@ -306,24 +308,24 @@ class Daemon:
             "last_round": self._recent.last,
             "left_s": self._recent.left_s(machine["rounds"] - machine["committed"], now_s=time.time()),
             "certificate_days": certificates.certificate_days(self._certificate(), now()),
-            "transfers": [*self.courier.receiving.values(), *self.desk.sending.values()],
+            "transfers": [*self.fetcher.receiving.values(), *self.service.sending.values()],
             "listen": self.served,
             "pid": os.getpid(),
-            "worker_pid": self.foreman.pid,
+            "worker_pid": self.worker_process.pid,
             "started": self.started_s,
         }
 
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """A peer as the state machine sees it, with what connections add."""
-        account = self.desk.account(name)
+        account = self.service.account(name)
         skew_s = account.clock_skew_s
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
-            "artifact_bytes": {"in": self.courier.received_bytes[name], "out": account.sent_bytes},
+            "artifact_bytes": {"in": self.fetcher.received_bytes[name], "out": account.sent_bytes},
             "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
-            "address": self.book.address(name),
-            "called_s": self.desk.called_s(name),
+            "address": self.addresses.address(name),
+            "called_s": self.service.called_s(name),
         }
 
     def standing(self) -> str:

@@ -1,4 +1,4 @@
-"""Fetches artifacts and carries reports for the state machine; each errand ends with exactly one event."""
+"""Fetches artifacts and carries reports for the state machine; each fetch ends with exactly one event."""
 
 from __future__ import annotations
 
@@ -65,34 +65,34 @@ class ArtifactFetcher:
         self._artifacts = artifacts
         self._report = report
         self._fail = fail
-        self._errands: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
-        """Begin an errand; a former one to the same site for the same purpose ends."""
+        """Begin a fetch; a former one to the same site for the same purpose ends."""
         self.cancel(command.origin, command.purpose)
         self._sweep()
-        errand = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
-        self._errands[(command.origin, command.purpose)] = errand
+        task = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
+        self._tasks[(command.origin, command.purpose)] = task
 
     def cancel(self, origin: SiteName, purpose: str) -> None:
-        """End an errand without an event; what came so far stays for the next one."""
-        errand = self._errands.pop((origin, purpose), None)
-        if errand is not None:
-            errand.cancel()
+        """End a fetch without an event; what came so far stays for the next one."""
+        task = self._tasks.pop((origin, purpose), None)
+        if task is not None:
+            task.cancel()
 
     def carry(self, command: commands.SendReport) -> None:
         """Try once to tell a site how its model did here; a former report to it ends."""
         self.cancel(command.site, "report")
-        errand = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
-        self._errands[(command.site, "report")] = errand
+        task = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
+        self._tasks[(command.site, "report")] = task
 
     async def close(self) -> None:
-        errands = list(self._errands.values())
-        for errand in errands:
-            errand.cancel()
-        await asyncio.gather(*errands, return_exceptions=True)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
@@ -152,7 +152,7 @@ class ArtifactFetcher:
 
     def _sweep(self) -> None:
         """Delete parts that no exchange can still wait for, while none is being written."""
-        if not all(errand.done() for errand in self._errands.values()):
+        if not all(task.done() for task in self._tasks.values()):
             return
         oldest_s = time.time() - self._rules.pace.wait_max_s
         for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
@@ -181,7 +181,7 @@ class ArtifactFetcher:
         artifact, origin = offer.manifest.artifact, command.origin
         loop = asyncio.get_running_loop()
         started_s = heard_s = loop.time()
-        errand = (origin, str(command.purpose))
+        task = (origin, str(command.purpose))
         moving: TransferInProgress = {
             "direction": "in",
             "peer": origin,
@@ -191,7 +191,7 @@ class ArtifactFetcher:
             "bytes": artifact.bytes,
             "received": 0,
         }
-        self.receiving[errand] = moving
+        self.receiving[task] = moving
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
@@ -211,8 +211,8 @@ class ArtifactFetcher:
                     failures += 1
                     await asyncio.sleep(backoff_s(failures))
         finally:
-            if self.receiving.get(errand) is moving:  # and not already the next errand's
-                del self.receiving[errand]
+            if self.receiving.get(task) is moving:  # and not already the next task's
+                del self.receiving[task]
         signed = encoded(offer.signed)
         row = rows.ReceivedRow(
             command.round,

@@ -33,7 +33,7 @@ class Heartbeats:
         own: this site's name.
         federation: names the peers, and how often to beat.
         site: says whether to announce and to discover.
-        book: where the peers are; hears how each dial ended.
+        addresses: where the peers are; hears how each dial ended.
         client: dials where the book says.
         host: words greetings and judges them.
         pulse: where this site is now.
@@ -46,13 +46,13 @@ class Heartbeats:
         own: SiteName,
         federation: FederationConfig,
         site: SiteConfig,
-        book: AddressBook,
+        addresses: AddressBook,
         client: ExchangeClient,
         host: PeerService,
         pulse: Callable[[], Heartbeat],
         report: Callable[[events.Event], None],
     ) -> None:
-        self._federation, self._site, self._book, self._client = federation, site, book, client
+        self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
         self._host, self._pulse, self._report = host, pulse, report
         self._nudges = {name: asyncio.Event() for name in federation.roster.others(own)}
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +87,7 @@ class Heartbeats:
         await asyncio.gather(*self._tasks, *leaving, return_exceptions=True)
 
     def _found(self, peer: SiteName, address: str) -> None:
-        if self._book.discover(peer, address):
+        if self._addresses.discover(peer, address):
             self._nudges[peer].set()
 
     async def _court(self, peer: SiteName) -> None:
@@ -98,22 +98,22 @@ class Heartbeats:
             nudge.clear()
             address = None
             try:
-                self._book.reread()
-                address = self._book.address(peer)
+                self._addresses.reread()
+                address = self._addresses.address(peer)
                 if address is None:
                     raise Unreachable(peer, "its address is not known")
                 generation = await self._call(peer, generation)
                 failures, logged = 0, ""
-                self._book.succeed(peer, address)
+                self._addresses.succeed(peer, address)
             except Exception as error:
                 generation, failures = 0, failures + 1
                 if isinstance(error, Refused | Misbehaved):
                     if address is not None:  # somebody with the peer's certificate did answer there
-                        self._book.succeed(peer, address)
+                        self._addresses.succeed(peer, address)
                     self._report(events.PeerRefused(peer, error.reason))
                 elif isinstance(error, Unreachable):
                     if address is not None:
-                        self._book.fail(peer, address)
+                        self._addresses.fail(peer, address)
                 elif str(error) != logged:
                     logged = str(error)
                     bug = not isinstance(error, errors.CertificateError)

@@ -184,7 +184,7 @@ class MetricsServer:
         ProcessCollector(registry=self._registry)
         ProcessCollector(
             namespace="mhfl_worker",
-            pid=lambda: pid if (pid := daemon.foreman.pid) is not None else "none",
+            pid=lambda: pid if (pid := daemon.worker_process.pid) is not None else "none",
             registry=self._registry,
         )
         self._servers: list[BoundedServer] = []

@@ -1,7 +1,7 @@
 """The one door through which bytes leave: policy, schedule and ledger stand here, in that order.
 
-Peers' calls arrive from ``peer.transport.server`` authenticated and validated. The desk answers from what the site has
-published; what a caller says becomes an event for the state machine.
+Peers' calls arrive from ``peer.transport.server`` authenticated and validated. The service answers from what the
+site has published; what a caller says becomes an event for the state machine.
 """
 
 from __future__ import annotations

@@ -60,20 +60,20 @@ def answers(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
         one, of classes ``predicted`` and a probability each as ``class_0``, ``class_1`` …, of label maps ``labels``, an
         array ``(*space)`` on the image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
     """
-    recipe = trainer.recipe
-    read, _ = reading(recipe.task, recipe.data)
+    settings = trainer.settings
+    read, _ = reading(settings.task, settings.data)
 
     def load(source: PredictionInput | Tensor) -> Tensor:
-        return read(files(source)) if isinstance(source, PredictionInput) else _array(source, recipe)
+        return read(files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
 
     found = []
     with undisturbed():
-        for name, source in _images(inputs, recipe):
+        for name, source in _images(inputs, settings):
             prediction = predict_image(trainer, partial(load, source))
             if isinstance(prediction, str):
                 found.append({"file": name, "problem": prediction})
             else:
-                found.append({"file": name, "problem": "", **_answer(*prediction, recipe)})
+                found.append({"file": name, "problem": "", **_answer(*prediction, settings)})
     return found
 
 
@@ -97,19 +97,19 @@ def undisturbed() -> Iterator[None]:
             torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def _images(inputs: Sequence[Input], recipe: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
+def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
     """Each image of the inputs, with its name."""
     for place, source in enumerate(inputs):
         if isinstance(source, str | Path):
-            for item in items([Path(source)], recipe.data):
+            for item in items([Path(source)], settings.data):
                 yield item.name, item
         else:
             yield str(place), torch.as_tensor(source)
 
 
-def _array(values: Tensor, recipe: TrainingSettings) -> Tensor:
+def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
     """An array as a file would have been read, float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
-    task = recipe.task
+    task = settings.task
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:
         image = image[None]
@@ -121,8 +121,8 @@ def _array(values: Tensor, recipe: TrainingSettings) -> Tensor:
     return in_unit_range(image) if task.kind == "super_resolution" else image
 
 
-def _answer(image: Tensor, prediction: Tensor, recipe: TrainingSettings) -> dict[str, Any]:
-    kind = recipe.task.kind
+def _answer(image: Tensor, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
+    kind = settings.task.kind
     if kind in CLASSIFYING:
         found = classes(prediction)
         shares = {f"class_{index}": share for index, share in enumerate(found["probabilities"])}

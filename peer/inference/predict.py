@@ -65,8 +65,8 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     Raises:
         OSError: a result cannot be written.
     """
-    task = model.recipe.task
-    read, _ = reading(task, model.recipe.data)
+    task = model.settings.task
+    read, _ = reading(task, model.settings.data)
 
     def load(item: PredictionInput) -> Tensor:
         return read(files(item))
@@ -75,7 +75,7 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     predictions: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     taken: dict[Path, str] = {}
-    for item in list(items(inputs, model.recipe.data)):  # before the first result is written: it is no input
+    for item in list(items(inputs, model.settings.data)):  # before the first result is written: it is no input
         target = out if item.problem else output_files.target(out / item.place, channels=channels)
         if target in taken:
             reason = f"its result would replace that of {taken[target]}; predict it by itself"
@@ -163,7 +163,7 @@ def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tupl
     Raises:
         ConfigurationError: no image can be predicted here.
     """
-    _, finish = reading(model.recipe.task, model.recipe.data)
+    _, finish = reading(model.settings.task, model.settings.data)
     try:
         image = load()
         return image, model.predict(finish(image)[None])[0]
@@ -230,7 +230,7 @@ def main() -> None:
 def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
     model = opened(Path(request["model"]), sha256=request["sha256"])
     facts = {key: model.card[key] for key in ("site", "generation", "round")}
-    task = model.recipe.task
+    task = model.settings.task
     if task.kind not in CLASSIFYING and out.suffix == ".csv":
         raise UnusableConfigurationError(f"--out {out}: {task.kind} gives a file an input; name a folder")
     return {**facts, "task": task.kind, "classes": task.classes, **predict(model, inputs, out)}

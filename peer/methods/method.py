@@ -164,9 +164,9 @@ def head(network: Network, parameters: Mapping[str, Any]) -> list[str]:
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
-def predict_locally(scene: StageContext, images: Tensor) -> Tensor:
+def predict_locally(context: StageContext, images: Tensor) -> Tensor:
     """The local model's prediction."""
-    prediction: Tensor = scene.dam(images).prediction
+    prediction: Tensor = context.dam(images).prediction
     return prediction
 
 

@@ -42,14 +42,14 @@ def supervised(task: str, segmentation: str = "dice_ce") -> Supervised:
     return SUPERVISED[task]
 
 
-def scene_loss(scene: StageContext) -> Supervised:
+def scene_loss(context: StageContext) -> Supervised:
     """The loss of the scene's task, of segmentation the one that its parameters choose."""
-    return supervised(scene.task, scene.parameters["segmentation_loss"])
+    return supervised(context.task, context.parameters["segmentation_loss"])
 
 
-def supervised_stage(scene: StageContext, name: str, network: nn.Module) -> Stage:
+def supervised_stage(context: StageContext, name: str, network: nn.Module) -> Stage:
     """Train one network on the labels alone, all of its parameters."""
-    loss = scene_loss(scene)
+    loss = scene_loss(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         prediction = forward(name, batch.images).prediction

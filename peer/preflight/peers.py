@@ -44,7 +44,7 @@ CALLED_BEATS_MAX = 5
 
 
 class CallListener:
-    """In the place of the desk of a site that does not run: notes who calls, and says that nobody is in.
+    """In the place of the service of a site that does not run: notes who calls, and says that nobody is in.
 
     What it says is "busy", so that nobody takes the site for one that runs, or for one that refuses.
     """

@@ -91,16 +91,16 @@ async def _rehearse(
             home=home,
             base_folder=str(folder.path),
         )
-        foreman = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
+        worker_process = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
         try:
-            await foreman.send(commands.Initialise(1, 1))
+            await worker_process.send(commands.Initialise(1, 1))
             begun = await _answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
             if not isinstance(begun, events.Initialised):
                 return Trial((_failed("worker", begun),))
-            await foreman.send(commands.Rehearse(1, 2, federation.roster.others(name)))
+            await worker_process.send(commands.Rehearse(1, 2, federation.roster.others(name)))
             tried = await _answer(answers, REHEARSAL_S)
         finally:
-            await foreman.close()
+            await worker_process.close()
     if not isinstance(tried, events.Rehearsed):
         return Trial((_begun(begun, site), _failed("rehearsal", tried)))
     return Trial((_begun(begun, site), _rehearsed(tried, site)), tried.artifact_bytes)

@@ -38,7 +38,7 @@ WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
     AND json_extract(intent.body, '$.generation') = :generation AND json_extract(intent.body, '$.round') = :round
     AND json_extract(intent.body, '$.purpose') IS NOT 'export'
 """
-"""Both sides come from an index: the desk asks before every transfer. `+` drops the affinity that would prevent it.
+"""Both sides come from an index: the service asks before every transfer. `+` drops the affinity that would prevent it.
 What the operator takes away as a file is none of the bytes that a round may send."""
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"

@@ -152,48 +152,48 @@ def harvest(
         The document of ``result.json``.
     """
     data = {name: simulation.data(name) for name in members}
-    crop = RunFiles()
+    run_files = RunFiles()
     sites: dict[str, Any] = {}
     digests: dict[str, str] = {}
     for name, member in members.items():
         member.hold()
         digests[name] = member.digest
-        _try_everywhere(crop, name, member.trainer, data)
+        _try_everywhere(run_files, name, member.trainer, data)
         sites[name] = _site(member, members, name, data[name])
-        diagnose(crop.diagnosis, name, members, data[name].data.test)
+        diagnose(run_files.diagnosis, name, members, data[name].data.test)
     result = {
         "format": FORMAT,
         **{key: asked[key] for key in ("id", "partition", "models", "links", "method", "fold", "seed", "metric")},
         "task": simulation.federation.task.kind,
         "sites": sites,
-        "matrix": crop.matrix,
+        "matrix": run_files.matrix,
         "single_model": len(digests) > 1 and len(set(digests.values())) == 1 and not asked["pooled"],
     }
-    crop.write(folder)
+    run_files.write(folder)
     _write(folder / "samples.json", {name: _samples(folder, name, trainer) for name, trainer in data.items()})
     _write(folder / "manifest.json", _manifest(simulation, asked, folder, digests, seconds))
     _write(folder / RESULT, result)
     return result
 
 
-def _try_everywhere(crop: RunFiles, name: SiteName, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
+def _try_everywhere(run_files: RunFiles, name: SiteName, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
     """One site's row of the matrix, with what can be scored again or looked at."""
-    crop.matrix[name] = {}
-    classes = trainer.recipe.task.kind in CLASSIFYING
+    run_files.matrix[name] = {}
+    classes = trainer.settings.task.kind in CLASSIFYING
     for other, owner in data.items():
-        if owner.recipe.data.scale != trainer.recipe.data.scale:
-            crop.matrix[name][other] = {}
+        if owner.settings.data.scale != trainer.settings.data.scale:
+            run_files.matrix[name][other] = {}
             continue
-        crop.matrix[name][other], outputs = tried(trainer, owner.data.test, keep=classes)
+        run_files.matrix[name][other], outputs = tried(trainer, owner.data.test, keep=classes)
         if outputs:
-            crop.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
+            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
     own = data[name].data.test
     if classes:
-        crop.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
-        _describe(crop.features, name, trainer, data)
+        run_files.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
+        _describe(run_files.features, name, trainer, data)
     else:
-        crop.scores[name] = [tried(trainer, _one(own, index), keep=False)[0] for index in range(len(own))]
-        _picture(crop.panels, name, trainer, own)
+        run_files.scores[name] = [tried(trainer, _one(own, index), keep=False)[0] for index in range(len(own))]
+        _picture(run_files.panels, name, trainer, own)
 
 
 def tried(trainer: Trainer, split: DataSplit, *, keep: bool) -> tuple[dict[str, float], list[Tensor]]:
@@ -206,7 +206,7 @@ def tried(trainer: Trainer, split: DataSplit, *, keep: bool) -> tuple[dict[str, 
             outputs.append(output)
         return output
 
-    return measured(predict, split, trainer.recipe), outputs
+    return measured(predict, split, trainer.settings), outputs
 
 
 def _one(split: DataSplit, index: int) -> DataSplit:
@@ -220,7 +220,7 @@ def _picture(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> N
         return
     images, targets = split.read(chosen)
     predicted = trainer.predict(images)
-    if trainer.recipe.task.kind == "segmentation":
+    if trainer.settings.task.kind == "segmentation":
         predicted = predicted.argmax(1)
     panels[f"{name}/input"], panels[f"{name}/truth"] = images.numpy(), targets.numpy()
     panels[f"{name}/prediction"] = predicted.numpy()
@@ -232,7 +232,7 @@ def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteN
     with torch.inference_mode():
         for index, other in enumerate(sorted(data)):
             split = data[other].data.test
-            for images, targets in split.batches(trainer.recipe.batch_size):
+            for images, targets in split.batches(trainer.settings.batch_size):
                 penultimate = trainer.kept.dam(images.to(trainer.device)).penultimate
                 found.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
                 labels.append(targets)
@@ -244,11 +244,11 @@ def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteN
 
 
 def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, own: Trainer) -> dict[str, Any]:
-    recipe = own.recipe
+    settings = own.settings
     network = member.trainer.kept.dam
     spec = dict(network.spec)
     try:
-        cost = describe(spec, recipe.data.input_size)["multiply_accumulates"]
+        cost = describe(spec, settings.data.input_size)["multiply_accumulates"]
     except ValueError:  # a network from elsewhere that takes other shapes
         cost = None
     received = _received(member)
@@ -269,7 +269,7 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
         "classes": {
             purpose: dict(sorted(Counter(str(sample.label) for sample in split.samples).items()))
             for purpose, split in splits.items()
-            if recipe.task.kind in CLASSIFYING
+            if settings.task.kind in CLASSIFYING
         },
         "steps": member.steps,
         "sent_bytes": sum(transfer.bytes for transfer in sent),

@@ -36,9 +36,9 @@ def cross_site(sites: Sequence[tuple[WorkerSetting, str, tuple[Source, ...]]]) -
     for setting, state, sources in sites:
         trainer = trainers[setting.site_name]
         trainer.hold(state, sources)
-        scale = trainer.recipe.data.scale
+        scale = trainer.settings.data.scale
         matrix[setting.site_name] = {
-            name: trainer.measured(other.data.test) if other.recipe.data.scale == scale else {}
+            name: trainer.measured(other.data.test) if other.settings.data.scale == scale else {}
             for name, other in trainers.items()
         }
     return matrix

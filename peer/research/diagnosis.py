@@ -39,7 +39,7 @@ def diagnose(into: Arrays, name: SiteName, members: Mapping[SiteName, Member], s
     if not len(split):
         return
     images, _ = split.read(range(min(SAMPLES, len(split))))
-    if member.trainer.recipe.method == "fedskd":
+    if member.trainer.settings.method == "fedskd":
         _compare(into, name, member, members, images)
     networks = member.trainer.kept.networks
     if isinstance(networks.get(MIXTURE), Mixture):

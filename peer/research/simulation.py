@@ -54,7 +54,7 @@ class Member:
 
     @property
     def steps(self) -> int:
-        record = Checkpoints(self.trainer.recipe.home / "checkpoints").record(self.memory.state) or {}
+        record = Checkpoints(self.trainer.settings.home / "checkpoints").record(self.memory.state) or {}
         return int(record.get("steps", 0))
 
     @property

@@ -27,30 +27,30 @@ class ArtifactExchange:
     Every reading raises ``UnusableArtifact`` with the reason, before anything of what came reaches the device.
     """
 
-    def __init__(self, recipe: TrainingSettings, method: Method, kept: SiteNetworks) -> None:
-        self._recipe, self._method, self._kept = recipe, method, kept
+    def __init__(self, settings: TrainingSettings, method: Method, kept: SiteNetworks) -> None:
+        self._settings, self._method, self._kept = settings, method, kept
 
     def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int) -> Artifact:
         """Write the network's artifact: of its state what the method sends."""
-        recipe, kind = self._recipe, self._recipe.plan.artifact
+        settings, kind = self._settings, self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
-            raise UnusableConfigurationError(f"method {recipe.method!r} shares no model")
+            raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
         return write_artifact(
-            recipe.artifacts,
+            settings.artifacts,
             self._part(network) | self._beside(),
             spec=network.spec,
             kind=kind,
             owner=owner,
             steps=steps,
-            training_samples=samples if recipe.tells_samples else None,
+            training_samples=samples if settings.tells_samples else None,
         )
 
     def judge_own(self, artifact: Artifact) -> None:
         """Refuse at the start an artifact that every other site would refuse in round 1."""
-        recipe, network = self._recipe, self._kept.sent
-        source, allow = Source(recipe.site, 1, artifact), {network.spec["name"]}
+        settings, network = self._settings, self._kept.sent
+        source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
         try:
-            if "aggregate" in recipe.plan.phases:
+            if "aggregate" in settings.plan.phases:
                 self._state(source, allow=allow)
             else:
                 self._read(source, allow=allow)
@@ -64,11 +64,11 @@ class ArtifactExchange:
         A model of this site's own spec comes home, and needs no entry in ``allow_models``.
         """
         own, spec = self._kept.dam.spec, source.artifact.spec
-        module = self._read(source, allow={*self._recipe.allow_models, *([own["name"]] if spec == own else [])})
+        module = self._read(source, allow={*self._settings.allow_models, *([own["name"]] if spec == own else [])})
         try:
             if isinstance(module, Network):
-                data = self._recipe.data
-                return module, probe(module, self._recipe.task, data.input_size, scale=data.scale or 1)
+                data = self._settings.data
+                return module, probe(module, self._settings.task, data.input_size, scale=data.scale or 1)
             return module, probe_head(module, self._kept.output)
         except Exception as error:
             raise UnusableArtifact(source, str(error)) from error
@@ -78,7 +78,7 @@ class ArtifactExchange:
         found = {}
         for source in sources:
             module, output = self.receive(source)
-            reason = self._method.mismatch(self._kept.output, output, self._recipe.parameters)
+            reason = self._method.mismatch(self._kept.output, output, self._settings.parameters)
             if reason is not None:
                 raise UnusableArtifact(source, reason)
             found[str(source.origin)] = module
@@ -86,7 +86,7 @@ class ArtifactExchange:
 
     def extreme(self, source: Source) -> float:
         """The largest absolute value in what came, counts apart: an old network has counted far."""
-        state = unpack(artifact_path(self._recipe.artifacts, source.artifact.sha256).read_bytes())
+        state = unpack(artifact_path(self._settings.artifacts, source.artifact.sha256).read_bytes())
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
@@ -96,38 +96,38 @@ class ArtifactExchange:
         The federation's ``weighting = "samples"`` holds only while everybody says how many there are: the mean must be
         the same at all sites that average the same states.
         """
-        recipe, like = self._recipe, self._kept.sent
-        allow = {*recipe.allow_models, like.spec["name"]}
-        states, counts = {recipe.site: self._part(like)}, {recipe.site: samples if recipe.tells_samples else None}
+        settings, like = self._settings, self._kept.sent
+        allow = {*settings.allow_models, like.spec["name"]}
+        states, counts = {settings.site: self._part(like)}, {settings.site: samples if settings.tells_samples else None}
         for source in sources:
             states[source.origin] = self._state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
         order = sorted(states)
         weights = [float(count) for name in order if (count := counts[name])]
-        weighted = recipe.weighted and len(weights) == len(order)
+        weighted = settings.weighted and len(weights) == len(order)
         return mean([states[name] for name in order], weights if weighted else None), order
 
     def _read(self, source: Source, *, allow: Collection[str]) -> nn.Module:
-        recipe, companion = self._recipe, self._method.companion
-        if recipe.plan.artifact != "head":
-            return read_network(recipe.artifacts, source, recipe.task, allow=allow)
+        settings, companion = self._settings, self._method.companion
+        if settings.plan.artifact != "head":
+            return read_network(settings.artifacts, source, settings.task, allow=allow)
         if companion is None:
-            return read_head(recipe.artifacts, source, recipe.task, allow=allow)[0]
+            return read_head(settings.artifacts, source, settings.task, allow=allow)[0]
         beside = companion.name, functools.partial(companion.theirs, self._kept.place, source.origin)
-        head, came = read_head(recipe.artifacts, source, recipe.task, allow=allow, beside=beside)
+        head, came = read_head(settings.artifacts, source, settings.task, allow=allow, beside=beside)
         # What came beside an older head was averaged in its own round, or is too late for any.
         return head if source.fallback else companion.join(head, came)
 
     def _state(self, source: Source, *, allow: Collection[str]) -> State:
-        recipe = self._recipe
+        settings = self._settings
         like = self._kept.sent
-        heads = recipe.plan.artifact == "head"
+        heads = settings.plan.artifact == "head"
         return read_state(
-            recipe.artifacts, source, recipe.task, like=like, sent=self._names, allow=allow, any_body=heads
+            settings.artifacts, source, settings.task, like=like, sent=self._names, allow=allow, any_body=heads
         )
 
     def _names(self, network: Network) -> Collection[str]:
-        return self._method.sent(network, self._recipe.parameters)
+        return self._method.sent(network, self._settings.parameters)
 
     def _beside(self) -> State:
         """What goes with the head, under names of its own."""

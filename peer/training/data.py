@@ -101,11 +101,11 @@ class SiteData:
         return found | ({"validation": len(self.validation)} if len(self.validation) else {})
 
 
-def load_data(recipe: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]) -> SiteData:
+def load_data(settings: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]) -> SiteData:
     """Check the datalist and read every sample once.
 
     Args:
-        recipe: the site's.
+        settings: the site's.
         seed: the site's; it decides what is held out for validation.
         pulse: called before each sample; what it raises ends the reading.
 
@@ -113,7 +113,7 @@ def load_data(recipe: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]
         DataError: the datalist has a problem, more than ``unreadable_share_max`` of its samples cannot be read, or
             those for training teach nothing.
     """
-    data, task = recipe.data, recipe.task
+    data, task = settings.data, settings.task
     listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
     if listed.problems:
         raise UnusableDataError(f"{data.datalist}: " + "; ".join(listed.problems))
@@ -127,7 +127,7 @@ def load_data(recipe: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]
         "test": list(listed.test),
     }
     unreadable: list[str] = []
-    splits = {name: _split(samples, reading, recipe, unreadable, pulse) for name, samples in groups.items()}
+    splits = {name: _split(samples, reading, settings, unreadable, pulse) for name, samples in groups.items()}
     total = len(listed.training) + len(listed.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(
@@ -173,13 +173,13 @@ def _lack(training: DataSplit, kind: str) -> str | None:
 def _split(
     samples: Sequence[Sample],
     reading: Reading,
-    recipe: TrainingSettings,
+    settings: TrainingSettings,
     unreadable: list[str],
     pulse: Callable[[], None],
 ) -> DataSplit:
     """Read the samples once; those that fail are logged, named in ``unreadable`` and left out."""
-    cache = recipe.data.cache
-    read = _cached(reading, recipe.home / "cache") if cache == "disk" else reading
+    cache = settings.data.cache
+    read = _cached(reading, settings.home / "cache") if cache == "disk" else reading
     readable: list[Sample] = []
     examples: list[Example] = []
     present: set[int] = set()
@@ -305,9 +305,9 @@ class Batches:
         return found
 
 
-def site_seed(recipe: TrainingSettings) -> Seed:
+def site_seed(settings: TrainingSettings) -> Seed:
     """The site's own seeds: ``derive`` of the federation's name and seed and of the site, then whatever is asked for.
 
     Not of the digest: federations that differ in the method alone start alike, and can be compared.
     """
-    return lambda *parts: derive(recipe.federation_name, recipe.seed, recipe.site, *parts)
+    return lambda *parts: derive(settings.federation_name, settings.seed, settings.site, *parts)

@@ -38,9 +38,9 @@ class GuestEvaluator:
     """
 
     def __init__(self, setting: WorkerSetting) -> None:
-        self._recipe = recipe = TrainingSettings.of(setting)
-        self._device = choose_device(recipe.device)
-        make_reproducible(self._device, threads=recipe.threads)
+        self._settings = settings = TrainingSettings.of(setting)
+        self._device = choose_device(settings.device)
+        make_reproducible(self._device, threads=settings.threads)
 
     def perform(self, command: commands.Command) -> events.Event:
         """Measure a guest; the event answers the order.
@@ -61,13 +61,13 @@ class GuestEvaluator:
                 prediction: Tensor = network(images.to(self._device)).prediction
             return prediction.float().cpu()
 
-        return events.Measured(*order, measured(predict, self.test, self._recipe))
+        return events.Measured(*order, measured(predict, self.test, self._settings))
 
     @cached_property
     def test(self) -> DataSplit:
         """The readable samples of the test split, the same that the site's own model is measured on."""
-        recipe = self._recipe
-        task, data = recipe.task, recipe.data
+        settings = self._settings
+        task, data = settings.task, settings.data
         listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
         reading = reading_of(task, data)
         samples: list[Sample] = []
@@ -88,27 +88,27 @@ class GuestEvaluator:
 
     def _guest(self, command: commands.Measure) -> Network:
         """The guest on the device, ready to predict; ``UnusableArtifact`` where it may not be run here."""
-        recipe, source = self._recipe, command.source
-        if not artifact_path(recipe.artifacts, source.artifact.sha256).exists():
+        settings, source = self._settings, command.source
+        if not artifact_path(settings.artifacts, source.artifact.sha256).exists():
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")
-        own = local_spec(recipe)
-        allow = {*recipe.allow_models, *([own["name"]] if source.artifact.spec == own else [])}
-        network = read_network(recipe.artifacts, source, recipe.task, allow=allow)
+        own = local_spec(settings)
+        allow = {*settings.allow_models, *([own["name"]] if source.artifact.spec == own else [])}
+        network = read_network(settings.artifacts, source, settings.task, allow=allow)
         try:
-            probe(network, recipe.task, recipe.data.input_size, scale=recipe.data.scale or 1)
+            probe(network, settings.task, settings.data.input_size, scale=settings.data.scale or 1)
         except Exception as error:
             raise UnusableArtifact(source, str(error)) from error
         return network.to(self._device).eval()
 
 
-def measured(predict: Callable[[Tensor], Tensor], split: DataSplit, recipe: TrainingSettings) -> dict[str, float]:
+def measured(predict: Callable[[Tensor], Tensor], split: DataSplit, settings: TrainingSettings) -> dict[str, float]:
     """The metrics of predictions on a split, by the loss that the federation trains with; empty where it has no sample.
 
     Args:
         predict: logits or images of images ``(b, c, *space)``; see ``peer.training.metrics.measure``.
         split: may be another site's.
-        recipe: of the site.
+        settings: of the site.
     """
-    chosen = recipe.parameters.get("segmentation_loss", "dice_ce")
-    loss = supervised(recipe.task.kind, str(chosen)).loss
-    return measure(predict, loss, split.batches(recipe.batch_size), task=recipe.task.kind)
+    chosen = settings.parameters.get("segmentation_loss", "dice_ce")
+    loss = supervised(settings.task.kind, str(chosen)).loss
+    return measure(predict, loss, split.batches(settings.batch_size), task=settings.task.kind)

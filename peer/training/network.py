@@ -15,22 +15,22 @@ from peer.training.errors import UnusableConfigurationError
 from peer.training.settings import TaskSettings, TrainingSettings
 
 
-def local_spec(recipe: TrainingSettings) -> dict[str, Any]:
+def local_spec(settings: TrainingSettings) -> dict[str, Any]:
     """The spec of the site's own model."""
-    given = recipe.model
+    given = settings.model
     taps: dict[str, Any] = {key: given[key] for key in ("features", "head") if given.get(key)}
-    return _spec(recipe.task, given["name"], given.get("parameters", {}), taps)
+    return _spec(settings.task, given["name"], given.get("parameters", {}), taps)
 
 
-def shared_spec(recipe: TrainingSettings) -> dict[str, Any] | None:
+def shared_spec(settings: TrainingSettings) -> dict[str, Any] | None:
     """The spec of the network in ``[shared_model]``, or nothing where there is none."""
-    if recipe.shared_model is None:
+    if settings.shared_model is None:
         return None
-    given = dict(recipe.shared_model)
+    given = dict(settings.shared_model)
     name = given.pop("name")
     foreign = name not in models.MODELS
     taps: dict[str, Any] = {key: given.pop(key) for key in ("features", "head") if foreign and key in given}
-    return _spec(recipe.task, name, given, taps)
+    return _spec(settings.task, name, given, taps)
 
 
 def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,10 @@ GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 class RehearsedTrainer(Protocol):
     """Who does the work: ``peer.training.trainer``."""
 
-    recipe: TrainingSettings
+    settings: TrainingSettings
     device: torch.device
     kept: SiteNetworks
-    parcels: ArtifactExchange
+    artifact_exchange: ArtifactExchange
 
     @property
     def data(self) -> SiteData:
@@ -74,11 +74,11 @@ def rehearsed(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.R
     artifact = own_artifact(trainer)
     sources = stand_ins(trainer, artifact, command.others)
     tried = {name: try_stage(trainer, order) for name, order in stages(trainer, sources)}
-    if "aggregate" in trainer.recipe.plan.phases:
-        trainer.parcels.averaged(sources, samples=len(trainer.data.training))
+    if "aggregate" in trainer.settings.plan.phases:
+        trainer.artifact_exchange.averaged(sources, samples=len(trainer.data.training))
     split = trainer.data.test if len(trainer.data.test) else trainer.data.training
     trainer.hold(INITIAL)
-    trainer.predict(split.read(range(min(trainer.recipe.batch_size, len(split))))[0])
+    trainer.predict(split.read(range(min(trainer.settings.batch_size, len(split))))[0])
     return events.Rehearsed(
         generation=command.generation,
         attempt=command.attempt,
@@ -94,7 +94,7 @@ def rehearsed(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.R
 
 def stages(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> Iterator[tuple[str, commands.Train]]:
     """The orders of a round by name, each with what will have come by then; also of a round that only moves models."""
-    plan, parameters = trainer.recipe.plan, trainer.recipe.parameters
+    plan, parameters = trainer.settings.plan, trainer.settings.parameters
     if sources and (plan.pattern == "circulate" or parameters.get("activation")):
         (stage, *_) = plan.stages
         visitor = sources[:1]
@@ -142,18 +142,18 @@ def describe(stage: str, step: int, losses: Mapping[str, float]) -> str:
 
 def own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
     """What the site would send; nothing where the method sends nothing."""
-    if trainer.recipe.plan.artifact is None:
+    if trainer.settings.plan.artifact is None:
         return None
     trainer.kept.hold(INITIAL)
     samples = len(trainer.data.training)
-    return trainer.parcels.send(trainer.kept.sent, owner=trainer.recipe.site, steps=0, samples=samples)
+    return trainer.artifact_exchange.send(trainer.kept.sent, owner=trainer.settings.site, steps=0, samples=samples)
 
 
 def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
     """The site's own artifact as if others had sent it: one where one is received in a round, else one of each."""
     if artifact is None:
         return ()
-    several = trainer.recipe.plan.pattern == "all_to_all"
+    several = trainer.settings.plan.pattern == "all_to_all"
     return tuple(Source(name, 1, artifact) for name in (others if several else others[:1]))
 
 

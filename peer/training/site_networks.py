@@ -24,15 +24,15 @@ class SiteNetworks:
     """The networks by name: the local model as ``dam``, and what the method keeps beside it.
 
     Args:
-        recipe: the site's.
+        settings: the site's.
         method: the federation's.
         seed: the site's; what is averaged, and the one model of a homogeneous federation, starts from the same weights
             at every site instead.
         checkpoints: where states come from and go to.
     """
 
-    def __init__(self, recipe: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:
-        self._recipe, self._method, self._seed, self._checkpoints = recipe, method, seed, checkpoints
+    def __init__(self, settings: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:
+        self._settings, self._method, self._seed, self._checkpoints = settings, method, seed, checkpoints
         self._beside: dict[str, nn.Module] | None = None
         self._held = ""  # the checkpoint that networks and moments equal, bit for bit
         self.moments: Mapping[str, State] = {}
@@ -40,10 +40,10 @@ class SiteNetworks:
     @cached_property
     def dam(self) -> Network:
         """The local model: initial until a checkpoint is loaded into it."""
-        alike = self._recipe.plan.shared != "beside" and self._recipe.shared_model is not None
+        alike = self._settings.plan.shared != "beside" and self._settings.shared_model is not None
         self._sow("init", alike=alike, role=DAM)
-        network = build_spec(local_spec(self._recipe), "[model]")
-        if "aggregate" in self._recipe.plan.phases and self._recipe.plan.artifact == "head":
+        network = build_spec(local_spec(self._settings), "[model]")
+        if "aggregate" in self._settings.plan.phases and self._settings.plan.artifact == "head":
             self._sow("init", alike=True, role="head")
             for layer in network.head.modules():
                 if callable(renew := getattr(layer, "reset_parameters", None)):
@@ -106,13 +106,13 @@ class SiteNetworks:
     @cached_property
     def place(self) -> BuildContext:
         """What the method's networks must fit."""
-        recipe = self._recipe
-        spec = shared_spec(recipe)
+        settings = self._settings
+        spec = shared_spec(settings)
         return BuildContext(
-            site=recipe.site,
-            task=recipe.task.kind,
-            classes=recipe.task.classes,
-            parameters=recipe.parameters,
+            site=settings.site,
+            task=settings.task.kind,
+            classes=settings.task.classes,
+            parameters=settings.parameters,
             output=self.output,
             shared_output=None if spec is None else self._probed(build_spec(spec, "[shared_model]"), "[shared_model]"),
             make_shared=lambda: build_spec(spec or {}, "[shared_model]"),
@@ -125,12 +125,14 @@ class SiteNetworks:
 
     def _probed(self, network: Network, where: str) -> Output:
         try:
-            data = self._recipe.data
-            return probe(network.cpu(), self._recipe.task, data.input_size, scale=data.scale or 1)
+            data = self._settings.data
+            return probe(network.cpu(), self._settings.task, data.input_size, scale=data.scale or 1)
         except Exception as error:
             raise UnusableConfigurationError(f"{where}: {error}") from error
 
     def _sow(self, *purpose: str, alike: bool, role: str) -> None:
         """Seed torch's global generator: for the role alone where all sites start alike."""
-        recipe = self._recipe
-        torch.manual_seed(derive(recipe.federation_name, recipe.seed, "init", role) if alike else self._seed(*purpose))
+        settings = self._settings
+        torch.manual_seed(
+            derive(settings.federation_name, settings.seed, "init", role) if alike else self._seed(*purpose)
+        )

@@ -60,15 +60,15 @@ class Trainer:
         halted: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.recipe = recipe = TrainingSettings.of(setting)
-        self.method = Method.of(recipe.plan)
+        self.settings = settings = TrainingSettings.of(setting)
+        self.method = Method.of(settings.plan)
         self._report, self._halted, self._clock = report, halted, clock
-        self._seed: Seed = site_seed(recipe)
-        self.device = choose_device(recipe.device)
-        make_reproducible(self.device, threads=recipe.threads)
-        self._checkpoints = Checkpoints(recipe.home / "checkpoints")
-        self.kept = SiteNetworks(recipe, self.method, self._seed, self._checkpoints)
-        self.parcels = ArtifactExchange(recipe, self.method, self.kept)
+        self._seed: Seed = site_seed(settings)
+        self.device = choose_device(settings.device)
+        make_reproducible(self.device, threads=settings.threads)
+        self._checkpoints = Checkpoints(settings.home / "checkpoints")
+        self.kept = SiteNetworks(settings, self.method, self._seed, self._checkpoints)
+        self.artifact_exchange = ArtifactExchange(settings, self.method, self.kept)
         self._scene: StageContext | None = None  # what a prediction starts from
 
     def perform(self, command: commands.Command) -> events.Event:
@@ -91,23 +91,23 @@ class Trainer:
     @cached_property
     def data(self) -> SiteData:
         """The site's data, checked and read."""
-        return load_data(self.recipe, self._seed, pulse=self._heed_halt)
+        return load_data(self.settings, self._seed, pulse=self._heed_halt)
 
     # --- commands ---------------------------------------------------------------------------------------------------
     def _initialise(self, command: commands.Initialise) -> events.Initialised:
         work = self._digest("initialise", command.generation)
         record = self._finished(INITIAL, work)
         if record is None:
-            masks, place = self.recipe.data.regions is not None, self.kept.place
-            problem = self.method.unfit(place.output, place.shared_output, self.recipe.parameters, masks=masks)
+            masks, place = self.settings.data.regions is not None, self.kept.place
+            problem = self.method.unfit(place.output, place.shared_output, self.settings.parameters, masks=masks)
             if problem is not None:
                 raise UnusableConfigurationError(problem)
             record = {"work": work, "steps": 0, "artifact": None, "samples": self.data.counts}
-            if self.recipe.plan.artifact is not None:
-                artifact = self._send(self.kept.sent, owner=self.recipe.site, steps=0)
-                self.parcels.judge_own(artifact)
+            if self.settings.plan.artifact is not None:
+                artifact = self._send(self.kept.sent, owner=self.settings.site, steps=0)
+                self.artifact_exchange.judge_own(artifact)
                 record["shared"] = artifact.sha256
-                if self.recipe.plan.published == "commit":
+                if self.settings.plan.published == "commit":
                     record["artifact"] = to_json(artifact)
             self.kept.write(INITIAL, record, {})
         return events.Initialised(
@@ -116,7 +116,7 @@ class Trainer:
             state=INITIAL,
             artifact=_artifact(record),
             samples=record["samples"],
-            threads=self.recipe.threads,
+            threads=self.settings.threads,
             device=describe_device(self.device),
         )
 
@@ -152,7 +152,9 @@ class Trainer:
         if record is None:
             self.kept.hold(command.base)
             try:
-                averaged, contributors = self.parcels.averaged(command.sources, samples=len(self.data.training))
+                averaged, contributors = self.artifact_exchange.averaged(
+                    command.sources, samples=len(self.data.training)
+                )
             except UnusableArtifact as error:
                 return _rejected(command, error)
             self.kept.let_go()
@@ -174,13 +176,13 @@ class Trainer:
             self.kept.hold(command.base)
             dam = self.kept.dam
             try:
-                returned, _ = self.parcels.receive(command.source)
+                returned, _ = self.artifact_exchange.receive(command.source)
                 if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
             except UnusableArtifact as error:
                 return _rejected(command, error)
             steps = command.source.artifact.steps
-            artifact = self._send(returned, owner=self.recipe.site, steps=steps)
+            artifact = self._send(returned, owner=self.settings.site, steps=steps)
             record = {"work": work, "steps": steps, "artifact": to_json(artifact)}
             self.kept.let_go()
             dam.load_state_dict(returned.state_dict())
@@ -200,14 +202,14 @@ class Trainer:
         found |= {f"validation_{name}": value for name, value in self.measured(self.data.validation).items()}
         lent = None
         if command.lent:
-            lent = self._send(self.kept.dam, owner=self.recipe.site, steps=self._base(command.base)["steps"])
+            lent = self._send(self.kept.dam, owner=self.settings.site, steps=self._base(command.base)["steps"])
         return events.Evaluated(command.generation, command.round, command.attempt, found, lent)
 
     # --- what the site can do with a finished state -----------------------------------------------------------------
     def hold(self, state: str, sources: tuple[Source, ...] = ()) -> None:
         """Have the site's networks as they were in a checkpoint, with what its round had received, ready to predict."""
         self.kept.hold(state)
-        received = self.parcels.received(sources) if self.recipe.plan.keeps_last_received else {}
+        received = self.artifact_exchange.received(sources) if self.settings.plan.keeps_last_received else {}
         self._scene = self._make_scene(received)
         for network in (*self._scene.networks.values(), *received.values()):
             network.to(self.device).eval()
@@ -220,7 +222,7 @@ class Trainer:
         """
         if self._scene is None:
             raise UnusableConfigurationError("nothing to predict with: hold a checkpoint first")
-        with torch.inference_mode(), precision(self.recipe.precision, self.device):
+        with torch.inference_mode(), precision(self.settings.precision, self.device):
             return self.method.predict(self._scene, images.to(self.device)).float().cpu()
 
     def measured(self, split: DataSplit) -> dict[str, float]:
@@ -230,7 +232,7 @@ class Trainer:
             self._heed_halt()
             return self.predict(images)
 
-        return measured(predict, split, self.recipe)
+        return measured(predict, split, self.settings)
 
     # --- one stage --------------------------------------------------------------------------------------------------
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
@@ -253,7 +255,7 @@ class Trainer:
             "steps": steps_before + (steps if DAM in kept else 0),
             "artifact": to_json(artifact),
             "metrics": _stage_metrics(command.stage, loop),
-            "threads": self.recipe.threads,
+            "threads": self.settings.threads,
             "duration_s": duration_s,
         }
         self.kept.write(name, record, {**self.kept.moments, **{key: loop.moments()[key] for key in kept}})
@@ -266,8 +268,8 @@ class Trainer:
 
         Whoever runs it lets the loop thaw and closes the batches.
         """
-        recipe = self.recipe
-        to_do = recipe.works[command.stage].in_round(command.round)
+        settings = self.settings
+        to_do = settings.works[command.stage].in_round(command.round)
         self.kept.hold(command.base)
         self.kept.let_go()  # a stage may make what a head that came needs, before its first step
         self._scene = None
@@ -275,32 +277,34 @@ class Trainer:
         seed = functools.partial(self._seed, command.round, command.stage)
         batches = Batches(
             self.data,
-            batch_size=recipe.batch_size,
-            augmentation=recipe.data.augmentation,
+            batch_size=settings.batch_size,
+            augmentation=settings.data.augmentation,
             seed=seed,
             device=self.device,
         )
         steps = batches.steps(to_do)
-        return Loop(stage, to_do, steps=steps, device=self.device, precision=recipe.precision, seed=seed), batches
+        return Loop(stage, to_do, steps=steps, device=self.device, precision=settings.precision, seed=seed), batches
 
     def _stage(self, command: commands.Train) -> Stage:
         """What to run: the method's stage, or a visitor's supervised training in a round that only moves models on."""
         owner = command.circulate
         if owner is None:
-            return self.method.stages[command.stage](self._make_scene(self.parcels.received(command.sources)))
-        if not command.sources and owner != self.recipe.site:
+            return self.method.stages[command.stage](self._make_scene(self.artifact_exchange.received(command.sources)))
+        if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
                 f"round {command.round} moves {owner}'s model, of which there is no copy here"
             )
-        visitor = self.parcels.receive(command.sources[0])[0] if command.sources else copy.deepcopy(self.kept.dam)
+        visitor = (
+            self.artifact_exchange.receive(command.sources[0])[0] if command.sources else copy.deepcopy(self.kept.dam)
+        )
         return supervised_stage(self._make_scene({}), VISITOR, visitor)
 
     def _make_scene(self, received: Mapping[str, nn.Module]) -> StageContext:
-        recipe = self.recipe
+        settings = self.settings
         return StageContext(
-            recipe.site,
-            recipe.task.kind,
-            recipe.parameters,
+            settings.site,
+            settings.task.kind,
+            settings.parameters,
             self.kept.networks,
             received,
             lambda *purpose: _sow(self._seed("init", *purpose)),
@@ -310,7 +314,7 @@ class Trainer:
         order = (command.generation, command.round, command.attempt, command.stage)
         return StageRunner(
             checkpoints=self._checkpoints,
-            checkpoint_s=self.recipe.checkpoint_s,
+            checkpoint_s=self.settings.checkpoint_s,
             report=lambda step, steps, losses: self._report(events.Progressed(*order, step, steps, losses)),
             halted=self._halted,
             clock=self._clock,
@@ -318,7 +322,7 @@ class Trainer:
 
     def _outcome(self, command: commands.Train, stage: Stage, *, steps: int, steps_before: int) -> Artifact | None:
         """What the stage gives away: the visitor, or the site's own artifact where the plan publishes here."""
-        plan, owner = self.recipe.plan, command.circulate
+        plan, owner = self.settings.plan, command.circulate
         for name in stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
                 raise Diverged(f"tensor {bad!r} is not finite after step {steps}")
@@ -327,13 +331,13 @@ class Trainer:
             return self._send(stage.networks[VISITOR], owner=owner, steps=before + steps)
         last = plan.phases[-1] in ("train", f"train:{command.stage}")
         if plan.published == command.stage or (plan.published == "commit" and last):
-            return self._send(self.kept.sent, owner=self.recipe.site, steps=steps_before + steps)
+            return self._send(self.kept.sent, owner=self.settings.site, steps=steps_before + steps)
         return None
 
     def _blamed(self, command: commands.Train, reason: str) -> Exception:
         """Whose doing a divergence: what came is blamed, of several the most extreme; alone, the site was it itself."""
         if command.sources:
-            blamed = max(command.sources, key=self.parcels.extreme)
+            blamed = max(command.sources, key=self.artifact_exchange.extreme)
             return UnusableArtifact(blamed, f"training with it diverged: {reason}")
         return UnusableConfigurationError(
             f"training diverged in round {command.round}: {reason}; lower [stages.{command.stage}] learning_rate, or "
@@ -342,7 +346,7 @@ class Trainer:
 
     # --- artifacts and checkpoints ----------------------------------------------------------------------------------
     def _send(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
-        return self.parcels.send(network, owner=owner, steps=steps, samples=len(self.data.training))
+        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=len(self.data.training))
 
     def _base(self, name: str) -> dict[str, Any]:
         """The record of a checkpoint that must be there."""
@@ -355,14 +359,21 @@ class Trainer:
         if record is None or record["work"] != work:
             return None
         artifact = _artifact(record)
-        there = artifact is None or artifact_path(self.recipe.artifacts, artifact.sha256).exists()
+        there = artifact is None or artifact_path(self.settings.artifacts, artifact.sha256).exists()
         return record if there else None
 
     def _digest(self, *parts: object) -> str:
         """What identifies a piece of work: the same digest is the same result."""
-        recipe = self.recipe
-        settings = (recipe.parameters, recipe.works, recipe.model, recipe.data, recipe.batch_size, recipe.precision)
-        text = json.dumps([recipe.federation, recipe.site, *map(repr, settings), *parts])
+        settings = self.settings
+        fixed_by = (
+            settings.parameters,
+            settings.works,
+            settings.model,
+            settings.data,
+            settings.batch_size,
+            settings.precision,
+        )
+        text = json.dumps([settings.federation, settings.site, *map(repr, fixed_by), *parts])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _heed_halt(self) -> None:

@@ -1,4 +1,4 @@
-"""What this site answers to its peers. The desk decides; this module authenticates, validates, limits and streams.
+"""What this site answers to its peers. The service decides; this module authenticates, validates, limits and streams.
 
 Every call passes the same door: the certificate is checked again, then the caller's rate. A refusal reaches the caller
 as a gRPC status with a reason. An artifact's intent is on record before its first byte, its outcome after its last one.
@@ -96,7 +96,7 @@ class PeerCalls(Protocol):
         """Record how a granted transfer ended; called exactly once, whatever happened. ``size`` bytes may have left."""
 
     def turned_away(self, caller: str, call: str, reason: str) -> None:
-        """Record a caller that did not get as far as the desk."""
+        """Record a caller that did not get as far as the service."""
 
 
 ReportDesk = Callable[[SiteName, EvaluationResult], Awaitable[None]]
@@ -107,7 +107,7 @@ class ExchangeServer:
 
     def __init__(
         self,
-        desk: PeerCalls,
+        service: PeerCalls,
         *,
         pki: tls.Pki,
         roster: Roster,
@@ -118,14 +118,14 @@ class ExchangeServer:
         """Prepare to serve.
 
         Args:
-            desk: decides every answer.
+            service: decides every answer.
             pki: this site's certificate and key, which may be renewed meanwhile, and the time for certificates.
             roster: the sites that may call.
             refused: SHA-256 digests of certificates that may not, whatever their dates.
             reports: takes what others say of this site's models; without it they are refused.
             clock: a monotonic clock, in seconds, for rates.
         """
-        self._desk = desk
+        self._service = service
         self._pki = pki
         self._roster = roster
         self._refused = refused
@@ -141,9 +141,9 @@ class ExchangeServer:
             PortInUse: the address cannot be bound; the message says why.
         """
         ca = self._pki.load().ca
-        door = CallGuard(self._desk, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
+        door = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.SERVER_OPTIONS)
-        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._desk, door, self._reports), server)
+        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, door, self._reports), server)
         well = dict.fromkeys(("", SERVICE), lambda: True)  # who hears the answer has reached a server that serves
         health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(well, door), server)
         try:
@@ -180,7 +180,7 @@ class CallGuard:
 
     def __init__(
         self,
-        desk: PeerCalls,
+        service: PeerCalls,
         pki: tls.Pki,
         ca: x509.Certificate,
         *,
@@ -188,7 +188,7 @@ class CallGuard:
         refused: Container[str],
         clock: Callable[[], float],
     ) -> None:
-        self._desk = desk
+        self._service = service
         self._pki = pki
         self._ca = ca
         self._roster = roster
@@ -243,7 +243,7 @@ class CallGuard:
 
     def _turned_away(self, caller: str, call: str, status: Status, reason: str) -> Refusal:
         if self._complaints.take():
-            self._desk.turned_away(caller, call, reason)
+            self._service.turned_away(caller, call, reason)
         return Refusal(status, reason)
 
 
@@ -269,30 +269,30 @@ class TokenBucket:
 
 
 class ExchangeServicer(rpc.ExchangeServicer):
-    def __init__(self, desk: PeerCalls, door: CallGuard, reports: ReportDesk | None) -> None:
-        self._desk = desk
+    def __init__(self, service: PeerCalls, door: CallGuard, reports: ReportDesk | None) -> None:
+        self._service = service
         self._door = door
         self._reports = reports
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
         async with self._door.visit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
-            return wire.encode_greeting(await self._desk.hello(caller, greeting))
+            return wire.encode_greeting(await self._service.hello(caller, greeting))
 
     async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
         async with self._door.visit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
-            return wire.encode_pulse(await self._desk.beat(caller, pulse))
+            return wire.encode_pulse(await self._service.beat(caller, pulse))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
         decode = wire.decode_manifest_request
         async with self._door.visit(context, "GetManifest", request, decode) as (caller, (asked, wait_s)):
-            return wire.encode_reply(await self._desk.manifest(caller, asked, wait_s=wait_s))
+            return wire.encode_reply(await self._service.manifest(caller, asked, wait_s=wait_s))
 
     async def FetchArtifact(self, request: pb.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """The bytes, from an offset on; a coroutine that writes, because it alone sees its cancellation at once."""
         decode = wire.decode_fetch_request
         async with self._door.visit(context, "FetchArtifact", request, decode) as (caller, (asked, sha256, offset)):
             with self._door.stream(caller):
-                grant = self._desk.open_artifact(caller, asked, sha256=sha256, offset=offset)
+                grant = self._service.open_artifact(caller, asked, sha256=sha256, offset=offset)
                 await self._send(grant, offset, context)
 
     async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
@@ -303,7 +303,7 @@ class ExchangeServicer(rpc.ExchangeServicer):
             return pb.MetricsReceipt()
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
-        """Stream a granted file, and tell the desk how it ended even when the caller or the server goes away."""
+        """Stream a granted file, and tell the service how it ended even when the caller or the server goes away."""
         outgoing: Outgoing | None = None
         outcome: Outcome = "broken"
         message = pb.Chunk()
@@ -328,4 +328,4 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
         finally:
-            self._desk.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)
+            self._service.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)

@@ -93,7 +93,7 @@ async def serve(folder: SiteFolder, megabytes: int) -> None:
     daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    daemon.foreman = Still(daemon, megabytes, lines)  # type: ignore[assignment]  # all that a daemon asks of its foreman
+    daemon.worker_process = Still(daemon, megabytes, lines)  # type: ignore[assignment]  # all that a daemon asks of its foreman
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()

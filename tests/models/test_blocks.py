@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.blocks import Residual, conv, crop, initialise, normed, pool, pooled, resize, stepwise
+from models.blocks import Residual, conv, initialise, normed, pool, pooled, resize, run_files, stepwise
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -44,7 +44,7 @@ def test_resize_interpolates_between_the_centres_of_cells():
 
 
 def test_crop_keeps_the_leading_corner():
-    assert crop(torch.arange(6.0).reshape(1, 1, 2, 3), (1, 2)).tolist() == [[[[0.0, 1.0]]]]
+    assert run_files(torch.arange(6.0).reshape(1, 1, 2, 3), (1, 2)).tolist() == [[[[0.0, 1.0]]]]
 
 
 def test_pooled_is_the_mean_over_space():

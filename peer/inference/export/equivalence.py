@@ -35,12 +35,12 @@ class Samples:
     source: str
 
 
-def samples_of(recipe: TrainingSettings) -> Samples:
+def samples_of(settings: TrainingSettings) -> Samples:
     """The first readable test images as a prediction prepares them, else images from a seed.
 
     Those of super-resolution, which have any size, are cut to ``input_size``.
     """
-    data, task = recipe.data, recipe.task
+    data, task = settings.data, settings.task
     listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
     load, finish = reading(task, data)
     images: list[Tensor] = []

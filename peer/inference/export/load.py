@@ -63,18 +63,18 @@ class Exported:
     """A model from a file.
 
     Attributes:
-        recipe: how images are prepared for it.
+        settings: how images are prepared for it.
         card: the model card's facts.
     """
 
-    recipe: model_card.CardFacts
+    settings: model_card.CardFacts
     card: Mapping[str, Any]
     _run: Callable[[Tensor], Tensor]
 
     def predict(self, images: Tensor) -> Tensor:
         """Logits (their softmax are the file's probabilities) or images, as a site's own model gives them."""
         found = self._run(images)
-        return found if self.recipe.task.kind == "super_resolution" else found.log()
+        return found if self.settings.task.kind == "super_resolution" else found.log()
 
 
 def opened(path: Path, *, sha256: str = "") -> Exported:

@@ -44,16 +44,16 @@ class CardFacts:
     data: DataSettings
 
 
-def facts(given: Mapping[str, Any], recipe: TrainingSettings, listed: Datalist) -> dict[str, Any]:
+def facts(given: Mapping[str, Any], settings: TrainingSettings, listed: Datalist) -> dict[str, Any]:
     """What is known before anything is written.
 
     Args:
         given: from the site's journal: ``form, site, federation, method, generation, round, rounds, metrics,
             contributors, left_out, precision, licence, exported``.
-        recipe: the site's.
+        settings: the site's.
         listed: its datalist.
     """
-    task, data = recipe.task, recipe.data
+    task, data = settings.task, settings.data
     free = task.kind == "super_resolution"
     kind = task.kind.replace("_", " ")
     return {
@@ -61,7 +61,7 @@ def facts(given: Mapping[str, Any], recipe: TrainingSettings, listed: Datalist) 
         **given,
         "summary": (
             f"The model with which site {given['site']} of federation {given['federation']['name']} predicts "
-            f"({kind}), after round {given['round']} of {given['rounds']}, trained with {recipe.method}."
+            f"({kind}), after round {given['round']} of {given['rounds']}, trained with {settings.method}."
         ),
         "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
         "input": {

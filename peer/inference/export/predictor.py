@@ -50,8 +50,8 @@ class Predictor(nn.Module):
             output: Output = self.dam(image)
             return output.prediction
         experts = {key.partition(":")[2]: expert for key, expert in self.experts.items()}
-        scene = StageContext(self.site, "", {}, {DAM: self.dam, MIXTURE: self.mixture}, experts)
-        return dflmoe.predict(scene, image)
+        context = StageContext(self.site, "", {}, {DAM: self.dam, MIXTURE: self.mixture}, experts)
+        return dflmoe.predict(context, image)
 
 
 class Shares(nn.Module):
@@ -85,19 +85,19 @@ def taken_from(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tup
         ConfigurationError: the method predicts with more than a local network and a mixture of experts.
     """
     trainer.hold(state, sources)
-    kept, method, recipe = trainer.kept, trainer.method, trainer.recipe
+    kept, method, settings = trainer.kept, trainer.method, trainer.settings
     dam = kept.dam.cpu().eval()
     description: dict[str, Any] = {"network": dam.spec}
     if method.predict is predict_locally:
         return Predictor(dam).eval(), description
     if method.predict is not dflmoe.predict:
-        raise UnusableConfigurationError(f"method {recipe.method!r} predicts with what no exported file can hold yet")
-    experts = {name: _bare(module) for name, module in trainer.parcels.received(sources).items()}
+        raise UnusableConfigurationError(f"method {settings.method!r} predicts with what no exported file can hold yet")
+    experts = {name: _bare(module) for name, module in trainer.artifact_exchange.received(sources).items()}
     if not experts:
         return Predictor(dam).eval(), description
     origins = {str(source.origin): source.artifact.spec for source in sources}
     description |= {
-        "site": str(recipe.site),
+        "site": str(settings.site),
         "mixture": _mixture_of(trainer),
         "experts": {
             name: {"network": dict(origins[name]), "part": WHOLE if isinstance(expert, Network) else HEAD}
@@ -107,7 +107,7 @@ def taken_from(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tup
     mixture = _fresh(description, experts)
     learnt = kept.networks[MIXTURE].state_dict()
     mixture.load_state_dict({name: learnt[name] for name in mixture.state_dict()})
-    predictor = Predictor(dam, site=str(recipe.site), mixture=mixture, experts=experts)
+    predictor = Predictor(dam, site=str(settings.site), mixture=mixture, experts=experts)
     return predictor.cpu().eval(), description
 
 
@@ -147,10 +147,10 @@ def problem_of(description: Mapping[str, Any]) -> str | None:
 
 def _mixture_of(trainer: Trainer) -> dict[str, Any]:
     """The arguments with which the method made this site's mixture."""
-    feature, parameters = trainer.kept.output.penultimate, trainer.recipe.parameters
+    feature, parameters = trainer.kept.output.penultimate, trainer.settings.parameters
     return {
         "features": feature.shape[1],
-        "classes": trainer.recipe.task.classes,
+        "classes": trainer.settings.task.classes,
         "spatial_dims": feature.ndim - 2,
         "mixing": parameters["mixing"],
         "attention": parameters["attention"],

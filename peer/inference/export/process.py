@@ -58,14 +58,14 @@ def export(
         ConfigurationError: the network cannot be exported so, or what was written computes something else.
         OSError: it cannot be written.
     """
-    recipe = trainer.recipe
-    samples = samples_of(recipe)
-    listed = inspect_datalist(recipe.data.datalist, root=recipe.data.root, task=recipe.task.kind)
-    made = model_card.facts({**facts, "form": form}, recipe, listed)
+    settings = trainer.settings
+    samples = samples_of(settings)
+    listed = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
+    made = model_card.facts({**facts, "form": form}, settings, listed)
     trainer.hold(state, sources)
     if facts["left_out"]:  # the newest figures are of a mixture that does not leave
         made["metrics"] = {**made["metrics"], "exported": trainer.measured(trainer.data.test)}
-    classes = recipe.task.kind != "super_resolution"
+    classes = settings.task.kind != "super_resolution"
 
     def own(images: Tensor) -> Tensor:
         return _shares(trainer.predict(images), classes)
@@ -84,7 +84,7 @@ def export(
     what = "this model beside the site's networks, both in PyTorch"
     made["checks"].append(judged(what, of_site, samples=len(of_site), source=samples.source))
     if form == "bundle":
-        _bundle(out, predictor, made, reference, samples, recipe)
+        _bundle(out, predictor, made, reference, samples, settings)
     else:
         _graph(out, module, made, reference, samples, form=form)
     return made
@@ -120,7 +120,7 @@ def _graph(out: Path, module: Shares, made: dict[str, Any], reference: Run, samp
 
 
 def _bundle(
-    out: Path, predictor: Predictor, made: dict[str, Any], reference: Run, samples: Samples, recipe: TrainingSettings
+    out: Path, predictor: Predictor, made: dict[str, Any], reference: Run, samples: Samples, settings: TrainingSettings
 ) -> None:
     """Write a bundle's folder, or a zip of it."""
     zipped = out.suffix == ".zip"
@@ -129,7 +129,7 @@ def _bundle(
     definition = monai_bundle.write(folder, predictor, made, arrays=_array_name(samples))
     made["definition"] = definition
     network, preprocessing = monai_bundle.loaded(folder)
-    classes = recipe.task.kind != "super_resolution"
+    classes = settings.task.kind != "super_resolution"
 
     def run(images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -141,7 +141,7 @@ def _bundle(
         )
     )
     if samples.files:
-        load, finish = reading(recipe.task, recipe.data)
+        load, finish = reading(settings.task, settings.data)
         pairs = []
         for files in samples.files:
             found = preprocessing({"image": [str(path) for path in files]})["image"]

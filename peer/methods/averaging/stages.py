@@ -30,23 +30,23 @@ NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 """What counts as a normalisation layer: its type, not its name, which says nothing in most networks."""
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """The labels alone."""
-    return supervised_stage(scene, DAM, scene.dam)
+    return supervised_stage(context, DAM, context.dam)
 
 
-def train_near(scene: StageContext) -> Stage:
+def train_near(context: StageContext) -> Stage:
     """The labels, and a pull towards the mean that the round began with."""
-    loss = scene_loss(scene)
-    mu = float(scene.parameters["mu"])
-    anchor = {name: parameter.detach().clone() for name, parameter in scene.dam.named_parameters()}
+    loss = scene_loss(context)
+    mu = float(context.parameters["mu"])
+    anchor = {name: parameter.detach().clone() for name, parameter in context.dam.named_parameters()}
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         prediction = forward(DAM, batch.images).prediction
         terms = {f"{loss.name}_{DAM}": Term(loss.loss(prediction.float(), batch.targets))}
-        return terms | {"proximal": Term(_distance(scene.dam, anchor), mu / 2)}
+        return terms | {"proximal": Term(_distance(context.dam, anchor), mu / 2)}
 
-    return one_move({DAM: scene.dam}, (DAM,), losses)
+    return one_move({DAM: context.dam}, (DAM,), losses)
 
 
 def all_but_norms(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:

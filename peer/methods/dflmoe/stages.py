@@ -45,77 +45,79 @@ Mix = Any
 """Calls a network by its name, as ``Forward`` does."""
 
 
-def local(scene: StageContext) -> Stage:
+def local(context: StageContext) -> Stage:
     """Stage a: body and own head."""
-    loss, detach = scene_loss(scene), bool(scene.parameters["detach"])
-    invite(scene)
+    loss, detach = scene_loss(context), bool(context.parameters["detach"])
+    invite(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         output: Output = forward(DAM, batch.images)
-        mixed = mix(scene, batch.images, output, forward, detach=detach)
+        mixed = mix(context, batch.images, output, forward, detach=detach)
         return {
             f"{loss.name}_{DAM}": Term(loss.loss(output.prediction.float(), batch.targets), 0.5),
             f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets), 0.5),
         }
 
-    return one_move(_networks(scene), (DAM,), losses)
+    return one_move(_networks(context), (DAM,), losses)
 
 
-def decide(scene: StageContext) -> Stage:
+def decide(context: StageContext) -> Stage:
     """Stage c: transforms and attention; without an expert from elsewhere there is nothing to learn."""
-    loss = scene_loss(scene)
-    average(scene)
-    invite(scene)
+    loss = scene_loss(context)
+    average(context)
+    invite(context)
     # One expert has all the weight, whatever the query: only weight decay would move it, step by step to 0.
-    learns = (MIXTURE,) if scene.received else ()
+    learns = (MIXTURE,) if context.received else ()
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
-        mixed = mix(scene, batch.images, forward(DAM, batch.images), forward)
+        mixed = mix(context, batch.images, forward(DAM, batch.images), forward)
         return {f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets))}
 
-    return one_move(_networks(scene), learns, losses)
+    return one_move(_networks(context), learns, losses)
 
 
-def predict(scene: StageContext, images: Tensor) -> Tensor:
+def predict(context: StageContext, images: Tensor) -> Tensor:
     """The mixture's prediction, with the heads that are here."""
 
     def forward(network: str, *inputs: Any, part: str = "") -> Any:
-        module = _networks(scene)[network]
+        module = _networks(context)[network]
         return (module.get_submodule(part) if part else module)(*inputs)
 
-    return mix(scene, images, scene.dam(images), forward)
+    return mix(context, images, context.dam(images), forward)
 
 
-def mix(scene: StageContext, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
+def mix(context: StageContext, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
     """What the experts say together: of the feature where they are heads, of the images where they are models."""
     feature, own = output.penultimate, output.prediction
     mixed: Tensor
     if detach:  # the head learns from the mixture, the body does not: that takes a pass of its own
         feature = feature.detach()
-        with _uncounted(scene.dam.head):
-            own = forward(DAM, feature, part=scene.dam.head_name)
-    if _are_models(scene):
-        said = {origin: forward(_expert(origin), images).prediction for origin in scene.received} | {scene.site: own}
+        with _uncounted(context.dam.head):
+            own = forward(DAM, feature, part=context.dam.head_name)
+    if _are_models(context):
+        said = {origin: forward(_expert(origin), images).prediction for origin in context.received} | {
+            context.site: own
+        }
         mixed = forward(MIXTURE, feature, {site: said[site].float() for site in sorted(said)}, part="mixing")
     else:
-        mixed = forward(MIXTURE, feature, own, scene.received)
+        mixed = forward(MIXTURE, feature, own, context.received)
     return mixed
 
 
-def average(scene: StageContext) -> None:
+def average(context: StageContext) -> None:
     """The mean of the own mixture and of those that came with this round's heads, where they do."""
-    came = {origin: expert.mixture for origin, expert in scene.received.items() if isinstance(expert, Expert)}
+    came = {origin: expert.mixture for origin, expert in context.received.items() if isinstance(expert, Expert)}
     if came:
-        mixture: Mixture = scene.networks[MIXTURE]
+        mixture: Mixture = context.networks[MIXTURE]
         mixture.average(came)
 
 
-def invite(scene: StageContext) -> None:
+def invite(context: StageContext) -> None:
     """Make what each received head needs here, the first time that it is seen."""
-    mixture: Mixture = scene.networks[MIXTURE]
-    for origin, expert in scene.received.items():
-        width = mixture.features if _are_models(scene) else head_width(expert)
-        scene.seeded(MIXTURE, origin, width)
+    mixture: Mixture = context.networks[MIXTURE]
+    for origin, expert in context.received.items():
+        width = mixture.features if _are_models(context) else head_width(expert)
+        context.seeded(MIXTURE, origin, width)
         mixture.invite(origin, width)
 
 
@@ -183,13 +185,13 @@ def _uncounted(head: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
-def _are_models(scene: StageContext) -> bool:
-    return any(isinstance(expert, Network) for expert in scene.received.values())
+def _are_models(context: StageContext) -> bool:
+    return any(isinstance(expert, Network) for expert in context.received.values())
 
 
-def _networks(scene: StageContext) -> dict[str, Any]:
-    kept = {name: scene.networks[name] for name in (DAM, MIXTURE)}
-    return kept | {_expert(origin): expert for origin, expert in scene.received.items()}
+def _networks(context: StageContext) -> dict[str, Any]:
+    kept = {name: context.networks[name] for name in (DAM, MIXTURE)}
+    return kept | {_expert(origin): expert for origin, expert in context.received.items()}
 
 
 def _expert(origin: str) -> str:

@@ -24,10 +24,10 @@ from peer.methods.method import DAM, PROXY, Batch, BuildContext, Forward, Method
 from peer.methods.supervised import scene_loss
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """Proxy and private model in turn, batch by batch; not alternating: all batches for the one, then for the other."""
-    parameters = scene.parameters
-    loss, top = scene_loss(scene), int(parameters["top"])
+    parameters = context.parameters
+    loss, top = scene_loss(context), int(parameters["top"])
     alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])
     backward = transfer_loss if parameters["backward"] == "transfer" else feeding_loss
 
@@ -57,7 +57,7 @@ def train(scene: StageContext) -> Stage:
 
     moves = Step((PROXY,), teach), Step((DAM,), learn)
     passes = (moves,) if parameters["alternating"] else ((moves[0],), (moves[1],))
-    return Stage({DAM: scene.dam, PROXY: scene.networks[PROXY]}, passes)
+    return Stage({DAM: context.dam, PROXY: context.networks[PROXY]}, passes)
 
 
 def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:

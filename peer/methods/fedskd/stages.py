@@ -23,16 +23,16 @@ from peer.methods.supervised import scene_loss, supervised_stage
 ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """One round's training; without a received model it is self-consolidation, as long and with the labels alone."""
-    if not scene.received:
-        return supervised_stage(scene, DAM, scene.dam)
-    (ktm,) = scene.received.values()
+    if not context.received:
+        return supervised_stage(context, DAM, context.dam)
+    (ktm,) = context.received.values()
     assert isinstance(ktm, Network)
     # Frozen is the header's weight, not the mode: both networks see batch statistics, and the KTM's die with it.
     for parameter in ktm.head.parameters():
         parameter.requires_grad_(False)
-    loss, gamma = scene_loss(scene), float(scene.parameters["gamma"])
+    loss, gamma = scene_loss(context), float(context.parameters["gamma"])
     ce_dam, ce_ktm = f"{loss.name}_{DAM}", f"{loss.name}_{KTM}"
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -42,7 +42,7 @@ def train(scene: StageContext) -> Stage:
             ce_ktm: Term(loss.loss(received.prediction.float(), batch.targets)),
         }
         if gamma > 0:
-            similarity = _similarity(dam.taps, received.taps, batch.masks, scene.parameters)
+            similarity = _similarity(dam.taps, received.taps, batch.masks, context.parameters)
             terms |= {name: Term(value, gamma) for name, value in similarity.items()}
         return terms
 
@@ -50,7 +50,7 @@ def train(scene: StageContext) -> Stage:
         distilled = gamma * sum(means.get(name, 0.0) for name in ("batch", "position", "region"))
         return {"distillation_ratio": distilled / means[ce_dam]} if means[ce_dam] > 0 else {}
 
-    return one_move({DAM: scene.dam, KTM: ktm}, (DAM, KTM), losses, summary=summary)
+    return one_move({DAM: context.dam, KTM: ktm}, (DAM, KTM), losses, summary=summary)
 
 
 def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:

@@ -6,9 +6,9 @@ from peer.methods.method import DAM, Method, Stage, StageContext
 from peer.methods.supervised import supervised_stage
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """The local model on the site's own labels."""
-    return supervised_stage(scene, DAM, scene.dam)
+    return supervised_stage(context, DAM, context.dam)
 
 
 LOCAL = Method(stages={"train": train})

@@ -41,44 +41,44 @@ from peer.methods.method import (
 from peer.methods.supervised import scene_loss
 
 
-def inject(scene: StageContext) -> Stage:
+def inject(context: StageContext) -> Stage:
     """The local model and the receiver learn; the messenger is frozen, its batch statistics too."""
-    loss = scene_loss(scene)
-    weight, warmth = float(scene.parameters["injection"]), _warmth(scene)
+    loss = scene_loss(context)
+    weight, warmth = float(context.parameters["injection"]), _warmth(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         local: Output = forward(DAM, batch.images)
         with torch.no_grad():
             carried = forward(MESSENGER, batch.images).penultimate
         received = forward(RECEIVER, carried, local.bottleneck)
-        spoken = forward(MESSENGER, received, part=scene.networks[MESSENGER].head_name)
+        spoken = forward(MESSENGER, received, part=context.networks[MESSENGER].head_name)
         return {
             f"{loss.name}_{DAM}": Term(loss.loss(local.prediction.float() / warmth, batch.targets), weight),
             f"{loss.name}_{MESSENGER}": Term(loss.loss(spoken.float() / warmth, batch.targets), 1 - weight),
         }
 
-    return one_move(_networks(scene, RECEIVER), (DAM, RECEIVER), losses)
+    return one_move(_networks(context, RECEIVER), (DAM, RECEIVER), losses)
 
 
-def distill(scene: StageContext) -> Stage:
+def distill(context: StageContext) -> Stage:
     """The messenger and the transmitter learn; the local model is frozen and a constant."""
-    loss = scene_loss(scene)
-    weight, warmth = float(scene.parameters["distillation"]), _warmth(scene)
-    follow = distillation_l1 if scene.task == "super_resolution" else distillation_kl
+    loss = scene_loss(context)
+    weight, warmth = float(context.parameters["distillation"]), _warmth(context)
+    follow = distillation_l1 if context.task == "super_resolution" else distillation_kl
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             local: Output = forward(DAM, batch.images)
-        with _unmoved(scene.networks[MESSENGER].head):
+        with _unmoved(context.networks[MESSENGER].head):
             carried = forward(MESSENGER, batch.images).penultimate
         sent = forward(TRANSMITTER, carried, local.bottleneck)
-        spoken = forward(MESSENGER, sent, part=scene.networks[MESSENGER].head_name)
+        spoken = forward(MESSENGER, sent, part=context.networks[MESSENGER].head_name)
         return {
             f"{loss.name}_{MESSENGER}": Term(loss.loss(spoken.float() / warmth, batch.targets), weight),
             "distillation": Term(follow(local.prediction, spoken), 1 - weight),
         }
 
-    return one_move(_networks(scene, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
+    return one_move(_networks(context, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
 
 
 def messenger(place: BuildContext, made: Mapping[str, nn.Module]) -> nn.Module:
@@ -115,9 +115,9 @@ def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, 
     return None
 
 
-def _warmth(scene: StageContext) -> float:
+def _warmth(context: StageContext) -> float:
     """What outputs are divided by in the supervised losses; an image has no temperature."""
-    return 1.0 if scene.task == "super_resolution" else float(scene.parameters["temperature"])
+    return 1.0 if context.task == "super_resolution" else float(context.parameters["temperature"])
 
 
 @contextmanager
@@ -131,8 +131,8 @@ def _unmoved(head: nn.Module) -> Iterator[None]:
         head.train(training)
 
 
-def _networks(scene: StageContext, adapter: str) -> dict[str, Any]:
-    return {name: scene.networks[name] for name in (DAM, MESSENGER, adapter)}
+def _networks(context: StageContext, adapter: str) -> dict[str, Any]:
+    return {name: context.networks[name] for name in (DAM, MESSENGER, adapter)}
 
 
 def _widths(place: BuildContext) -> tuple[int, int]:

@@ -20,9 +20,9 @@ from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, Stage
 from peer.methods.supervised import scene_loss
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """Both networks learn from the labels and from each other."""
-    loss, alpha = scene_loss(scene), float(scene.parameters["alpha"])
+    loss, alpha = scene_loss(context), float(context.parameters["alpha"])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         private, shared = forward(DAM, batch.images).prediction, forward(PROXY, batch.images).prediction
@@ -33,7 +33,7 @@ def train(scene: StageContext) -> Stage:
             f"kl_{PROXY}": Term(forward_kl(private, shared), alpha),
         }
 
-    return one_move({DAM: scene.dam, PROXY: scene.networks[PROXY]}, (DAM, PROXY), losses)
+    return one_move({DAM: context.dam, PROXY: context.networks[PROXY]}, (DAM, PROXY), losses)
 
 
 PROXYFL = Method(stages={"train": train}, keeps={PROXY: proxy}, sends=PROXY)

@@ -15,20 +15,22 @@ LONG_ROWS = 20
 """A table with more rows is folded away."""
 
 
-def written(book: ReportContents, *, version: str) -> str:
+def written(contents: ReportContents, *, version: str) -> str:
     style = Path(__file__).with_name("style.css").read_text("utf-8")
-    missing = "".join(f"<p>{_text(line)}</p>" for line in book.missing)
-    links = "".join(f'<a href="#{section.anchor}">{_text(section.title)}</a> ' for section in book.sections)
+    missing = "".join(f"<p>{_text(line)}</p>" for line in contents.missing)
+    links = "".join(f'<a href="#{section.anchor}">{_text(section.title)}</a> ' for section in contents.sections)
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(book.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<h1>{_text(book.title)}</h1>",
-            *(f"<p>{_text(line)}</p>" for line in book.lead),
-            f'<div class="missing">{missing}</div>' if len(book.missing) > 1 else f"<p>{_text(book.missing[0])}</p>",
+            f"<title>{_text(contents.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            f"<h1>{_text(contents.title)}</h1>",
+            *(f"<p>{_text(line)}</p>" for line in contents.lead),
+            f'<div class="missing">{missing}</div>'
+            if len(contents.missing) > 1
+            else f"<p>{_text(contents.missing[0])}</p>",
             f"<nav>{links}</nav>",
-            *(line for section in book.sections for line in _section(section)),
+            *(line for section in contents.sections for line in _section(section)),
             f"<footer>mhfl-peer {_text(version)}</footer>\n</body>\n</html>\n",
         ]
     )

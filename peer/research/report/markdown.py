@@ -14,9 +14,9 @@ PICTURES, TABLES = "pictures", "tables"
 SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
-def written(book: ReportContents) -> str:
-    lines = [f"# {_escaped(book.title)}", *map(_escaped, book.lead), " ".join(map(_escaped, book.missing))]
-    for section in book.sections:
+def written(contents: ReportContents) -> str:
+    lines = [f"# {_escaped(contents.title)}", *map(_escaped, contents.lead), " ".join(map(_escaped, contents.missing))]
+    for section in contents.sections:
         lines.append(f"## {_escaped(section.title)}")
         for part in section.parts:
             lines.extend(_part(part))

@@ -133,28 +133,28 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def book(file: Path) -> AddressBook:
+def addresses(file: Path) -> AddressBook:
     federation = FederationConfig.parse(FEDERATION, "federation.toml")
     return AddressBook(own=SiteName("asia"), federation=federation, site=SiteConfig.load(file))
 
 
-def test_announcements_count_for_peers_alone(book: AddressBook) -> None:
-    assert book.discover(SiteName("africa"), "10.0.0.2:1")
-    assert book.address(SiteName("africa")) == "10.0.0.2:1"
-    assert not book.discover(SiteName("mars"), "10.0.0.3:1")
-    assert not book.discover(SiteName("asia"), "10.0.0.3:1"), "this site itself"
+def test_announcements_count_for_peers_alone(addresses: AddressBook) -> None:
+    assert addresses.discover(SiteName("africa"), "10.0.0.2:1")
+    assert addresses.address(SiteName("africa")) == "10.0.0.2:1"
+    assert not addresses.discover(SiteName("mars"), "10.0.0.3:1")
+    assert not addresses.discover(SiteName("asia"), "10.0.0.3:1"), "this site itself"
 
 
 def test_addresses_that_are_edited_are_taken_over_while_the_daemon_runs(
-    book: AddressBook, file: Path, caplog: pytest.LogCaptureFixture
+    addresses: AddressBook, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    book.succeed(EUROPE, "10.0.0.1:1")
-    book.reread()
+    addresses.succeed(EUROPE, "10.0.0.1:1")
+    addresses.reread()
     assert caplog.messages == ["peer found"], "the file is as it was"
     file.write_text(SITE.replace("10.0.0.1:1", "10.0.0.99:1").replace("[8]", "[9]"))
-    book.reread()
-    assert book.address(EUROPE) == "10.0.0.99:1"
+    addresses.reread()
+    assert addresses.address(EUROPE) == "10.0.0.99:1"
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_addresses_that_are_edited_are_taken_over_while_the_daemon_runs(
     ],
 )
 def test_a_file_that_is_broken_is_named_once_and_changes_nothing(
-    book: AddressBook, file: Path, caplog: pytest.LogCaptureFixture, broken: str | None, reason: str
+    addresses: AddressBook, file: Path, caplog: pytest.LogCaptureFixture, broken: str | None, reason: str
 ) -> None:
     file.write_text(broken) if broken is not None else file.unlink()
     for _ in range(3):
-        book.reread()
+        addresses.reread()
     (record,) = caplog.records
     assert reason in vars(record)["reason"]
-    assert book.address(EUROPE) == "10.0.0.1:1"
+    assert addresses.address(EUROPE) == "10.0.0.1:1"
     file.write_text(SITE.replace("10.0.0.1:1", "10.0.0.99:1"))
-    book.reread()
-    assert book.address(EUROPE) == "10.0.0.99:1"
+    addresses.reread()
+    assert addresses.address(EUROPE) == "10.0.0.99:1"

@@ -286,7 +286,7 @@ async def test_the_last_beat_says_that_the_site_is_gone(running: Running) -> Non
     await running.end("asia")
     status = await until(europe, lambda status: status["peers"]["asia"]["phase"] == "gone")
     assert status["peers"]["asia"]["round"] == 3
-    assert asia.desk.account("europe").spoken.messages > 0
+    assert asia.service.account("europe").spoken.messages > 0
 
 
 async def test_a_port_in_use_ends_the_start_and_frees_everything(running: Running) -> None:
@@ -298,7 +298,7 @@ async def test_a_port_in_use_ends_the_start_and_frees_everything(running: Runnin
         asia = await running.start("asia")
         with pytest.raises(PortInUse, match=listen):
             await running.end()
-    assert asia.foreman.pid is None
+    assert asia.worker_process.pid is None
     assert running.kinds("asia") == []
     running.tasks.clear()
     again = await running.start("asia")
@@ -369,7 +369,7 @@ async def test_a_question_over_the_wire_is_no_presence(running: Running) -> None
     """`check` at a site that does not run: the other sites still wait for it."""
     asia = await running.start("asia")
     await until(asia, lambda status: status["phase"] == "gathering")
-    mine = asia.desk.greeting(SiteName("europe"))
+    mine = asia.service.greeting(SiteName("europe"))
     question = Hello(mine.protocol, mine.federation, mine.roster, 0, 0.0, round_key_tag=mine.round_key_tag)
     async with client_of(running, "europe") as client:
         answer = await client.hello(SiteName("asia"), question)

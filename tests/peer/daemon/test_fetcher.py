@@ -125,7 +125,7 @@ class Errands:
             pace=PaceRules(wait_max_s=100.0),
         )
         self.door = OpenDoor()
-        self.courier = ArtifactFetcher(
+        self.fetcher = ArtifactFetcher(
             rules=rules,
             client=self.peer,  # type: ignore[arg-type]
             door=self.door,
@@ -147,20 +147,20 @@ class Errands:
 
 
 @pytest.fixture
-async def errands(tmp_path: Path) -> AsyncIterator[Errands]:
-    errands = Errands(tmp_path)
-    yield errands
-    await errands.courier.close()
-    errands.journal.close()
-    while not errands.events.empty():
-        assert isinstance(errands.events.get_nowait(), events.PeerHeard), "an event that no test expects"
-    assert errands.faults.empty()
+async def tasks(tmp_path: Path) -> AsyncIterator[Errands]:
+    tasks = Errands(tmp_path)
+    yield tasks
+    await tasks.fetcher.close()
+    tasks.journal.close()
+    while not tasks.events.empty():
+        assert isinstance(tasks.events.get_nowait(), events.PeerHeard), "an event that no test expects"
+    assert tasks.faults.empty()
 
 
-async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_first(errands: Errands) -> None:
-    errands.courier.fetch(ORDER)
-    assert await errands.answer() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
-    (row,) = errands.received()
+async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_first(tasks: Errands) -> None:
+    tasks.fetcher.fetch(ORDER)
+    assert await tasks.answer() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
+    (row,) = tasks.received()
     assert {key: row[key] for key in ("peer", "sha256", "bytes", "outcome", "egress_count", "egress_head")} == {
         "peer": "asia",
         "sha256": DIGEST,
@@ -174,136 +174,136 @@ async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_f
         b"signature",
         b"certificate",
     ]
-    assert errands.peer.asked == [(ASIA, ArtifactRequest("model", 3, "train", ASIA, earlier=False))]
+    assert tasks.peer.asked == [(ASIA, ArtifactRequest("model", 3, "train", ASIA, earlier=False))]
 
 
 @pytest.mark.parametrize("first", [Unavailable.NOT_YET, Unreachable(ASIA, "down"), CertificateError("expired")])
-async def test_it_asks_again_until_there_is_an_answer(errands: Errands, first: Said) -> None:
-    errands.peer.says = [first]
-    errands.courier.fetch(ORDER)
-    assert isinstance(await errands.answer(), events.ArtifactArrived)
-    assert len(errands.peer.asked) == 2
+async def test_it_asks_again_until_there_is_an_answer(tasks: Errands, first: Said) -> None:
+    tasks.peer.says = [first]
+    tasks.fetcher.fetch(ORDER)
+    assert isinstance(await tasks.answer(), events.ArtifactArrived)
+    assert len(tasks.peer.asked) == 2
 
 
 @pytest.mark.parametrize("first", [Unreachable(ASIA, "reset"), CertificateError("expired")])
-async def test_a_broken_transfer_goes_on(errands: Errands, first: Exception) -> None:
-    errands.peer.transfers = [first]
-    errands.courier.fetch(ORDER)
-    assert isinstance(await errands.answer(), events.ArtifactArrived)
-    assert len(errands.received()) == 1
+async def test_a_broken_transfer_goes_on(tasks: Errands, first: Exception) -> None:
+    tasks.peer.transfers = [first]
+    tasks.fetcher.fetch(ORDER)
+    assert isinstance(await tasks.answer(), events.ArtifactArrived)
+    assert len(tasks.received()) == 1
 
 
 @pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
-async def test_what_will_never_come_is_said_at_once(errands: Errands, answer: Unavailable) -> None:
-    errands.peer.says = [answer]
-    errands.courier.fetch(ORDER)
-    assert await errands.answer() == events.ArtifactUnavailable(*ANSWER, "train", answer)
+async def test_what_will_never_come_is_said_at_once(tasks: Errands, answer: Unavailable) -> None:
+    tasks.peer.says = [answer]
+    tasks.fetcher.fetch(ORDER)
+    assert await tasks.answer() == events.ArtifactUnavailable(*ANSWER, "train", answer)
 
 
 @pytest.mark.parametrize("error", [Refused(ASIA, "not its turn"), Misbehaved(ASIA, "not its turn")])
 @pytest.mark.parametrize("where", ["says", "transfers"])
-async def test_a_refusal_carries_its_reason(errands: Errands, error: Exception, where: str) -> None:
-    setattr(errands.peer, where, [error])
-    errands.courier.fetch(ORDER)
-    assert await errands.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
-    assert errands.received() == []
+async def test_a_refusal_carries_its_reason(tasks: Errands, error: Exception, where: str) -> None:
+    setattr(tasks.peer, where, [error])
+    tasks.fetcher.fetch(ORDER)
+    assert await tasks.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
+    assert tasks.received() == []
 
 
-async def test_an_artifact_of_another_method_is_refused_before_its_transfer(errands: Errands) -> None:
+async def test_an_artifact_of_another_method_is_refused_before_its_transfer(tasks: Errands) -> None:
     other = dataclasses.replace(MANIFEST, method="fedcross")
-    errands.peer.says = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
-    errands.courier.fetch(ORDER)
-    answer = await errands.answer()
+    tasks.peer.says = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
+    tasks.fetcher.fetch(ORDER)
+    answer = await tasks.answer()
     assert answer == events.ArtifactRefused(*ANSWER, "train", "sent an artifact of method 'fedcross'")
-    assert not errands.peer.began.is_set()
-    assert not errands.received()
+    assert not tasks.peer.began.is_set()
+    assert not tasks.received()
 
 
 @pytest.mark.parametrize("error", [DiskError("disk is full"), OSError(28, "disk is full")])
-async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(errands: Errands, error: Exception) -> None:
-    errands.peer.transfers = [error]
-    errands.courier.fetch(ORDER)
-    fault = await asyncio.wait_for(errands.faults.get(), LIMIT_S)
+async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(tasks: Errands, error: Exception) -> None:
+    tasks.peer.transfers = [error]
+    tasks.fetcher.fetch(ORDER)
+    fault = await asyncio.wait_for(tasks.faults.get(), LIMIT_S)
     assert isinstance(fault, DiskError)
     assert "disk is full" in fault.message
 
 
-async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(errands: Errands) -> None:
-    errands.peer.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
-    errands.courier.fetch(ORDER)
+async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(tasks: Errands) -> None:
+    tasks.peer.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
+    tasks.fetcher.fetch(ORDER)
     reason = "asia's artifact is larger than the free space: 9 bytes are needed, 8 are free"
-    assert await errands.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
-    assert errands.received() == []
+    assert await tasks.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert tasks.received() == []
 
 
 @pytest.mark.parametrize("where", ["says", "transfers"])
 async def test_a_bug_ends_the_errand_and_not_in_silence(
-    errands: Errands, where: str, caplog: pytest.LogCaptureFixture
+    tasks: Errands, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setattr(errands.peer, where, [KeyError("a secret place")])
-    errands.courier.fetch(ORDER)
-    refused = await errands.answer()
+    setattr(tasks.peer, where, [KeyError("a secret place")])
+    tasks.fetcher.fetch(ORDER)
+    refused = await tasks.answer()
     assert refused == events.ArtifactRefused(*ANSWER, "train", "it could not be fetched here: KeyError")
     assert [record.getMessage() for record in caplog.records] == ["artifact not fetched"]
     assert caplog.records[0].exc_info is not None
 
 
-async def test_progress_is_shown_and_a_moving_transfer_is_alive(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.fetch(ORDER)
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
+async def test_progress_is_shown_and_a_moving_transfer_is_alive(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.fetch(ORDER)
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
     what = {"direction": "in", "peer": ASIA, "purpose": "train", "kind": "model", "round": 3}
     shown = {**what, "bytes": 7, "received": 3}
-    assert errands.courier.receiving == {(ASIA, "train"): shown}
-    assert errands.events.get_nowait() == events.PeerHeard(ASIA)
-    errands.peer.go_on.set()
-    await errands.answer()
-    assert errands.courier.receiving == {}
+    assert tasks.fetcher.receiving == {(ASIA, "train"): shown}
+    assert tasks.events.get_nowait() == events.PeerHeard(ASIA)
+    tasks.peer.go_on.set()
+    await tasks.answer()
+    assert tasks.fetcher.receiving == {}
 
 
-async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.fetch(ORDER)
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    errands.courier.cancel(ASIA, "train")
-    errands.courier.cancel(ASIA, "train")
-    errands.peer.began.clear()
-    errands.courier.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    assert errands.courier.receiving[(ASIA, "train")]["received"] == 3
-    errands.peer.go_on.set()
-    assert (await errands.answer()).attempt == 8
-    assert len(errands.received()) == 1
+async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.fetch(ORDER)
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    tasks.fetcher.cancel(ASIA, "train")
+    tasks.fetcher.cancel(ASIA, "train")
+    tasks.peer.began.clear()
+    tasks.fetcher.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    assert tasks.fetcher.receiving[(ASIA, "train")]["received"] == 3
+    tasks.peer.go_on.set()
+    assert (await tasks.answer()).attempt == 8
+    assert len(tasks.received()) == 1
 
 
-async def test_a_new_order_to_the_same_site_replaces_the_old(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.fetch(ORDER)
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    errands.courier.fetch(Fetch(1, 3, 9, ASIA, "model", "train", ASIA))
-    errands.peer.go_on.set()
-    assert (await errands.answer()).attempt == 9
+async def test_a_new_order_to_the_same_site_replaces_the_old(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.fetch(ORDER)
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    tasks.fetcher.fetch(Fetch(1, 3, 9, ASIA, "model", "train", ASIA))
+    tasks.peer.go_on.set()
+    assert (await tasks.answer()).attempt == 9
 
 
-async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(errands: Errands) -> None:
-    old, fresh = errands.folder / f"{'0a' * 32}.part", errands.folder / f"{'0b' * 32}.part"
+async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(tasks: Errands) -> None:
+    old, fresh = tasks.folder / f"{'0a' * 32}.part", tasks.folder / f"{'0b' * 32}.part"
     for part, age_s in ((old, 101), (fresh, 50)):
         part.write_bytes(b"half")
         os.utime(part, (time.time() - age_s,) * 2)
-    errands.courier.fetch(ORDER)
-    await errands.answer()
+    tasks.fetcher.fetch(ORDER)
+    await tasks.answer()
     assert not old.exists()
     assert fresh.exists()
 
 
-async def test_no_part_is_deleted_while_one_may_be_written(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.fetch(ORDER)
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    old = errands.folder / f"{DIGEST}.part"
+async def test_no_part_is_deleted_while_one_may_be_written(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.fetch(ORDER)
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    old = tasks.folder / f"{DIGEST}.part"
     old.write_bytes(b"half")
     os.utime(old, (0, 0))
-    errands.courier.fetch(Fetch(1, 3, 8, SiteName("africa"), "model", "train", SiteName("africa")))
+    tasks.fetcher.fetch(Fetch(1, 3, 8, SiteName("africa"), "model", "train", SiteName("africa")))
     assert old.exists()
 
 
@@ -318,11 +318,11 @@ def test_the_waits_between_questions_grow_to_a_bound() -> None:
 REPORT = EvaluationResult(2, 3, DIGEST, 12, {"auc": 0.75})
 
 
-async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(errands: Errands) -> None:
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    assert await errands.answer() == events.ReportAnswered(5, ASIA, "taken")
-    assert errands.peer.taken == [(ASIA, REPORT)]
-    intent, outcome = errands.door.ledger
+async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(tasks: Errands) -> None:
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    assert await tasks.answer() == events.ReportAnswered(5, ASIA, "taken")
+    assert tasks.peer.taken == [(ASIA, REPORT)]
+    intent, outcome = tasks.door.ledger
     assert intent[:3] == ("intent", ASIA, 3)
     assert outcome == ("outcome", 1, intent[3], "complete")
 
@@ -331,62 +331,60 @@ async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(errands: 
     ("error", "outcome"),
     [(Refused(ASIA, "no model of round 3 is lent"), "complete"), (Misbehaved(ASIA, "nonsense"), "broken")],
 )
-async def test_a_report_that_is_refused_is_told_with_the_reason(
-    errands: Errands, error: Exception, outcome: str
-) -> None:
-    errands.peer.transfers = [error]
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    assert await errands.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
-    assert errands.door.ledger[-1][-1] == outcome
+async def test_a_report_that_is_refused_is_told_with_the_reason(tasks: Errands, error: Exception, outcome: str) -> None:
+    tasks.peer.transfers = [error]
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    assert await tasks.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
+    assert tasks.door.ledger[-1][-1] == outcome
 
 
 @pytest.mark.parametrize("error", [Unreachable(ASIA, "the line is dead"), CertificateError("expired")])
-async def test_a_report_that_nobody_takes_has_no_answer(errands: Errands, error: Exception) -> None:
-    errands.peer.transfers = [error]
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    answer = await errands.answer()
+async def test_a_report_that_nobody_takes_has_no_answer(tasks: Errands, error: Exception) -> None:
+    tasks.peer.transfers = [error]
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    answer = await tasks.answer()
     assert (answer.answer, answer.reason) == ("none", str(error))
-    assert errands.door.ledger[-1][-1] == "broken"
+    assert tasks.door.ledger[-1][-1] == "broken"
 
 
-async def test_a_report_that_the_policy_keeps_here_is_not_sent(errands: Errands) -> None:
-    errands.door.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    assert (await errands.answer()).answer == "refused"
-    assert errands.peer.taken == []
+async def test_a_report_that_the_policy_keeps_here_is_not_sent(tasks: Errands) -> None:
+    tasks.door.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    assert (await tasks.answer()).answer == "refused"
+    assert tasks.peer.taken == []
 
 
-async def test_a_report_that_no_message_can_carry_does_not_leave(errands: Errands) -> None:
-    errands.courier.carry(SendReport(5, ASIA, EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")})))
-    answer = await errands.answer()
+async def test_a_report_that_no_message_can_carry_does_not_leave(tasks: Errands) -> None:
+    tasks.fetcher.carry(SendReport(5, ASIA, EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")})))
+    answer = await tasks.answer()
     assert answer.answer == "refused"
     assert "metrics.values[auc]" in answer.reason
-    assert errands.door.ledger == []
+    assert tasks.door.ledger == []
 
 
-async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    await errands.courier.close()
-    assert errands.door.ledger[-1][-1] == "broken"
+async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    await tasks.fetcher.close()
+    assert tasks.door.ledger[-1][-1] == "broken"
 
 
-async def test_a_new_report_to_the_same_site_ends_the_former(errands: Errands) -> None:
-    errands.peer.go_on.clear()
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(errands.peer.began.wait(), LIMIT_S)
-    errands.courier.carry(SendReport(6, ASIA, REPORT))
-    errands.peer.go_on.set()
-    assert await errands.answer() == events.ReportAnswered(6, ASIA, "taken")
-    assert sorted(row[-1] for row in errands.door.ledger if row[0] == "outcome") == ["broken", "complete"]
+async def test_a_new_report_to_the_same_site_ends_the_former(tasks: Errands) -> None:
+    tasks.peer.go_on.clear()
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
+    tasks.fetcher.carry(SendReport(6, ASIA, REPORT))
+    tasks.peer.go_on.set()
+    assert await tasks.answer() == events.ReportAnswered(6, ASIA, "taken")
+    assert sorted(row[-1] for row in tasks.door.ledger if row[0] == "outcome") == ["broken", "complete"]
 
 
 async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
-    errands: Errands, caplog: pytest.LogCaptureFixture
+    tasks: Errands, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errands.peer.transfers = [KeyError("a secret place")]
-    errands.courier.carry(SendReport(5, ASIA, REPORT))
-    answer = await errands.answer()
+    tasks.peer.transfers = [KeyError("a secret place")]
+    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
+    answer = await tasks.answer()
     assert (answer.answer, answer.reason) == ("refused", "it could not be sent from here: KeyError")
     assert "report not sent" in caplog.text

@@ -27,8 +27,8 @@ EUROPE = SiteName("europe")
 class FakeClient:
     """Dials where the book says; the peer is where it is told to be."""
 
-    def __init__(self, book: AddressBook) -> None:
-        self.book = book
+    def __init__(self, addresses: AddressBook) -> None:
+        self.addresses = addresses
         self.served_at: str | None = None
         self.refuses = False
         self.bugs = 0
@@ -36,7 +36,7 @@ class FakeClient:
         self.asked: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def hello(self, peer: SiteName, greeting: Hello) -> Hello:
-        address = self.book.address(peer)
+        address = self.addresses.address(peer)
         self.dialled.append(address)
         self.asked.put_nowait(address)
         if address is None or address != self.served_at:
@@ -81,14 +81,14 @@ class Touch:
         own = SiteName("asia")
         self.file = folder.site_toml
         self.founded = federation.addresses[EUROPE]
-        self.book = AddressBook(own=own, federation=federation, site=site)
-        self.client = FakeClient(self.book)
+        self.addresses = AddressBook(own=own, federation=federation, site=site)
+        self.client = FakeClient(self.addresses)
         self.events: list[events.Event] = []
-        self.contact = Heartbeats(
+        self.heartbeats = Heartbeats(
             own=own,
             federation=federation,
             site=site,
-            book=self.book,
+            addresses=self.addresses,
             client=self.client,  # type: ignore[arg-type]
             host=FakeHost(),
             pulse=lambda: PULSE,
@@ -105,33 +105,33 @@ class Touch:
 async def touch(enrolled: LocalFederation) -> AsyncIterator[Touch]:
     touch = Touch(enrolled.folder("asia"))
     yield touch
-    await touch.contact.close()
+    await touch.heartbeats.close()
 
 
 async def test_a_peer_that_moved_is_dialled_where_it_is_announced(touch: Touch) -> None:
     touch.client.served_at = touch.founded
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     await touch.until(touch.founded)
     touch.client.served_at = "10.0.0.2:1"
-    touch.contact._found(EUROPE, "10.0.0.1:666")
-    touch.contact._found(EUROPE, "10.0.0.2:1")
+    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
+    touch.heartbeats._found(EUROPE, "10.0.0.2:1")
     await touch.until("10.0.0.2:1")
     await touch.until("10.0.0.2:1")
-    assert touch.book.address(EUROPE) == "10.0.0.2:1"
+    assert touch.addresses.address(EUROPE) == "10.0.0.2:1"
 
 
 async def test_a_peer_that_nobody_knew_is_dialled_as_soon_as_it_is_announced(touch: Touch) -> None:
     touch.client.served_at = "10.0.0.2:1"
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     await touch.until(touch.founded)
-    touch.contact._found(EUROPE, "10.0.0.1:666")
-    touch.contact._found(EUROPE, "10.0.0.2:1")
+    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
+    touch.heartbeats._found(EUROPE, "10.0.0.2:1")
     await touch.until("10.0.0.2:1")
 
 
 async def test_an_address_that_the_operator_edits_is_dialled_without_a_restart(touch: Touch) -> None:
     touch.client.served_at = touch.founded
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     await touch.until(touch.founded)
     touch.file.write_text(touch.file.read_text() + '[addresses]\neurope = "10.0.0.3:1"\n')
     await touch.until("10.0.0.3:1")
@@ -140,11 +140,11 @@ async def test_an_address_that_the_operator_edits_is_dialled_without_a_restart(t
 async def test_who_refuses_has_answered(touch: Touch) -> None:
     """Its certificate was right: to dial elsewhere would help nobody."""
     touch.client.served_at, touch.client.refuses = touch.founded, True
-    touch.contact._found(EUROPE, "10.0.0.1:666")
-    touch.contact.start(1)
+    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
+    touch.heartbeats.start(1)
     for _ in range(3):
         await touch.until(touch.founded)
-    touch.contact.nudge()
+    touch.heartbeats.nudge()
     await touch.until(touch.founded)
     assert set(touch.client.dialled[-3:]) == {touch.founded}
     assert events.PeerRefused(EUROPE, "of another federation") in touch.events
@@ -154,7 +154,7 @@ async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
     touch: Touch, caplog: pytest.LogCaptureFixture
 ) -> None:
     touch.client.served_at, touch.client.bugs = touch.founded, 3
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     async with asyncio.timeout(LIMIT_S):
         while events.PeerHeard(EUROPE, PULSE) not in touch.events:
             await touch.client.asked.get()
@@ -168,13 +168,13 @@ async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
 ) -> None:
     faults = [KeyError("a bug")]
 
-    def reread(book: AddressBook) -> None:
+    def reread(addresses: AddressBook) -> None:
         if faults:
             raise faults.pop()
 
     monkeypatch.setattr(AddressBook, "reread", reread)
     touch.client.served_at = touch.founded
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     await touch.until(touch.founded)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
         "peer cannot be called"
@@ -183,7 +183,7 @@ async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
 
 @pytest.mark.parametrize("content", ["rounds = " + "9" * 5000, "x = " + "[" * 5000])
 async def test_whatever_is_in_the_file_the_calls_go_on(touch: Touch, content: str) -> None:
-    touch.contact.start(0)
+    touch.heartbeats.start(0)
     await touch.until(touch.founded)
     touch.file.write_text(content)
     touch.client.served_at = touch.founded
@@ -193,11 +193,11 @@ async def test_whatever_is_in_the_file_the_calls_go_on(touch: Touch, content: st
 
 async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(touch: Touch) -> None:
     """The last beat is nudged and its task ended in one breath: a task that went on would keep the daemon alive."""
-    touch.contact.start(1)
+    touch.heartbeats.start(1)
     await touch.client.asked.get()
-    touch.contact.nudge()
+    touch.heartbeats.nudge()
     async with asyncio.timeout(LIMIT_S):
-        await touch.contact.close()
+        await touch.heartbeats.close()
 
 
 # --- daemons that nobody told any address -----------------------------------------------------------------------------

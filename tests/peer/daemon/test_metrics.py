@@ -97,7 +97,7 @@ def happens(daemon: Still) -> None:
     site.phase = Phase.GATHERING
     site.rules = replaced(site.rules, gather_s=600.0)
     site.progress = events.Progressed(1, 2, 1, "train", 1, 2, {"total": 0.5})
-    daemon.desk.account(europe).clock_skew_s = -6.0
+    daemon.service.account(europe).clock_skew_s = -6.0
     daemon.ledger.settle(
         daemon.ledger.intend(
             peer="europe", purpose="train", kind="model", round=1, generation=1, sha256=sha256, bytes=9

@@ -79,7 +79,7 @@ class Office:
         self.clock = Clock()
         self.events: list[events.Event] = []
         self.fault: CertificateError | None = None
-        self.desk = PeerService(
+        self.service = PeerService(
             federation=self.federation,
             site=site,
             round=self.round,
@@ -103,14 +103,14 @@ class Office:
         """What the daemon does with ``Persist("published")`` and ``Publish``."""
         artifact = make_artifact(round, size)
         self.remember("published", round, artifact=to_json(artifact))
-        self.desk.publish(round, artifact)
+        self.service.publish(round, artifact)
         return artifact
 
     def lend(self, round: int) -> Artifact:
         """What the daemon does with an ``Evaluated`` whose artifact may be lent."""
         artifact = make_artifact(round)
         self.remember("evaluated", round, metrics={}, artifact=to_json(artifact))
-        self.desk.publish(round, artifact, evaluation=True)
+        self.service.publish(round, artifact, evaluation=True)
         return artifact
 
     def receiver(self, round: int) -> SiteName:
@@ -124,7 +124,7 @@ class Office:
         return next(name for name in self.round.rules.others if name != self.receiver(round))
 
     def open(self, round: int, artifact: Artifact, *, offset: int = 0, caller: SiteName | None = None) -> Any:
-        return self.desk.open_artifact(
+        return self.service.open_artifact(
             caller or self.receiver(round), asked(round), sha256=artifact.sha256, offset=offset
         )
 
@@ -158,192 +158,192 @@ def office(tmp_path: Path) -> Iterator[Callable[..., Office]]:
 
 # --- manifests -------------------------------------------------------------------------------------------------------
 async def test_a_published_manifest_goes_to_whose_turn_it_is(office: Callable[..., Office]) -> None:
-    desk = office()
-    artifact = desk.publish(1)
-    signed = await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0)
-    assert signed == desk.sign(1, artifact)
-    assert desk.events == [events.PeerHeard(desk.receiver(1))]
+    service = office()
+    artifact = service.publish(1)
+    signed = await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0)
+    assert signed == service.sign(1, artifact)
+    assert service.events == [events.PeerHeard(service.receiver(1))]
 
 
 async def test_a_manifest_is_waited_for_until_memory_changes(office: Callable[..., Office]) -> None:
-    desk = office()
-    waiting = asyncio.create_task(desk.desk.manifest(desk.receiver(1), asked(1), wait_s=20.0))
+    service = office()
+    waiting = asyncio.create_task(service.service.manifest(service.receiver(1), asked(1), wait_s=20.0))
     await asyncio.sleep(0)
-    desk.desk.look_again()  # something else changed
+    service.service.look_again()  # something else changed
     await asyncio.sleep(0)
     assert not waiting.done()
-    artifact = desk.publish(1)
-    desk.desk.look_again()
-    assert await asyncio.wait_for(waiting, 5) == desk.sign(1, artifact)
+    artifact = service.publish(1)
+    service.service.look_again()
+    assert await asyncio.wait_for(waiting, 5) == service.sign(1, artifact)
 
 
 async def test_a_wait_ends_with_the_caller_s_patience(office: Callable[..., Office]) -> None:
-    desk = office()
-    assert await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.01) == Unavailable.NOT_YET
+    service = office()
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.01) == Unavailable.NOT_YET
 
 
 async def test_a_wait_ends_when_there_will_be_none(office: Callable[..., Office]) -> None:
-    desk = office()
-    waiting = asyncio.create_task(desk.desk.manifest(desk.receiver(1), asked(1), wait_s=20.0))
+    service = office()
+    waiting = asyncio.create_task(service.service.manifest(service.receiver(1), asked(1), wait_s=20.0))
     await asyncio.sleep(0)
-    desk.remember("initialised", 0, state="initial", artifact=None, samples={}, publish=None)
-    desk.desk.look_again()
+    service.remember("initialised", 0, state="initial", artifact=None, samples={}, publish=None)
+    service.service.look_again()
     assert await asyncio.wait_for(waiting, 5) == Unavailable.SKIPPED
 
 
 async def test_nothing_is_served_between_memory_and_journal(office: Callable[..., Office]) -> None:
     """Memory knows the artifact as soon as the machine has decided; the row and the manifest come after that."""
-    desk = office()
+    service = office()
     artifact = make_artifact(1)
-    desk.remember("published", 1, artifact=to_json(artifact))
-    assert await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
+    service.remember("published", 1, artifact=to_json(artifact))
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
     with pytest.raises(Refusal) as refused:
-        desk.open(1, artifact)
+        service.open(1, artifact)
     assert refused.value.status is Status.MISSING
-    assert desk.ledger.transfers() == []
+    assert service.ledger.transfers() == []
 
 
 async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(office: Callable[..., Office]) -> None:
-    desk = office()
-    desk.fault = CertificateError("cert.pem has expired")
-    artifact = desk.publish(1)
-    assert await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
-    desk.fault = None
-    assert await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0) == desk.sign(1, artifact)
+    service = office()
+    service.fault = CertificateError("cert.pem has expired")
+    artifact = service.publish(1)
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
+    service.fault = None
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == service.sign(1, artifact)
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------
 async def test_whose_turn_it_is_not_is_denied_and_written_down(office: Callable[..., Office]) -> None:
-    desk = office()
-    artifact, stranger = desk.publish(1), desk.stranger(1)
+    service = office()
+    artifact, stranger = service.publish(1), service.stranger(1)
     with pytest.raises(Refusal) as refused:
-        await desk.desk.manifest(stranger, asked(1), wait_s=0.0)
+        await service.service.manifest(stranger, asked(1), wait_s=0.0)
     assert refused.value.status is Status.DENIED
     with pytest.raises(Refusal):
-        desk.open(1, artifact, caller=stranger)
+        service.open(1, artifact, caller=stranger)
     reason = f"round 1 does not give europe's model to {stranger}"
-    assert desk.denied() == [{"caller": stranger, "call": "model for round 1", "reason": reason}]
-    assert desk.ledger.transfers() == []
-    assert desk.events == []
+    assert service.denied() == [{"caller": stranger, "call": "model for round 1", "reason": reason}]
+    assert service.ledger.transfers() == []
+    assert service.events == []
 
 
 async def test_a_denial_costs_one_row_a_minute(office: Callable[..., Office]) -> None:
-    desk = office()
+    service = office()
     for step_s in (0.0, DENIED_AGAIN_S - 1, 1.0, 1.0):
-        desk.clock.now_s += step_s
+        service.clock.now_s += step_s
         with pytest.raises(Refusal):
-            await desk.desk.manifest(desk.stranger(1), asked(1), wait_s=0.0)
-    assert len(desk.denied()) == 2
+            await service.service.manifest(service.stranger(1), asked(1), wait_s=0.0)
+    assert len(service.denied()) == 2
 
 
 async def test_a_caller_with_ever_new_questions_cannot_fill_the_disk(office: Callable[..., Office]) -> None:
-    desk = office()
+    service = office()
     for minute in range(3):
         for number in range(200):
             with pytest.raises(Refusal):
-                await desk.desk.manifest(SiteName("asia"), asked(1000 + number), wait_s=0.0)
-        desk.desk.turned_away("africa", "Beat", "over the rate")
-        assert len(desk.denied()) == (DENIED_ROWS_MAX + 1) * (minute + 1)
-        desk.clock.now_s += DENIED_AGAIN_S
+                await service.service.manifest(SiteName("asia"), asked(1000 + number), wait_s=0.0)
+        service.service.turned_away("africa", "Beat", "over the rate")
+        assert len(service.denied()) == (DENIED_ROWS_MAX + 1) * (minute + 1)
+        service.clock.now_s += DENIED_AGAIN_S
 
 
 async def test_who_is_turned_away_at_the_door_costs_one_row_a_minute_too(office: Callable[..., Office]) -> None:
-    desk = office()
+    service = office()
     for step_s in (0.0, 2.0, DENIED_AGAIN_S):
-        desk.clock.now_s += step_s
-        desk.desk.turned_away("unknown", "Hello", "'mars' is not in the roster")
-    assert desk.denied() == [{"caller": "unknown", "call": "Hello", "reason": "'mars' is not in the roster"}] * 2
+        service.clock.now_s += step_s
+        service.service.turned_away("unknown", "Hello", "'mars' is not in the roster")
+    assert service.denied() == [{"caller": "unknown", "call": "Hello", "reason": "'mars' is not in the roster"}] * 2
 
 
 @pytest.mark.parametrize("policy", ['receivers = ["atlantis"]', 'kinds = ["head"]'])
 async def test_the_site_s_policy_stands_before_the_schedule(office: Callable[..., Office], policy: str) -> None:
-    desk = office(policy)
-    artifact = desk.publish(1)
+    service = office(policy)
+    artifact = service.publish(1)
     with pytest.raises(Refusal, match="policy sends no model") as refused:
-        await desk.desk.manifest(desk.receiver(1), asked(1), wait_s=0.0)
+        await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0)
     assert refused.value.status is Status.DENIED
     with pytest.raises(Refusal, match="policy"):
-        desk.open(1, artifact)
-    assert desk.ledger.transfers() == []
+        service.open(1, artifact)
+    assert service.ledger.transfers() == []
 
 
 # --- transfers and the ledger ----------------------------------------------------------------------------------------
 def test_an_intent_is_on_disk_before_the_first_byte_and_an_outcome_after_the_last(
     office: Callable[..., Office], tmp_path: Path
 ) -> None:
-    desk = office()
-    artifact = desk.publish(1)
-    grant = desk.open(1, artifact)
+    service = office()
+    artifact = service.publish(1)
+    grant = service.open(1, artifact)
     witness = Ledger(tmp_path / "egress.db", read_only=True)
     assert [(row["peer"], row["bytes"], row["outcome"]) for row in witness.transfers()] == [
-        (desk.receiver(1), 1000, "open")
+        (service.receiver(1), 1000, "open")
     ]
     assert grant.path == tmp_path / "artifacts" / f"{artifact.sha256}.safetensors"
-    assert [what["peer"] for what in desk.desk.sending.values()] == [desk.receiver(1)]
-    desk.desk.sent(grant, size=1000, outcome="complete")
+    assert [what["peer"] for what in service.service.sending.values()] == [service.receiver(1)]
+    service.service.sent(grant, size=1000, outcome="complete")
     assert [(row["sent_bytes"], row["outcome"]) for row in witness.transfers()] == [(1000, "complete")]
-    assert desk.desk.sending == {}
+    assert service.service.sending == {}
     assert witness.verify() == []
     witness.close()
 
 
 @pytest.mark.parametrize("offset", [1001, 1 << 33])
 def test_an_offset_beyond_the_artifact_is_no_row(office: Callable[..., Office], offset: int) -> None:
-    desk = office()
-    artifact = desk.publish(1)
+    service = office()
+    artifact = service.publish(1)
     with pytest.raises(Refusal) as refused:
-        desk.open(1, artifact, offset=offset)
+        service.open(1, artifact, offset=offset)
     assert refused.value.status is Status.MALFORMED
-    assert desk.ledger.transfers() == []
+    assert service.ledger.transfers() == []
 
 
 def test_another_digest_than_the_published_one_is_missing(office: Callable[..., Office]) -> None:
-    desk = office()
-    desk.publish(1)
+    service = office()
+    service.publish(1)
     with pytest.raises(Refusal) as refused:
-        desk.open(1, make_artifact(2))
+        service.open(1, make_artifact(2))
     assert refused.value.status is Status.MISSING
 
 
 def test_the_bytes_of_a_round_are_counted_over_its_transfers(office: Callable[..., Office]) -> None:
     """A transfer that broke counts with what left; one whose end nobody knows with all that was meant to."""
-    desk = office("bytes_per_round_max = 1400")
-    artifact = desk.publish(1)
-    desk.desk.sent(desk.open(1, artifact), size=600, outcome="broken")
-    resumed = desk.open(1, artifact, offset=600)
+    service = office("bytes_per_round_max = 1400")
+    artifact = service.publish(1)
+    service.service.sent(service.open(1, artifact), size=600, outcome="broken")
+    resumed = service.open(1, artifact, offset=600)
     with pytest.raises(Refusal, match="at most 1400 bytes leave in a round"):
-        desk.open(1, artifact, offset=500)
-    desk.desk.sent(resumed, size=400, outcome="complete")
-    desk.desk.sent(desk.open(1, artifact, offset=600), size=0, outcome="broken")
-    desk.open(1, artifact, offset=600)
-    assert desk.ledger.close_open_intents() == 1
+        service.open(1, artifact, offset=500)
+    service.service.sent(resumed, size=400, outcome="complete")
+    service.service.sent(service.open(1, artifact, offset=600), size=0, outcome="broken")
+    service.open(1, artifact, offset=600)
+    assert service.ledger.close_open_intents() == 1
     with pytest.raises(Refusal, match="at most 1400"):
-        desk.open(1, artifact, offset=999)
-    desk.publish(2)
-    desk.open(2, make_artifact(2))
-    desk.round.memory.generation = 2
-    desk.open(1, artifact)
+        service.open(1, artifact, offset=999)
+    service.publish(2)
+    service.open(2, make_artifact(2))
+    service.round.memory.generation = 2
+    service.open(1, artifact)
 
 
 @pytest.mark.parametrize(("limit", "warned"), [(1000, False), (999, True)])
 def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
     office: Callable[..., Office], caplog: pytest.LogCaptureFixture, limit: int, warned: bool
 ) -> None:
-    desk = office(f"bytes_per_round_max = {limit}")
-    artifact = desk.publish(1)
+    service = office(f"bytes_per_round_max = {limit}")
+    artifact = service.publish(1)
     assert [record.getMessage() for record in caplog.records] == (
         ["policy lets less leave than the method sends"] if warned else []
     )
     if warned:
         assert "bytes_per_round_max" in caplog.records[0].__dict__["remedy"]
         with pytest.raises(Refusal, match="at most 999 bytes leave in a round"):
-            desk.open(1, artifact)
-        assert desk.denied()[0]["reason"] == "this site's policy lets at most 999 bytes leave in a round"
+            service.open(1, artifact)
+        assert service.denied()[0]["reason"] == "this site's policy lets at most 999 bytes leave in a round"
 
 
 # --- greetings and beats ---------------------------------------------------------------------------------------------
-def greeting(desk: Office, **changes: Any) -> Hello:
-    federation = desk.federation
+def greeting(service: Office, **changes: Any) -> Hello:
+    federation = service.federation
     own = Hello(PROTOCOL_VERSION, federation.digest, federation.roster.digest, 3, time.time() + 60)
     return replace(own, **{"round_key_tag": round_key_tag(KEY, federation.digest), **changes})
 
@@ -357,35 +357,35 @@ DIFFERENCES = [
 
 
 async def test_a_greeting_is_answered_reported_and_its_clock_compared(office: Callable[..., Office]) -> None:
-    desk = office()
-    theirs = greeting(desk)
-    answer = await desk.desk.hello(SiteName("asia"), theirs)
-    assert desk.events == [events.PeerGreeted(SiteName("asia"), theirs)]
-    assert (answer.federation, answer.generation) == (desk.federation.digest, 1)
-    assert desk.desk.difference(answer) is None
-    skew_s = desk.desk.account("asia").clock_skew_s
+    service = office()
+    theirs = greeting(service)
+    answer = await service.service.hello(SiteName("asia"), theirs)
+    assert service.events == [events.PeerGreeted(SiteName("asia"), theirs)]
+    assert (answer.federation, answer.generation) == (service.federation.digest, 1)
+    assert service.service.difference(answer) is None
+    skew_s = service.service.account("asia").clock_skew_s
     assert skew_s is not None
     assert 59 < skew_s < 61
 
 
 async def test_a_question_is_answered_and_counts_as_nobody_s_presence(office: Callable[..., Office]) -> None:
-    desk = office()
-    await desk.desk.hello(SiteName("asia"), greeting(desk, generation=0))
-    assert desk.events == []
-    assert desk.desk.account("asia").clock_skew_s is None
+    service = office()
+    await service.service.hello(SiteName("asia"), greeting(service, generation=0))
+    assert service.events == []
+    assert service.service.account("asia").clock_skew_s is None
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
 async def test_what_differs_is_named_to_both_sides(
     office: Callable[..., Office], changes: dict[str, Any], words: str
 ) -> None:
-    desk = office()
+    service = office()
     with pytest.raises(Refusal) as refused:
-        await desk.desk.hello(SiteName("asia"), greeting(desk, **changes))
+        await service.service.hello(SiteName("asia"), greeting(service, **changes))
     assert refused.value.status is Status.MISMATCH
     assert refused.value.reason.startswith(words)
     assert str(next(iter(changes.values()))) in refused.value.reason
-    assert desk.events == [events.PeerRefused(SiteName("asia"), refused.value.reason)]
+    assert service.events == [events.PeerRefused(SiteName("asia"), refused.value.reason)]
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
@@ -393,45 +393,45 @@ async def test_a_question_that_differs_is_answered_and_leaves_no_trace(
     office: Callable[..., Office], changes: dict[str, Any], words: str
 ) -> None:
     """`check` with an edited federation.toml, beside a daemon that runs with the right one."""
-    desk = office()
-    await desk.desk.hello(SiteName("asia"), greeting(desk))
+    service = office()
+    await service.service.hello(SiteName("asia"), greeting(service))
     with pytest.raises(Refusal, match=words):
-        await desk.desk.hello(SiteName("asia"), greeting(desk, generation=0, **changes))
-    await desk.desk.beat(SiteName("asia"), NOW)
-    assert [type(event) for event in desk.events] == [events.PeerGreeted, events.PeerHeard]
+        await service.service.hello(SiteName("asia"), greeting(service, generation=0, **changes))
+    await service.service.beat(SiteName("asia"), NOW)
+    assert [type(event) for event in service.events] == [events.PeerGreeted, events.PeerHeard]
 
 
 async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_ours(
     office: Callable[..., Office],
 ) -> None:
-    desk = office()
-    desk.publish(1)
-    caller = desk.receiver(1)
+    service = office()
+    service.publish(1)
+    caller = service.receiver(1)
     with pytest.raises(Refusal):
-        await desk.desk.hello(caller, greeting(desk, federation=Sha256("ab" * 32)))
-    for call in (desk.desk.beat(caller, NOW), desk.desk.manifest(caller, asked(1), wait_s=0.0)):
+        await service.service.hello(caller, greeting(service, federation=Sha256("ab" * 32)))
+    for call in (service.service.beat(caller, NOW), service.service.manifest(caller, asked(1), wait_s=0.0)):
         with pytest.raises(Refusal, match="federation digest differs"):
             await call
-    assert not any(isinstance(event, events.PeerHeard) for event in desk.events)
-    await desk.desk.hello(caller, greeting(desk))
-    await desk.desk.beat(caller, NOW)
-    assert desk.events[-1] == events.PeerHeard(caller, NOW)
+    assert not any(isinstance(event, events.PeerHeard) for event in service.events)
+    await service.service.hello(caller, greeting(service))
+    await service.service.beat(caller, NOW)
+    assert service.events[-1] == events.PeerHeard(caller, NOW)
 
 
 async def test_what_was_spoken_is_counted_for_each_peer(office: Callable[..., Office]) -> None:
-    desk = office()
-    artifact = desk.publish(1)
-    caller = desk.receiver(1)
-    await desk.desk.hello(caller, greeting(desk))
-    said = desk.desk.account(caller).spoken.bytes
-    await desk.desk.beat(caller, NOW)
-    await desk.desk.manifest(caller, asked(1), wait_s=0.0)
-    signed = desk.sign(1, artifact)
+    service = office()
+    artifact = service.publish(1)
+    caller = service.receiver(1)
+    await service.service.hello(caller, greeting(service))
+    said = service.service.account(caller).spoken.bytes
+    await service.service.beat(caller, NOW)
+    await service.service.manifest(caller, asked(1), wait_s=0.0)
+    signed = service.sign(1, artifact)
     manifest = len(signed.body) + len(signed.signature) + len(signed.certificate_der)
     assert said > 100
-    assert desk.desk.account(caller).spoken.messages == 3
-    assert desk.desk.account(caller).spoken.bytes > said + manifest
-    assert desk.desk.account(desk.stranger(1)).spoken.messages == 0
+    assert service.service.account(caller).spoken.messages == 3
+    assert service.service.account(caller).spoken.bytes > said + manifest
+    assert service.service.account(service.stranger(1)).spoken.messages == 0
 
 
 # --- remote evaluation -----------------------------------------------------------------------------------------------
@@ -452,10 +452,10 @@ def borrowed(round: int, **changes: Any) -> ArtifactRequest:
 async def test_every_peer_may_borrow_what_is_lent_and_each_time_is_in_the_ledger(lender: Office) -> None:
     artifact = lender.lend(2)
     for caller in (ASIA, AFRICA):
-        signed = await lender.desk.manifest(caller, borrowed(2), wait_s=0.0)
+        signed = await lender.service.manifest(caller, borrowed(2), wait_s=0.0)
         assert signed == lender.sign(2, artifact, True)
-        grant = lender.desk.open_artifact(caller, borrowed(2), sha256=artifact.sha256, offset=0)
-        lender.desk.sent(grant, size=1000, outcome="complete")
+        grant = lender.service.open_artifact(caller, borrowed(2), sha256=artifact.sha256, offset=0)
+        lender.service.sent(grant, size=1000, outcome="complete")
     assert [(row["peer"], row["purpose"], row["kind"], row["round"]) for row in lender.ledger.transfers()] == [
         ("asia", "evaluate", "model", 2),
         ("africa", "evaluate", "model", 2),
@@ -465,15 +465,15 @@ async def test_every_peer_may_borrow_what_is_lent_and_each_time_is_in_the_ledger
 async def test_what_is_published_and_lent_in_one_round_has_two_manifests(lender: Office) -> None:
     artifact = lender.publish(2)
     lender.lend(2)
-    trained = await lender.desk.manifest(lender.receiver(2), asked(2), wait_s=0.0)
-    lent = await lender.desk.manifest(lender.receiver(2), borrowed(2), wait_s=0.0)
+    trained = await lender.service.manifest(lender.receiver(2), asked(2), wait_s=0.0)
+    lent = await lender.service.manifest(lender.receiver(2), borrowed(2), wait_s=0.0)
     assert (trained, lent) == (lender.sign(2, artifact), lender.sign(2, artifact, True))
 
 
 async def test_what_is_lent_is_no_artifact_to_train_with(lender: Office) -> None:
     artifact = lender.lend(2)
     caller = lender.receiver(2)
-    assert await lender.desk.manifest(caller, asked(2), wait_s=0.0) == Unavailable.NOT_YET
+    assert await lender.service.manifest(caller, asked(2), wait_s=0.0) == Unavailable.NOT_YET
     with pytest.raises(Refusal) as refused:
         lender.open(2, artifact)
     assert refused.value.status is Status.MISSING
@@ -483,7 +483,7 @@ async def test_what_is_lent_is_no_artifact_to_train_with(lender: Office) -> None
 async def test_other_rounds_and_strangers_are_denied(lender: Office, round: int, caller: SiteName) -> None:
     lender.lend(2)
     with pytest.raises(Refusal) as refused:
-        await lender.desk.manifest(caller, borrowed(round), wait_s=0.0)
+        await lender.service.manifest(caller, borrowed(round), wait_s=0.0)
     assert refused.value.status is Status.DENIED
 
 
@@ -501,37 +501,37 @@ async def test_policy_federation_and_method_must_permit_it(
     office: Callable[..., Office], egress: str, federation: str, reason: str
 ) -> None:
     shared = '\n[shared_model]\nname = "resnet10"\n[[site]]'
-    desk = office(egress, federation=federation.replace("\n[[site]]", shared, 1))
-    desk.lend(2)
+    service = office(egress, federation=federation.replace("\n[[site]]", shared, 1))
+    service.lend(2)
     with pytest.raises(Refusal, match=reason):
-        await desk.desk.manifest(ASIA, borrowed(2), wait_s=0.0)
-    assert desk.ledger.transfers() == []
+        await service.service.manifest(ASIA, borrowed(2), wait_s=0.0)
+    assert service.ledger.transfers() == []
 
 
 @pytest.mark.parametrize(("egress", "evaluates"), [("evaluate = true", True), ("", False)])
 def test_a_greeting_says_whether_the_site_takes_part(
     office: Callable[..., Office], egress: str, evaluates: bool
 ) -> None:
-    assert office(egress, federation=GLOBAL).desk.greeting(ASIA).evaluates is evaluates
+    assert office(egress, federation=GLOBAL).service.greeting(ASIA).evaluates is evaluates
 
 
 def test_without_global_test_a_greeting_says_nothing_of_it(office: Callable[..., Office]) -> None:
-    assert office("evaluate = true").desk.greeting(ASIA).evaluates is None
+    assert office("evaluate = true").service.greeting(ASIA).evaluates is None
 
 
 async def test_a_report_is_acknowledged_once_it_is_in_the_journal(lender: Office) -> None:
     artifact = lender.lend(2)
     report = EvaluationResult(1, 2, artifact.sha256, 20, {"auc": 0.75})
-    taking = asyncio.create_task(lender.desk.report(ASIA, report))
+    taking = asyncio.create_task(lender.service.report(ASIA, report))
     await asyncio.sleep(0)
     assert lender.events[-1] == events.ReportArrived(ASIA, report)
-    lender.desk.look_again()  # something else changed
+    lender.service.look_again()  # something else changed
     await asyncio.sleep(0)
     assert not taking.done()
     lender.remember("report", 2, site="asia", report=to_json(report))
-    lender.desk.look_again()
+    lender.service.look_again()
     await asyncio.wait_for(taking, 5)
-    await asyncio.wait_for(lender.desk.report(ASIA, report), 5)  # said again, it is taken again
+    await asyncio.wait_for(lender.service.report(ASIA, report), 5)  # said again, it is taken again
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ async def test_a_report_that_nobody_asked_for_is_denied_and_written_down(
     artifact = lender.lend(2)
     report = replace(EvaluationResult(1, 2, artifact.sha256, 20, {"auc": 0.75}), **changes)
     with pytest.raises(Refusal, match=reason) as refused:
-        await lender.desk.report(SiteName(caller), report)
+        await lender.service.report(SiteName(caller), report)
     assert refused.value.status is Status.DENIED
     assert [row["caller"] for row in lender.denied()] == [caller]
     assert not any(isinstance(event, events.ReportArrived) for event in lender.events)
@@ -557,7 +557,7 @@ async def test_a_report_that_nobody_asked_for_is_denied_and_written_down(
 
 def test_a_report_leaves_through_the_ledger(lender: Office) -> None:
     report = EvaluationResult(1, 2, Sha256("ab" * 32), 20, {"auc": 0.75})
-    intent = lender.desk.open_report(ASIA, report, size=60)
+    intent = lender.service.open_report(ASIA, report, size=60)
     (row,) = lender.ledger.transfers()
     assert (row["peer"], row["purpose"], row["kind"], row["round"], row["bytes"]) == (
         "asia",
@@ -567,32 +567,32 @@ def test_a_report_leaves_through_the_ledger(lender: Office) -> None:
         60,
     )
     assert (row["sha256"], row["outcome"]) == ("ab" * 32, "open")
-    lender.desk.report_sent(intent, size=60, outcome="complete")
+    lender.service.report_sent(intent, size=60, outcome="complete")
     assert lender.ledger.transfers()[0]["outcome"] == "complete"
 
 
 def test_figures_count_as_bytes_of_their_round(office: Callable[..., Office]) -> None:
-    desk = office("evaluate = true\nbytes_per_round_max = 100", federation=GLOBAL)
+    service = office("evaluate = true\nbytes_per_round_max = 100", federation=GLOBAL)
     report = EvaluationResult(1, 2, Sha256("ab" * 32), 20, {})
-    desk.desk.report_sent(desk.desk.open_report(ASIA, report, size=60), size=60, outcome="complete")
+    service.service.report_sent(service.service.open_report(ASIA, report, size=60), size=60, outcome="complete")
     with pytest.raises(Refusal, match="at most 100 bytes leave in a round") as refused:
-        desk.desk.open_report(AFRICA, report, size=60)
+        service.service.open_report(AFRICA, report, size=60)
     assert refused.value.status is Status.DENIED
-    assert [row["peer"] for row in desk.ledger.transfers()] == ["asia"]
+    assert [row["peer"] for row in service.ledger.transfers()] == ["asia"]
 
 
 def test_a_policy_without_evaluation_tells_nobody_anything(office: Callable[..., Office]) -> None:
-    desk = office("", federation=GLOBAL)
+    service = office("", federation=GLOBAL)
     with pytest.raises(Refusal, match="tells asia no metrics"):
-        desk.desk.open_report(ASIA, EvaluationResult(1, 2, Sha256("ab" * 32), 20, {}), size=60)
-    assert desk.ledger.transfers() == []
+        service.service.open_report(ASIA, EvaluationResult(1, 2, Sha256("ab" * 32), 20, {}), size=60)
+    assert service.ledger.transfers() == []
 
 
 async def test_who_called_and_how_long_ago_is_known(office: Callable[..., Office]) -> None:
-    desk = office()
-    caller = desk.receiver(1)
-    assert desk.desk.called_s(caller) is None
-    await desk.desk.beat(caller, NOW)
-    desk.clock.now_s += 12.34
-    assert desk.desk.called_s(caller) == 12.3
-    assert desk.desk.called_s(desk.stranger(1)) is None
+    service = office()
+    caller = service.receiver(1)
+    assert service.service.called_s(caller) is None
+    await service.service.beat(caller, NOW)
+    service.clock.now_s += 12.34
+    assert service.service.called_s(caller) == 12.3
+    assert service.service.called_s(service.stranger(1)) is None

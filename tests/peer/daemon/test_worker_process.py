@@ -52,11 +52,11 @@ class Shop:
         self.events: asyncio.Queue[events.Event] = asyncio.Queue()
         self.foremen: list[WorkerProcess] = []
 
-    def foreman(self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S) -> WorkerProcess:
+    def worker_process(self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S) -> WorkerProcess:
         command = command or (sys.executable, "-I", "-S", "-c", BEGIN + script)
-        foreman = WorkerProcess(SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s)
-        self.foremen.append(foreman)
-        return foreman
+        worker_process = WorkerProcess(SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s)
+        self.foremen.append(worker_process)
+        return worker_process
 
     async def next(self) -> Any:
         return await asyncio.wait_for(self.events.get(), LIMIT_S)
@@ -66,8 +66,8 @@ class Shop:
 async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
     shop = Shop(tmp_path)
     yield shop
-    for foreman in shop.foremen:
-        await foreman.close()
+    for worker_process in shop.foremen:
+        await worker_process.close()
     assert shop.events.empty(), "an event that no test expects"
 
 
@@ -83,22 +83,22 @@ def test_the_worker_is_the_real_one_unless_a_test_says_otherwise() -> None:
 
 
 async def test_one_worker_hears_the_setting_first_and_then_every_order(shop: Shop) -> None:
-    foreman = shop.foreman("""
+    worker_process = shop.worker_process("""
 assert take()["site_name"] == "asia"
 for _ in range(2):
     order = take()
     say("Halted", generation=os.getpid(), attempt=order["attempt"])
 take()
 """)
-    assert foreman.pid is None
-    await foreman.send(Halt(1, 7))
-    pid = foreman.pid
+    assert worker_process.pid is None
+    await worker_process.send(Halt(1, 7))
+    pid = worker_process.pid
     assert await shop.next() == events.Halted(pid, 7)
-    await foreman.send(Halt(1, 8))
+    await worker_process.send(Halt(1, 8))
     assert await shop.next() == events.Halted(pid, 8)
     assert os.getpriority(os.PRIO_PROCESS, pid) == 10
-    await foreman.close()
-    assert foreman.pid is None
+    await worker_process.close()
+    assert worker_process.pid is None
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ take()
     ids=["import", "kill", "abort", "words", "half a line", "garbage", "no type", "field", "command", "endless"],
 )
 async def test_a_death_is_told_once_about_the_order_in_hand(shop: Shop, script: str, reason: str) -> None:
-    foreman = shop.foreman(script)
-    await foreman.send(Halt(3, 7))
+    worker_process = shop.worker_process(script)
+    await worker_process.send(Halt(3, 7))
     failed = await shop.next()
     assert (failed.generation, failed.attempt, failed.fault) == (3, 7, "crash")
-    assert foreman.pid is None
+    assert worker_process.pid is None
     assert re.search(reason, failed.reason), failed.reason
 
 
@@ -130,7 +130,7 @@ async def test_a_death_is_told_once_about_the_order_in_hand(shop: Shop, script: 
 async def test_the_order_after_a_failure_goes_to_a_new_worker(shop: Shop, last: str, tmp_path: Path) -> None:
     """The first worker lingers after its last word, as one with a GPU does: no order may be lost on it."""
     mark = tmp_path / "mark"
-    foreman = shop.foreman(f"""
+    worker_process = shop.worker_process(f"""
 setting, order = take(), take()
 if not os.path.exists({str(mark)!r}):
     open({str(mark)!r}, "w").close()
@@ -141,59 +141,63 @@ if not os.path.exists({str(mark)!r}):
 say("Halted", generation=order["generation"], attempt=order["attempt"])
 take()
 """)
-    await foreman.send(Halt(1, 1))
+    await worker_process.send(Halt(1, 1))
     failed = await shop.next()
     assert isinstance(failed, events.WorkFailed)
     assert failed.fault == ("memory" if "memory" in last else "crash")
-    await foreman.send(Halt(1, 2))
+    await worker_process.send(Halt(1, 2))
     assert await shop.next() == events.Halted(1, 2)
 
 
 async def test_a_failure_counts_for_the_newest_order_also_when_that_was_not_read(shop: Shop) -> None:
-    foreman = shop.foreman("""
+    worker_process = shop.worker_process("""
 take(); take(); take()
 say("WorkFailed", generation=1, attempt=1, fault="data", reason="none")
 """)
-    await foreman.send(commands.Initialise(1, 1))
-    await foreman.send(Halt(1, 2))
+    await worker_process.send(commands.Initialise(1, 1))
+    await worker_process.send(Halt(1, 2))
     assert await shop.next() == events.WorkFailed(1, 2, "data", "none")
 
 
 async def test_a_worker_that_does_not_read_holds_nobody_up(shop: Shop) -> None:
-    foreman = shop.foreman("wait_for_the_end()")
+    worker_process = shop.worker_process("wait_for_the_end()")
     assert len(worker_protocol.encode(heavy_order())) > 1 << 20
-    await asyncio.wait_for(foreman.send(heavy_order()), LIMIT_S)
-    await asyncio.wait_for(foreman.send(Halt(1, 2)), LIMIT_S)
+    await asyncio.wait_for(worker_process.send(heavy_order()), LIMIT_S)
+    await asyncio.wait_for(worker_process.send(Halt(1, 2)), LIMIT_S)
 
 
 async def test_a_worker_that_hears_nothing_any_more_is_killed(shop: Shop) -> None:
-    foreman = shop.foreman("take(); take(); connection.close(); lines.close(); signal.pause()", stop_s=0.1)
-    await foreman.send(Halt(1, 1))
+    worker_process = shop.worker_process(
+        "take(); take(); connection.close(); lines.close(); signal.pause()", stop_s=0.1
+    )
+    await worker_process.send(Halt(1, 1))
     assert "signal 9" in (await shop.next()).reason
 
 
 async def test_close_kills_a_worker_that_stays(shop: Shop) -> None:
-    foreman = shop.foreman("take(); say('Halted', **{'generation': 1, 'attempt': 1}); signal.pause()", stop_s=0.1)
-    await foreman.send(Halt(1, 1))
+    worker_process = shop.worker_process(
+        "take(); say('Halted', **{'generation': 1, 'attempt': 1}); signal.pause()", stop_s=0.1
+    )
+    await worker_process.send(Halt(1, 1))
     await shop.next()
-    pid = foreman.pid
+    pid = worker_process.pid
     assert pid is not None
-    await foreman.close()
+    await worker_process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 async def test_nothing_starts_after_close(shop: Shop) -> None:
-    foreman = shop.foreman(HALTS)
-    await foreman.close()
-    await foreman.send(Halt(1, 1))
-    assert foreman.pid is None
+    worker_process = shop.worker_process(HALTS)
+    await worker_process.close()
+    await worker_process.send(Halt(1, 1))
+    assert worker_process.pid is None
     assert not shop.log.exists()
 
 
 async def test_a_worker_that_is_no_program_counts_as_one_that_died(shop: Shop) -> None:
-    foreman = shop.foreman("", command=("/no/such/program",))
-    await foreman.send(Halt(1, 4))
+    worker_process = shop.worker_process("", command=("/no/such/program",))
+    await worker_process.send(Halt(1, 4))
     failed = await shop.next()
     assert (failed.attempt, failed.fault) == (4, "crash")
     assert "cannot be started" in failed.reason
@@ -202,22 +206,22 @@ async def test_a_worker_that_is_no_program_counts_as_one_that_died(shop: Shop) -
 
 async def test_a_log_that_cannot_be_written_counts_as_a_death_too(shop: Shop) -> None:
     shop.log.mkdir()
-    foreman = shop.foreman(HALTS)
-    await foreman.send(Halt(1, 1))
+    worker_process = shop.worker_process(HALTS)
+    await worker_process.send(Halt(1, 1))
     assert "cannot be started" in (await shop.next()).reason
 
 
 async def test_the_reason_is_never_the_last_words_of_an_earlier_worker(shop: Shop) -> None:
     shop.log.write_text("CUDA out of memory\n")
-    foreman = shop.foreman("os._exit(9)")
-    await foreman.send(Halt(1, 1))
+    worker_process = shop.worker_process("os._exit(9)")
+    await worker_process.send(Halt(1, 1))
     assert (await shop.next()).reason == "the worker ended with exit code 9: it said nothing"
 
 
 async def test_a_long_log_is_put_aside(shop: Shop, make_long: Callable[[Path], None]) -> None:
     make_long(shop.log)
-    foreman = shop.foreman(HALTS)
-    await foreman.send(Halt(1, 1))
+    worker_process = shop.worker_process(HALTS)
+    await worker_process.send(Halt(1, 1))
     await shop.next()
     assert shop.log.stat().st_size == 0
     assert shop.log.with_suffix(".log.1").stat().st_size > LOG_BYTES_MAX
@@ -225,16 +229,16 @@ async def test_a_long_log_is_put_aside(shop: Shop, make_long: Callable[[Path], N
 
 async def test_a_worker_that_never_stops_warning_fills_two_logs_at_most(shop: Shop) -> None:
     lines = 3 * LOG_BYTES_MAX // 64
-    foreman = shop.foreman(f"""
+    worker_process = shop.worker_process(f"""
 take(); order = take()
 for number in range({lines}):
     sys.stderr.write(f"{{number:063}}\\n")
 say("Halted", generation=order["generation"], attempt=order["attempt"])
 wait_for_the_end()
 """)
-    await foreman.send(Halt(1, 1))
+    await worker_process.send(Halt(1, 1))
     await shop.next()
-    await foreman.close()
+    await worker_process.close()
     logs = [shop.log.with_suffix(".log.1").read_bytes(), shop.log.read_bytes()]
     assert all(0 < len(content) <= LOG_BYTES_MAX for content in logs)
     assert sorted(path.name for path in shop.log.parent.iterdir()) == ["worker.log", "worker.log.1"]
@@ -275,7 +279,9 @@ def measure(attempt: int) -> commands.Measure:
 
 
 @pytest.fixture
-async def examiner(tmp_path: Path) -> AsyncIterator[Callable[[str], tuple[EvaluationProcess, asyncio.Queue[Any]]]]:
+async def evaluation_process(
+    tmp_path: Path,
+) -> AsyncIterator[Callable[[str], tuple[EvaluationProcess, asyncio.Queue[Any]]]]:
     """Makes an examiner whose process runs a script, and the queue of what it tells."""
     made: list[EvaluationProcess] = []
 
@@ -291,17 +297,17 @@ async def examiner(tmp_path: Path) -> AsyncIterator[Callable[[str], tuple[Evalua
         await one.close()
 
 
-async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(examiner: Callable[..., Any]) -> None:
-    one, told = examiner(TELLS)
+async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(evaluation_process: Callable[..., Any]) -> None:
+    one, told = evaluation_process(TELLS)
     await one.send(measure(1))
     event = await asyncio.wait_for(told.get(), LIMIT_S)
     assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
 
 
 async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
-    examiner: Callable[..., Any],
+    evaluation_process: Callable[..., Any],
 ) -> None:
-    one, told = examiner(TELLS)
+    one, told = evaluation_process(TELLS)
     pids = []
     for attempt in (1, 2):
         await one.send(measure(attempt))
@@ -313,8 +319,10 @@ async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_ano
     assert told.empty()
 
 
-async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(examiner: Callable[..., Any]) -> None:
-    one, told = examiner("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
+async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(
+    evaluation_process: Callable[..., Any],
+) -> None:
+    one, told = evaluation_process("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
     await one.send(measure(7))
     event = await asyncio.wait_for(told.get(), LIMIT_S)
     assert isinstance(event, events.MeasurementFailed)

@@ -27,7 +27,7 @@ class Fake:
     """A trainer that predicts with a function."""
 
     def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
-        self.recipe, self.predict = TrainingSettings.of(setting), answer
+        self.settings, self.predict = TrainingSettings.of(setting), answer
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_model_and_a_trainer_outlive_the_folder_that_they_were_loaded_through(
     assert record["class_0"] + record["class_1"] == pytest.approx(1, abs=1e-5)
 
 
-def settings() -> dict[str, Any]:
+def process_settings() -> dict[str, Any]:
     """What of this process changes numbers."""
     return {
         "threads": torch.get_num_threads(),
@@ -129,7 +129,7 @@ def test_what_a_trainer_sets_is_given_back() -> None:
     with undisturbed():
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
         torch.use_deterministic_algorithms(False)
-        before = settings()
+        before = process_settings()
         with pytest.raises(ValueError, match="in the middle"):
             disturb(before["threads"] + 1)
-        assert settings() == before
+        assert process_settings() == before

@@ -33,7 +33,7 @@ class Fake:
     """A trainer that predicts with a function and keeps the shapes that it was given."""
 
     def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
-        self.recipe, self.answer = TrainingSettings.of(setting), answer
+        self.settings, self.answer = TrainingSettings.of(setting), answer
         self.seen: list[tuple[int, ...]] = []
 
     def predict(self, images: Tensor) -> Tensor:

@@ -54,13 +54,13 @@ class Site:
         for number, (name, make) in enumerate(self.method.keeps.items()):
             torch.manual_seed(100 + number)
             networks[name] = make(place, networks)
-        self.scene = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
+        self.context = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
         self.seeds: list[tuple[object, ...]] = []
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
         """What the site keeps, and what came."""
-        return {**self.scene.networks, **self.scene.received}
+        return {**self.context.networks, **self.context.received}
 
     def exact(self) -> Site:
         """Everything in float64 and evaluation mode, with statistics and weights of norms that show."""
@@ -77,13 +77,13 @@ class Site:
 
     def terms(self, stage: str, batch: Batch, *, move: int = 0) -> Mapping[str, Term]:
         """The terms of a move in whatever mode the networks are."""
-        built = self.method.stages[stage](self.scene)
+        built = self.method.stages[stage](self.context)
         moves = [move for moves in built.passes for move in moves]
         return moves[move].losses(batch, forward_of(built))
 
     def step(self, stage: str | Stage, batch: Batch, *, precision: str = "fp32", steps: int = 1) -> Loop:
         """Steps of the training loop on this batch; ``modes`` gets the mode of each forward pass by network."""
-        built = self.method.stages[stage](self.scene) if isinstance(stage, str) else stage
+        built = self.method.stages[stage](self.context) if isinstance(stage, str) else stage
         self.modes = {name: [] for name in built.networks}
         hooks = [
             network.register_forward_pre_hook(lambda module, _, name=name: self.modes[name].append(module.training))

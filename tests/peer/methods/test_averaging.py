@@ -57,7 +57,7 @@ def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: A
     at = site("fedprox", mu=3.0)
     at.exact()
     begun = {name: parameter.detach().clone() for name, parameter in at.networks[DAM].named_parameters()}
-    stage = at.method.stages["train"](at.scene)
+    stage = at.method.stages["train"](at.context)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in at.networks[DAM].parameters():
@@ -76,12 +76,12 @@ def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: A
 
 def test_the_pull_is_from_a_copy_that_does_not_move(site: Any) -> None:
     at = site("fedprox", mu=1.0)
-    stage = at.method.stages["train"](at.scene)
+    stage = at.method.stages["train"](at.context)
     assert at.step(stage, BATCH).losses()["proximal"] == 0.0
     before = {name: parameter.detach().clone() for name, parameter in network().named_parameters()}
     moved = sum((p.detach() - before[n]).square().sum() for n, p in at.networks[DAM].named_parameters())
     assert at.step(stage, BATCH).losses()["proximal"] == pytest.approx(moved.item(), rel=1e-5)
-    anew = at.method.stages["train"](at.scene)
+    anew = at.method.stages["train"](at.context)
     assert at.step(anew, BATCH).losses()["proximal"] == 0.0
 
 

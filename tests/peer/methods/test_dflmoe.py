@@ -77,7 +77,7 @@ def mapped(layer: Any, x: Tensor) -> Tensor:
 def said_by(at: Any, output: Output, images: Tensor) -> list[Tensor]:
     """Eq. 3: the experts' predictions, in the order of their sites' names."""
     transform, found = at.networks[MIXTURE].transform, {"beta": mapped(at.networks[DAM].head, output.penultimate)}
-    for origin, expert in at.scene.received.items():
+    for origin, expert in at.context.received.items():
         if isinstance(expert, Network):
             found[origin] = expert(images).prediction
         elif transform is None:
@@ -92,10 +92,10 @@ def mixed_of(at: Any, output: Output, images: Tensor) -> Tensor:
     """Eq. 6, or the gate, expert by expert."""
     mixing, experts, feature = at.networks[MIXTURE].mixing, said_by(at, output, images), output.penultimate
     space = tuple(range(2, feature.ndim))
-    whole = at.scene.parameters["attention"] == "per_sample" and space
+    whole = at.context.parameters["attention"] == "per_sample" and space
     feature = feature.mean(space, keepdim=True) if whole else feature
-    if at.scene.parameters["mixing"] == "gate":
-        origins = sorted({*at.scene.received, "beta"})
+    if at.context.parameters["mixing"] == "gate":
+        origins = sorted({*at.context.received, "beta"})
         scores = [mapped(mixing.rows[f"site:{origin}"], feature)[:, 0] for origin in origins]
     else:
         query = mapped(mixing.query, feature)
@@ -143,7 +143,7 @@ def test_the_losses_and_the_prediction_by_the_equations(
     site: Any, method: str, task: str, options: dict[str, Any]
 ) -> None:
     at, batch, name = site(method, task, **options), double(BATCHES[task]), LOSSES[task]
-    at.method.stages["local"](at.scene)  # invites whom it received
+    at.method.stages["local"](at.context)  # invites whom it received
     at.exact()
     local, decide = at.terms("local", batch), at.terms("decide", batch)
     output = at.networks[DAM](batch.images)
@@ -154,7 +154,7 @@ def test_the_losses_and_the_prediction_by_the_equations(
     assert local[f"{name}_dam"].value.item() == pytest.approx(own, rel=1e-5)
     assert local[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
     assert decide[f"{name}_mixture"].value.item() == pytest.approx(together, rel=1e-5)
-    torch.testing.assert_close(at.method.predict(at.scene, batch.images), mixed)
+    torch.testing.assert_close(at.method.predict(at.context, batch.images), mixed)
     assert own != pytest.approx(together, rel=1e-4)
 
 
@@ -164,7 +164,7 @@ def test_alone_the_mixture_is_the_local_model(site: Any, method: str, task: str)
     at, batch, name = site(method, task, experts=0).exact(), double(BATCHES[task]), LOSSES[task]
     terms = at.terms("local", batch)
     assert torch.equal(terms[f"{name}_dam"].value, terms[f"{name}_mixture"].value)
-    assert torch.equal(at.method.predict(at.scene, batch.images), at.networks[DAM](batch.images).prediction)
+    assert torch.equal(at.method.predict(at.context, batch.images), at.networks[DAM](batch.images).prediction)
 
 
 @pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
@@ -172,24 +172,24 @@ def test_alone_the_mixture_is_the_local_model(site: Any, method: str, task: str)
 def test_the_order_of_arrival_changes_no_bit(site: Any, method: str, mixing: str) -> None:
     at = site(method, mixing=mixing)
     last = network("classification", 1, seed=9)
-    at.scene.received["zeta"] = last if method == "dflmoe_models" else last.head
-    at.method.stages["local"](at.scene)
+    at.context.received["zeta"] = last if method == "dflmoe_models" else last.head
+    at.method.stages["local"](at.context)
     for each in at.networks.values():
         each.eval()
-    before, said = at.state(), at.method.predict(at.scene, BATCH.images)
-    came = dict(at.scene.received)
-    at.scene.received.clear()
-    at.scene.received.update(reversed(came.items()))
-    assert torch.equal(at.method.predict(at.scene, BATCH.images), said)
+    before, said = at.state(), at.method.predict(at.context, BATCH.images)
+    came = dict(at.context.received)
+    at.context.received.clear()
+    at.context.received.update(reversed(came.items()))
+    assert torch.equal(at.method.predict(at.context, BATCH.images), said)
     assert not at.moved(before)
 
 
 def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
     at, batch = site("dflmoe", "super_resolution"), double(IMAGES)
-    at.method.stages["local"](at.scene)
+    at.method.stages["local"](at.context)
     at.exact()
     said = torch.stack(said_by(at, at.networks[DAM](batch.images), batch.images))
-    mixed = at.method.predict(at.scene, batch.images)
+    mixed = at.method.predict(at.context, batch.images)
     assert (mixed >= said.amin(0) - 1e-12).all()
     assert (mixed <= said.amax(0) + 1e-12).all()
 
@@ -199,7 +199,7 @@ def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
 @pytest.mark.parametrize("task", BATCHES)
 def test_the_local_stage_trains_the_local_model_alone(site: Any, method: str, task: str) -> None:
     at = site(method, task)
-    at.method.stages["local"](at.scene)
+    at.method.stages["local"](at.context)
     before = at.state()
     loop = at.step("local", BATCHES[task])
     assert set(loop.optimisers) == set(loop.moments()) == {DAM}
@@ -222,7 +222,7 @@ def test_the_deciding_stage_trains_transforms_and_attention_alone(
     site: Any, method: str, task: str, mixing: str
 ) -> None:
     at = site(method, task, mixing=mixing)
-    at.method.stages["decide"](at.scene)
+    at.method.stages["decide"](at.context)
     before = at.state()
     loop = at.step("decide", BATCHES[task])
     assert set(loop.optimisers) == set(loop.moments()) == {MIXTURE}
@@ -312,7 +312,7 @@ def normed(make_site: Any) -> Any:
         received = others if method == "dflmoe_models" else {origin: other.head for origin, other in others.items()}
         torch.manual_seed(0)
         at = make_site(method, Normed(), BATCH.images, received=received, **given)
-        at.method.stages["local"](at.scene)
+        at.method.stages["local"](at.context)
         at.exact().networks[DAM].train()
         return at
 
@@ -326,7 +326,7 @@ def test_losses_and_gradients_are_those_of_a_head_that_runs_twice(normed: Any, m
     terms = at.terms("local", batch)
     dam, mixture = literal.networks[DAM], literal.networks[MIXTURE]
     output = dam(batch.images)
-    mixed = mixture(output.penultimate, dam.head(output.penultimate), literal.scene.received)
+    mixed = mixture(output.penultimate, dam.head(output.penultimate), literal.context.received)
     losses = [F.cross_entropy(prediction.float(), batch.targets) for prediction in (output.prediction, mixed)]
     assert [term.value.item() for term in terms.values()] == [loss.item() for loss in losses]
     torch.autograd.backward(0.5 * terms["ce_dam"].value + 0.5 * terms["ce_mixture"].value)
@@ -364,16 +364,16 @@ def expert_of(at: Any, origin: str, head: nn.Module) -> Expert:
 def test_the_deciding_stage_begins_with_the_mean_of_the_mixtures_that_came(site: Any) -> None:
     at = site("dflmoe_averaged", alike=True)
     own = {name: value.clone() for name, value in at.networks[MIXTURE].state_dict().items()}
-    for origin, head in at.scene.received.items():
-        at.scene.received[origin] = expert_of(at, origin, head)
-    states = {origin: expert.mixture.state_dict() for origin, expert in at.scene.received.items()}
-    at.method.stages["local"](at.scene)
+    for origin, head in at.context.received.items():
+        at.context.received[origin] = expert_of(at, origin, head)
+    states = {origin: expert.mixture.state_dict() for origin, expert in at.context.received.items()}
+    at.method.stages["local"](at.context)
     at.networks[MIXTURE].load_state_dict(own, strict=False)
     before = at.state()
-    at.method.stages["local"](at.scene)
+    at.method.stages["local"](at.context)
     assert not at.moved(before), "the local stage averages nothing"
     known = {name: value.clone() for name, value in at.networks[MIXTURE].state_dict().items()}
-    at.method.stages["decide"](at.scene)
+    at.method.stages["decide"](at.context)
     found = at.networks[MIXTURE].state_dict()
     for name, value in found.items():
         of = [state[name].double() for _, state in sorted({**states, "beta": known}.items()) if name in state]
@@ -383,12 +383,12 @@ def test_the_deciding_stage_begins_with_the_mean_of_the_mixtures_that_came(site:
 
 def test_a_head_without_its_mixture_is_an_expert_and_in_no_mean(site: Any) -> None:
     at = site("dflmoe_averaged", alike=True)
-    at.method.stages["local"](at.scene)
+    at.method.stages["local"](at.context)
     before = at.state()
-    at.method.stages["decide"](at.scene)
+    at.method.stages["decide"](at.context)
     assert not at.moved(before)
     both = site("dflmoe_averaged", alike=True)
-    both.scene.received["alpha"] = expert_of(both, "alpha", both.scene.received["alpha"])
+    both.context.received["alpha"] = expert_of(both, "alpha", both.context.received["alpha"])
     losses = both.step("decide", BATCH).losses()
     assert np.isfinite(losses["total"])
     assert "expert-alpha" in both.modes
@@ -409,17 +409,17 @@ def test_another_site_s_mixture_must_be_one_of_a_body_as_wide() -> None:
 # --- invitations ------------------------------------------------------------------------------------------------------
 def test_a_transform_is_drawn_from_a_seed_of_its_site_and_width(site: Any) -> None:
     at = site()
-    at.method.stages["local"](at.scene)
+    at.method.stages["local"](at.context)
     assert at.seeds == [(MIXTURE, "alpha", 10), (MIXTURE, "gamma", 16)]
     first = at.state()
     torch.manual_seed(999)
     again = site()
-    again.method.stages["decide"](again.scene)
+    again.method.stages["decide"](again.context)
     assert not again.moved(first)
     later = site(experts=1)
-    later.method.stages["local"](later.scene)
-    later.scene.received["gamma"] = network("classification", 2, seed=2).head
-    later.method.stages["decide"](later.scene)
+    later.method.stages["local"](later.context)
+    later.context.received["gamma"] = network("classification", 2, seed=2).head
+    later.method.stages["decide"](later.context)
     assert not later.moved(first)
 
 
@@ -427,13 +427,13 @@ def test_a_head_of_another_width_gets_a_new_transform_and_the_others_keep_theirs
     at = site()
     at.step("decide", BATCH)
     own, before = at.networks[MIXTURE].transform.own, at.state()
-    at.scene.received["alpha"] = nn.Linear(7, 3)
+    at.context.received["alpha"] = nn.Linear(7, 3)
     losses = at.step("decide", BATCH).losses()
     assert np.isfinite(losses["total"])
     assert own["site:alpha"].weight.shape == (7, 512)
     assert own["site:gamma"].weight.shape == before["mixture/transform.own.site:gamma.weight"].shape
-    at.scene.received["alpha"] = network("classification", 1, seed=1).head
-    at.method.stages["local"](at.scene)
+    at.context.received["alpha"] = network("classification", 1, seed=1).head
+    at.method.stages["local"](at.context)
     assert own["site:alpha"].weight.shape == (10, 512)
     assert at.seeds[-2] == (MIXTURE, "alpha", 10)
 

@@ -49,7 +49,7 @@ def test_a_slot_at_home_is_trained_on_the_labels(site: Any) -> None:
 def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
     visitor, twin = network(3, width=6), network(3, width=6)
     before = site.state()
-    loop = site.step(supervised_stage(site.scene, VISITOR, visitor), BATCH)
+    loop = site.step(supervised_stage(site.context, VISITOR, visitor), BATCH)
     assert set(loop.optimisers) == {VISITOR}
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in visitor.parameters())
     assert not site.moved(before)
@@ -60,4 +60,4 @@ def test_a_visitor_is_trained_alike_and_whole(site: Any) -> None:
 
 def test_the_local_model_predicts(site: Any) -> None:
     site.networks[DAM].eval()
-    assert torch.equal(FEDCROSS.predict(site.scene, BATCH.images), site.networks[DAM](BATCH.images).prediction)
+    assert torch.equal(FEDCROSS.predict(site.context, BATCH.images), site.networks[DAM](BATCH.images).prediction)

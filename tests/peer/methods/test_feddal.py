@@ -168,7 +168,7 @@ def test_a_step_moves_one_network_and_leaves_the_other_bit_by_bit(
     site: Any, move: int, learns: str, stays: str
 ) -> None:
     at = site(proxy_supervision=1.0)
-    before, whole = at.state(), at.method.stages["train"](at.scene)
+    before, whole = at.state(), at.method.stages["train"](at.context)
     at.step(Stage(whole.networks, ((whole.passes[0][move],),)), BATCH)
     assert at.moved(before) == {learns}
     assert at.learns(learns) == dict(at.networks[learns].named_parameters()).keys()
@@ -178,13 +178,13 @@ def test_a_step_moves_one_network_and_leaves_the_other_bit_by_bit(
 def test_the_private_model_hears_the_proxy_that_has_just_learnt(site: Any) -> None:
     together, apart = site(), site()
     losses = together.step("train", BATCH).losses()
-    whole = apart.method.stages["train"](apart.scene)
+    whole = apart.method.stages["train"](apart.context)
     for move in whole.passes[0]:
         found = apart.step(Stage(whole.networks, ((move,),)), BATCH).losses()
     assert found["feeding"] == losses["feeding"]
     assert not apart.moved(together.state())
     stale = site()
-    unlearnt = stale.method.stages["train"](stale.scene)
+    unlearnt = stale.method.stages["train"](stale.context)
     stale.step(Stage(unlearnt.networks, ((unlearnt.passes[0][1],),)), BATCH)
     assert stale.moved(together.state()) == {DAM, PROXY}
 

@@ -35,7 +35,7 @@ def kept(name: str, dam: models.Network) -> dict[str, nn.Module]:
     return made
 
 
-def scene(name: str, received: int) -> StageContext:
+def context(name: str, received: int) -> StageContext:
     dam = network(0)
     others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
     if PLANS[name].artifact == "head":
@@ -63,7 +63,7 @@ def test_an_implementation_that_is_no_method_is_refused(name: str) -> None:
 @pytest.mark.parametrize(("name", "received"), SCENES)
 def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received: int) -> None:
     for build in METHODS[name].stages.values():
-        stage = build(scene(name, received))
+        stage = build(context(name, received))
 
         def forward(network: str, *inputs: Any, part: str = "", networks: Mapping[str, Any] = stage.networks) -> Any:
             return (networks[network].get_submodule(part) if part else networks[network])(*inputs)
@@ -83,7 +83,7 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("dflmoe")])
 def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
-    at = scene(name, 0)
+    at = context(name, 0)
     at.dam.eval()
     assert torch.equal(METHODS[name].predict(at, BATCH.images), at.dam(BATCH.images).prediction)
 

@@ -111,7 +111,7 @@ def test_the_proxy_is_sent_whole_and_the_local_model_predicts(site: Any) -> None
     proxy = at.networks[PROXY]
     assert PROXYFL.sends == PROXY
     assert list(PROXYFL.sent(proxy, {})) == list(proxy.state_dict())
-    assert torch.equal(PROXYFL.predict(at.scene, EXACT.images), at.networks[DAM](EXACT.images).prediction)
+    assert torch.equal(PROXYFL.predict(at.context, EXACT.images), at.networks[DAM](EXACT.images).prediction)
 
 
 @pytest.mark.parametrize(("chosen", "name"), [({}, "ce"), ({"segmentation_loss": "dice_ce"}, "dice_ce")])

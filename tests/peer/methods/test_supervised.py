@@ -78,8 +78,8 @@ def test_a_method_chooses_the_loss_of_segmentation(name: str, expected: float) -
 @pytest.mark.parametrize("task", SUPERVISED)
 def test_a_scene_has_the_loss_of_its_task_and_its_parameters(task: str) -> None:
     for chosen in SEGMENTATION_LOSSES:
-        scene = StageContext("alpha", task, {"segmentation_loss": chosen}, {}, {})
-        assert scene_loss(scene) == supervised(task, chosen)
+        context = StageContext("alpha", task, {"segmentation_loss": chosen}, {}, {})
+        assert scene_loss(context) == supervised(task, chosen)
 
 
 def test_only_known_losses_of_segmentation_can_be_chosen() -> None:

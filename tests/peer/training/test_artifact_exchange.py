@@ -65,21 +65,21 @@ HUGE = {
 class Site:
     """One site's recipe, networks and parcels."""
 
-    recipe: TrainingSettings
+    settings: TrainingSettings
     kept: SiteNetworks
-    parcels: ArtifactExchange
+    artifact_exchange: ArtifactExchange
 
     def send(self, samples: int = 10) -> Artifact:
         """Its artifact, as it is now."""
-        return self.parcels.send(self.kept.sent, owner=self.recipe.site, steps=3, samples=samples)
+        return self.artifact_exchange.send(self.kept.sent, owner=self.settings.site, steps=3, samples=samples)
 
     def to(self, other: Site, artifact: Artifact | None = None, *, round: int = 1) -> Source:
         """The artifact, where the other site's worker looks for it."""
         artifact = artifact or self.send()
         name = f"{artifact.sha256}.safetensors"
-        if not (other.recipe.artifacts / name).exists():
-            shutil.copy(self.recipe.artifacts / name, other.recipe.artifacts / name)
-        return Source(self.recipe.site, round, artifact)
+        if not (other.settings.artifacts / name).exists():
+            shutil.copy(self.settings.artifacts / name, other.settings.artifacts / name)
+        return Source(self.settings.site, round, artifact)
 
 
 @pytest.fixture
@@ -88,11 +88,11 @@ def make_site(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Site]
 
     def make(method: str, site: str = "alpha", *, allow: tuple[str, ...] = (), **parts: Any) -> Site:
         setting = make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
-        recipe = dataclasses.replace(TrainingSettings.of(setting), allow_models=allow)
+        settings = dataclasses.replace(TrainingSettings.of(setting), allow_models=allow)
         kept = SiteNetworks(
-            recipe, Method.of(PLANS[method]), site_seed(recipe), Checkpoints(recipe.home / "checkpoints")
+            settings, Method.of(PLANS[method]), site_seed(settings), Checkpoints(settings.home / "checkpoints")
         )
-        return Site(recipe, kept, ArtifactExchange(recipe, Method.of(PLANS[method]), kept))
+        return Site(settings, kept, ArtifactExchange(settings, Method.of(PLANS[method]), kept))
 
     return make
 
@@ -111,7 +111,7 @@ def written(site: Site, state: State, spec: Mapping[str, Any], *, kind: Any = "h
     """An artifact that says of itself what is in it, whatever that is."""
     owner = SiteName("beta")
     return write_artifact(
-        site.recipe.artifacts, state, spec=spec, kind=kind, owner=owner, steps=1, training_samples=None
+        site.settings.artifacts, state, spec=spec, kind=kind, owner=owner, steps=1, training_samples=None
     )
 
 
@@ -140,7 +140,7 @@ def test_what_is_sent_is_the_named_part_of_the_state(
 ) -> None:
     site = make_site(method, **parts)
     artifact = site.send()
-    state = safetensors.torch.load_file(site.recipe.artifacts / f"{artifact.sha256}.safetensors")
+    state = safetensors.torch.load_file(site.settings.artifacts / f"{artifact.sha256}.safetensors")
     assert (artifact.kind, artifact.owner, artifact.steps) == (kind, "alpha", 3)
     assert artifact.spec == site.kept.sent.spec
     assert artifact.tensors == describe(state)
@@ -169,19 +169,19 @@ def test_a_method_that_shares_nothing_sends_nothing(make_site: Any) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "dflmoe", "fedskd"])
 def test_what_others_would_refuse_is_named_at_the_start(make_site: Any, method: str) -> None:
     site = make_site(method, shared_model=ALIKE)
-    site.parcels.judge_own(site.send())
+    site.artifact_exchange.judge_own(site.send())
     with torch.no_grad():
         site.kept.dam.head.bias.fill_(float("nan"))
     refusal = r"^\[model\] resnet10 would be refused by other sites: tensor 'fc.bias' holds a NaN or an infinity$"
     with pytest.raises(UnusableConfigurationError, match=refusal):
-        site.parcels.judge_own(site.send())
+        site.artifact_exchange.judge_own(site.send())
 
 
 def test_the_shared_model_is_named_where_it_is_what_would_be_refused(make_site: Any) -> None:
     site = make_site("feddal", shared_model=SHARED)
     filled(site.kept, float("inf"))
     with pytest.raises(UnusableConfigurationError, match=r"^\[shared_model\] resnet10 would be refused"):
-        site.parcels.judge_own(site.send())
+        site.artifact_exchange.judge_own(site.send())
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ def test_heads_come_by_origin_with_their_weights_and_without_a_body(make_site: A
     alpha = make_site("dflmoe")
     beta = make_site("dflmoe", "beta", model={"name": "tcn", "parameters": {"width": 6, "projection": 10}})
     gamma = make_site("dflmoe", "gamma", model={"parameters": {"width": 2}})
-    found = alpha.parcels.received([beta.to(alpha), gamma.to(alpha)])
+    found = alpha.artifact_exchange.received([beta.to(alpha), gamma.to(alpha)])
     assert list(found) == ["beta", "gamma"]
     for site in (beta, gamma):
-        head, own = found[site.recipe.site], site.kept.dam.head
+        head, own = found[site.settings.site], site.kept.dam.head
         assert isinstance(head, nn.Linear)
         assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in head.state_dict().items())
         assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in head.parameters())
@@ -212,7 +212,7 @@ def little_memory() -> Iterator[None]:
 
 def test_of_a_head_whose_body_would_fill_any_machine_the_body_is_not_built(make_site: Any, little_memory: None) -> None:
     alpha, state = make_site("dflmoe"), {"fc.weight": torch.randn(2, 8), "fc.bias": torch.randn(2)}
-    (head,) = alpha.parcels.received([source(written(alpha, state, HUGE))]).values()
+    (head,) = alpha.artifact_exchange.received([source(written(alpha, state, HUGE))]).values()
     assert sum(parameter.numel() for parameter in head.parameters()) == 18
     assert torch.equal(head(torch.eye(8)), state["fc.weight"].T + state["fc.bias"])
 
@@ -240,7 +240,7 @@ def test_a_head_is_what_its_spec_says_or_nothing(make_site: Any, change: Any, re
     spec = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=2, width=2).spec
     came = source(written(alpha, head_state(change), spec))
     with pytest.raises(UnusableArtifact, match=reason) as caught:
-        alpha.parcels.received([came])
+        alpha.artifact_exchange.received([came])
     assert caught.value.source is came
 
 
@@ -253,7 +253,7 @@ def test_a_manifest_that_leaves_a_tensor_out_is_no_better(make_site: Any) -> Non
     ):
         lying = dataclasses.replace(honest, artifact=dataclasses.replace(honest.artifact, tensors=tensors))
         with pytest.raises(UnusableArtifact, match=reason):
-            alpha.parcels.received([lying])
+            alpha.artifact_exchange.received([lying])
 
 
 def test_a_head_with_values_outside_its_state_is_refused(make_site: Any, elsewhere: None) -> None:
@@ -261,11 +261,11 @@ def test_a_head_with_values_outside_its_state_is_refused(make_site: Any, elsewhe
     alpha = make_site("dflmoe", allow=("elsewhere:Hidden",))
     beta = make_site("dflmoe", "beta", model=hidden)
     with pytest.raises(UnusableArtifact, match="its head has values that its state does not hold"):
-        alpha.parcels.received([beta.to(alpha)])
+        alpha.artifact_exchange.received([beta.to(alpha)])
     with pytest.raises(
         UnusableConfigurationError, match=r"^\[model\] elsewhere:Hidden would be refused by other sites: its head"
     ):
-        beta.parcels.judge_own(beta.send())
+        beta.artifact_exchange.judge_own(beta.send())
 
 
 def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -> None:
@@ -273,29 +273,29 @@ def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -
     three = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=2)
     state = {name: tensor for name, tensor in state_of(three).items() if name.startswith("fc.")}
     with pytest.raises(UnusableArtifact, match="classes = 3 is not this federation's 2"):
-        alpha.parcels.received([source(written(alpha, state, three.spec))])
+        alpha.artifact_exchange.received([source(written(alpha, state, three.spec))])
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fedskd", "dflmoe", "dflmoe_models"])
 def test_a_class_from_elsewhere_must_be_allowed_here(make_site: Any, elsewhere: None, method: str) -> None:
     beta, alpha = make_site(method, "beta", model=FOREIGN), make_site(method)
-    beta.parcels.judge_own(beta.send())
+    beta.artifact_exchange.judge_own(beta.send())
     came = beta.to(alpha)
     with pytest.raises(UnusableArtifact, match="'elsewhere:Small' is not one that another site may name here"):
-        alpha.parcels.received([came])
+        alpha.artifact_exchange.received([came])
     allowing = make_site(method, allow=("elsewhere:Small",))
-    assert set(allowing.parcels.received([came])) == {"beta"}
+    assert set(allowing.artifact_exchange.received([came])) == {"beta"}
 
 
 def test_a_model_of_this_site_s_own_spec_comes_home_without_permission(make_site: Any, elsewhere: None) -> None:
     owner, host = make_site("fedcross", model=FOREIGN), make_site("fedcross", "beta", model=FOREIGN)
-    network, output = owner.parcels.receive(host.to(owner))
+    network, output = owner.artifact_exchange.receive(host.to(owner))
     assert isinstance(network, Network)
     assert output.prediction.shape == (1, 2)
     stranger = make_site("fedcross", "gamma", model={**FOREIGN, "parameters": {"width": 4}})
     with pytest.raises(UnusableArtifact, match="may name here"):
-        owner.parcels.receive(stranger.to(owner))
+        owner.artifact_exchange.receive(stranger.to(owner))
 
 
 def test_the_first_that_cannot_be_used_is_named(make_site: Any) -> None:
@@ -303,9 +303,9 @@ def test_the_first_that_cannot_be_used_is_named(make_site: Any) -> None:
     alpha, gamma = make_site("dflmoe", **parts), make_site("dflmoe", "gamma", **parts)
     beta = make_site("dflmoe", "beta", model={"parameters": {"width": 2}}, **parts)
     narrow = beta.to(alpha)
-    assert set(alpha.parcels.received([gamma.to(alpha)])) == {"gamma"}
+    assert set(alpha.artifact_exchange.received([gamma.to(alpha)])) == {"gamma"}
     with pytest.raises(UnusableArtifact, match="its head takes 16 features, this body gives 32") as caught:
-        alpha.parcels.received([gamma.to(alpha), narrow])
+        alpha.artifact_exchange.received([gamma.to(alpha), narrow])
     assert caught.value.source is narrow
 
 
@@ -314,7 +314,7 @@ def test_a_model_whose_prediction_is_no_number_is_refused(make_site: Any) -> Non
     with torch.no_grad():
         beta.kept.dam.bn1.bias.fill_(3e38)
     with pytest.raises(UnusableArtifact, match="predicts a NaN or an infinity for an image of zeros"):
-        alpha.parcels.received([beta.to(alpha)])
+        alpha.artifact_exchange.received([beta.to(alpha)])
 
 
 def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: Any, make_setting: Any) -> None:
@@ -332,9 +332,9 @@ def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: 
 def test_what_is_extreme_are_weights_and_not_counts(three: Any) -> None:
     alpha, beta, _ = three()
     filled(beta.kept, -7.0, count=10**6)
-    assert alpha.parcels.extreme(beta.to(alpha)) == 7.0
+    assert alpha.artifact_exchange.extreme(beta.to(alpha)) == 7.0
     flags = {"mask": torch.tensor([True]), "fc.bias": torch.tensor([-0.5, 0.25]), "none": torch.zeros(0)}
-    assert alpha.parcels.extreme(source(written(alpha, flags, beta.kept.dam.spec))) == 0.5
+    assert alpha.artifact_exchange.extreme(source(written(alpha, flags, beta.kept.dam.spec))) == 0.5
 
 
 # --- averaged ---------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
     for mine in sites:
         came = [site.to(mine) for site in sites if site is not mine]
         for order in (came, came[::-1]):
-            mean, contributors = mine.parcels.averaged(order, samples=1)
+            mean, contributors = mine.artifact_exchange.averaged(order, samples=1)
             assert contributors == ["alpha", "beta", "gamma"]
             found.append({name: tensor.numpy().tobytes() for name, tensor in mean.items()})
     assert all(each == found[0] for each in found)
@@ -368,10 +368,10 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
 
 def test_what_is_missing_leaves_the_mean_of_the_rest(three: Any) -> None:
     alpha, beta, _ = three()
-    mean, contributors = alpha.parcels.averaged([beta.to(alpha)], samples=1)
+    mean, contributors = alpha.artifact_exchange.averaged([beta.to(alpha)], samples=1)
     assert contributors == ["alpha", "beta"]
     assert mean["fc.bias"].tolist() == [50000000.0, 50000000.0]
-    mean, contributors = alpha.parcels.averaged([], samples=1)
+    mean, contributors = alpha.artifact_exchange.averaged([], samples=1)
     assert contributors == ["alpha"]
     assert all(torch.equal(tensor, alpha.kept.dam.state_dict()[name]) for name, tensor in mean.items())
 
@@ -383,20 +383,20 @@ def test_samples_weigh_if_everybody_tells_them(three: Any) -> None:
         filled(site.kept, value)
     alpha, beta, gamma = sites
     told = [beta.to(alpha, beta.send(samples=30)), gamma.to(alpha, gamma.send(samples=60))]
-    mean, _ = alpha.parcels.averaged(told, samples=10)
+    mean, _ = alpha.artifact_exchange.averaged(told, samples=10)
     assert mean["fc.bias"].tolist() == [pytest.approx((10 + 60 + 240) / 100)] * 2
     for count in (None, 0):
         silent = dataclasses.replace(told[1], artifact=dataclasses.replace(told[1].artifact, training_samples=count))
-        mean, _ = alpha.parcels.averaged([told[0], silent], samples=10)
+        mean, _ = alpha.artifact_exchange.averaged([told[0], silent], samples=10)
         assert mean["fc.bias"].tolist() == [pytest.approx(7 / 3)] * 2
 
 
 def test_a_site_that_receives_its_own_proxy_keeps_it(three: Any) -> None:
     alpha, beta, _ = three("proxyfl", shared_model=SHARED)
-    mean, contributors = alpha.parcels.averaged([alpha.to(alpha)], samples=1)
+    mean, contributors = alpha.artifact_exchange.averaged([alpha.to(alpha)], samples=1)
     assert contributors == ["alpha"]
     assert all(torch.equal(tensor, alpha.kept.sent.state_dict()[name]) for name, tensor in mean.items())
-    pair, contributors = alpha.parcels.averaged([beta.to(alpha)], samples=1)
+    pair, contributors = alpha.artifact_exchange.averaged([beta.to(alpha)], samples=1)
     assert contributors == ["alpha", "beta"]
     assert pair["fc.bias"].tolist() == [50000000.0, 50000000.0]
 
@@ -405,27 +405,27 @@ def test_only_the_same_spec_is_averaged(three: Any, make_site: Any) -> None:
     alpha, *_ = three()
     other = make_site("fedavg", "delta", model={"parameters": {"width": 2}}, shared_model=SHARED)
     with pytest.raises(UnusableArtifact, match="its spec is not this site's resnet10, with which it is averaged"):
-        alpha.parcels.averaged([other.to(alpha)], samples=1)
+        alpha.artifact_exchange.averaged([other.to(alpha)], samples=1)
 
 
 def test_norms_neither_travel_nor_are_averaged_under_fedbn(three: Any) -> None:
     alpha, beta, _ = three("fedbn")
     came = beta.to(alpha)
-    mean, _ = alpha.parcels.averaged([came], samples=1)
+    mean, _ = alpha.artifact_exchange.averaged([came], samples=1)
     assert mean.keys() == {tensor.name for tensor in came.artifact.tensors}
     assert not any("bn" in name or "downsample.1" in name for name in mean)
     assert {"conv1.weight", "layer2.0.downsample.0.weight", "fc.bias"} <= mean.keys()
     whole = written(alpha, state_of(beta.kept.dam), beta.kept.dam.spec, kind="model")
     with pytest.raises(UnusableArtifact, match=r"tensor 'bn1\.bias' is only in the manifest"):
-        alpha.parcels.averaged([source(whole)], samples=1)
+        alpha.artifact_exchange.averaged([source(whole)], samples=1)
 
 
 def test_a_file_that_is_another_is_refused(three: Any) -> None:
     alpha, beta, _ = three()
     came = beta.to(alpha)
-    path = alpha.recipe.artifacts / f"{came.artifact.sha256}.safetensors"
+    path = alpha.settings.artifacts / f"{came.artifact.sha256}.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(UnusableArtifact, match="its file does not have its digest"):
-        alpha.parcels.averaged([came], samples=1)
+        alpha.artifact_exchange.averaged([came], samples=1)

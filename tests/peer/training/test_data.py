@@ -29,8 +29,8 @@ def go_on() -> None:
     """Nobody wants the reading to end."""
 
 
-def loaded(recipe: TrainingSettings) -> SiteData:
-    return load_data(recipe, site_seed(recipe), pulse=go_on)
+def loaded(settings: TrainingSettings) -> SiteData:
+    return load_data(settings, site_seed(settings), pulse=go_on)
 
 
 def edit(signals: Path, **splits: list[dict[str, Any]]) -> None:
@@ -52,22 +52,22 @@ def batches(
 
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
 def test_every_cache_gives_the_same_images(make_setting, signals: Path, cache: str) -> None:
-    recipe = TrainingSettings.of(make_setting(data={"cache": cache, "normalise": "zscore"}))
-    for data in (loaded(recipe), loaded(recipe)):  # the second time from the cache
+    settings = TrainingSettings.of(make_setting(data={"cache": cache, "normalise": "zscore"}))
+    for data in (loaded(settings), loaded(settings)):  # the second time from the cache
         assert data.counts == {"training": 10, "test": 6, "unreadable": 0}
         images, labels = data.training.read([3, 0])
         expected = Preparation(2, (24,), "zscore")([signals / "training3.npz"])
         assert torch.equal(images[0], expected)
         assert labels.tolist() == [1, 0]
     assert data.training.in_memory == (cache == "memory")
-    assert (recipe.home / "cache").exists() == (cache == "disk")
+    assert (settings.home / "cache").exists() == (cache == "disk")
 
 
 def test_a_file_that_changed_is_not_taken_from_the_disk_cache(make_setting, signals: Path) -> None:
-    recipe = TrainingSettings.of(make_setting(data={"cache": "disk"}))
-    before, _ = loaded(recipe).training.load(0)
+    settings = TrainingSettings.of(make_setting(data={"cache": "disk"}))
+    before, _ = loaded(settings).training.load(0)
     np.savez(signals / "training0.npz", image=np.ones((2, 24), dtype=np.float32), note=np.zeros(1))
-    after, _ = loaded(recipe).training.load(0)
+    after, _ = loaded(settings).training.load(0)
     assert not torch.equal(before, after)
     assert torch.equal(after, torch.ones(2, 24))
 
@@ -90,11 +90,11 @@ def test_unreadable_samples_are_named_and_skipped(
 def test_too_many_unreadable_samples_are_a_fault(make_setting, signals: Path) -> None:
     for index in range(4):
         (signals / f"training{index}.npz").write_bytes(b"")
-    recipe = TrainingSettings.of(make_setting(data={"unreadable_share_max": 0.2}))
+    settings = TrainingSettings.of(make_setting(data={"unreadable_share_max": 0.2}))
     with pytest.raises(
         UnusableDataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
     ):
-        loaded(recipe)
+        loaded(settings)
 
 
 def test_a_problem_of_the_datalist_is_a_fault(make_setting, signals: Path) -> None:
@@ -118,9 +118,9 @@ def test_reading_can_be_ended_between_samples(make_setting) -> None:
         if len(seen) == 3:
             raise WorkInterrupted
 
-    recipe = TrainingSettings.of(make_setting())
+    settings = TrainingSettings.of(make_setting())
     with pytest.raises(WorkInterrupted):
-        load_data(recipe, site_seed(recipe), pulse=pulse)
+        load_data(settings, site_seed(settings), pulse=pulse)
 
 
 def test_a_sample_that_vanishes_later_is_a_fault(make_setting, signals: Path) -> None:
@@ -170,24 +170,24 @@ def expected_target(kind: str, image: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
 def test_every_cache_gives_the_same_targets(dense: Callable[..., TrainingSettings], cache: str) -> None:
-    recipe = dense(cache=cache)
-    for data in (loaded(recipe), loaded(recipe)):
+    settings = dense(cache=cache)
+    for data in (loaded(settings), loaded(settings)):
         assert data.counts == {"training": 5, "test": 2, "unreadable": 0}
         images, targets = data.training.read([4, 0])
-        expected = expected_target(recipe.task.kind, images)
+        expected = expected_target(settings.task.kind, images)
         assert targets.dtype == expected.dtype
         assert torch.allclose(targets, expected)
-        assert data.training.present == (frozenset({0, 1, 2}) if recipe.task.kind == "segmentation" else frozenset())
-        assert data.task == recipe.task.kind
+        assert data.training.present == (frozenset({0, 1, 2}) if settings.task.kind == "segmentation" else frozenset())
+        assert data.task == settings.task.kind
 
 
 def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
     dense: Callable[..., TrainingSettings], signals: Path
 ) -> None:
-    recipe = dense(cache="disk")
-    _, before = loaded(recipe).training.load(0)
+    settings = dense(cache="disk")
+    _, before = loaded(settings).training.load(0)
     np.save(signals / "training0-label.npy", np.zeros((4, 6) if before.ndim == 2 else (8, 12)))
-    _, after = loaded(recipe).training.load(0)
+    _, after = loaded(settings).training.load(0)
     assert before.count_nonzero() > 0
     assert after.count_nonzero() == 0
 

@@ -35,7 +35,7 @@ def lend(setting: WorkerSetting, *, steps: bool = True) -> tuple[dict[str, float
     event = trainer.perform(commands.Evaluate(1, 1, 3, state, (), lent=True))
     assert isinstance(event, events.Evaluated)
     assert event.artifact is not None
-    return dict(event.metrics), Source(trainer.recipe.site, 1, event.artifact)
+    return dict(event.metrics), Source(trainer.settings.site, 1, event.artifact)
 
 
 def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:

@@ -16,18 +16,18 @@ from peer.training.tensors import pack, state_of
 TASK = TaskSettings("classification", spatial_dims=1, in_channels=2, classes=3)
 
 
-def built(recipe: TrainingSettings, *, seed: int) -> models.Network:
+def built(settings: TrainingSettings, *, seed: int) -> models.Network:
     torch.manual_seed(seed)
-    return build_spec(local_spec(recipe), "[model]")
+    return build_spec(local_spec(settings), "[model]")
 
 
 def test_the_seed_is_all_that_the_weights_depend_on(make_setting) -> None:
-    recipe = TrainingSettings.of(make_setting())
+    settings = TrainingSettings.of(make_setting())
     torch.manual_seed(1)
-    first = built(recipe, seed=5)
+    first = built(settings, seed=5)
     torch.manual_seed(2)
-    assert pack(state_of(built(recipe, seed=5))) == pack(state_of(first))
-    assert pack(state_of(built(recipe, seed=6))) != pack(state_of(first))
+    assert pack(state_of(built(settings, seed=5))) == pack(state_of(first))
+    assert pack(state_of(built(settings, seed=6))) != pack(state_of(first))
     assert first.spec["hyper"]["width"] == 4
 
 

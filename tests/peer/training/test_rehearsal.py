@@ -42,7 +42,7 @@ def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.
 @pytest.mark.parametrize("method", sorted(PLANS))
 def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., WorkerSetting], method: str) -> None:
     trainer = begun(make_setting, method)
-    before = sorted((trainer.recipe.home / "checkpoints").iterdir())
+    before = sorted((trainer.settings.home / "checkpoints").iterdir())
     event = rehearse(trainer)
     expected = {"visitor"} if PLANS[method].pattern == "circulate" else set(PLANS[method].stages)
     assert set(event.step_s) == expected
@@ -51,7 +51,7 @@ def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Worker
     assert 0 < event.memory_bytes < event.available_bytes
     assert (event.artifact_bytes > 0) == (method != "local")
     assert event.round_s > 40 * min(event.step_s.values()), "50 steps, and each as long as the second one"
-    assert sorted((trainer.recipe.home / "checkpoints").iterdir()) == before
+    assert sorted((trainer.settings.home / "checkpoints").iterdir()) == before
 
 
 def test_a_round_that_only_moves_models_on_is_tried_as_well(make_setting: Callable[..., WorkerSetting]) -> None:

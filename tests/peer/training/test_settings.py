@@ -13,14 +13,14 @@ from peer.training.settings import AugmentationSettings, TrainingSettings
 TASK = {"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2, "same_input_size": True}
 
 
-def recipe(federation: dict, site: dict) -> TrainingSettings:
+def settings(federation: dict, site: dict) -> TrainingSettings:
     return TrainingSettings.of(
         WorkerSetting("alpha", "cd" * 32, {"task": TASK, **federation}, site, "/h/gen-0001", "/etc/site")
     )
 
 
 def test_defaults_are_those_of_the_plan() -> None:
-    found = recipe(
+    found = settings(
         {"method": {"name": "fedskd", "gamma": 100.0}, "stages": {"train": {"count": 7, "unit": None}}},
         {"data": {"input_size": [4, 4, 4], "regions": None}, "model": {"name": "resnet10", "head": None}},
     )
@@ -39,7 +39,7 @@ def test_defaults_are_those_of_the_plan() -> None:
 def test_signals_are_not_reversed_unless_the_site_says_so() -> None:
     def flip(size: list[int], augmentation: dict) -> float:
         data = {"input_size": size, "augmentation": augmentation}
-        return recipe({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data.augmentation.flip
+        return settings({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data.augmentation.flip
 
     assert [flip([8], {"flip": None}), flip([8, 8], {"flip": None}), flip([8, 8, 8], {})] == [0.0, 0.5, 0.5]
     assert [flip([8], {"flip": 0.3}), flip([8, 8], {"flip": 0.3})] == [0.3, 0.3]
@@ -48,19 +48,19 @@ def test_signals_are_not_reversed_unless_the_site_says_so() -> None:
 def test_the_scale_of_super_resolution() -> None:
     def scale(**data: int | None) -> int | None:
         site = {"data": {"input_size": [4], **data}, "model": {"name": "m"}}
-        return recipe({"method": {"name": "local"}}, site).data.scale
+        return settings({"method": {"name": "local"}}, site).data.scale
 
     assert [scale(), scale(scale=None), scale(scale=4)] == [None, None, 4]
 
 
 def test_paths_are_relative_to_the_site_file() -> None:
-    bare = recipe(
+    bare = settings(
         {"method": {"name": "local"}}, {"data": {"input_size": [4], "datalist": "lists/a.json"}, "model": {"name": "m"}}
     )
     assert bare.data.datalist == Path("/etc/site/lists/a.json")
     assert bare.data.root == Path("/etc/site/lists")
     data = {"input_size": [4, 4], "root": "/mnt/images", "regions": "atlas.nii.gz", "augmentation": {"flip": 0.0}}
-    given = recipe({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
+    given = settings({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
     assert (given.root, given.regions) == (Path("/mnt/images"), Path("/etc/site/atlas.nii.gz"))
     assert given.augmentation == AugmentationSettings(flip=0.0)
 
@@ -69,6 +69,6 @@ def test_the_training_set_size_is_told_only_if_both_files_say_so() -> None:
     site = {"data": {"input_size": [4]}, "model": {"name": "m"}}
     told = {**site, "egress": {"training_set_size": True}}
     weighted = {"method": {"name": "local"}, "weighting": "samples"}
-    assert recipe(weighted, told).tells_samples
-    assert not recipe(weighted, site).tells_samples
-    assert not recipe({"method": {"name": "local"}}, told).tells_samples
+    assert settings(weighted, told).tells_samples
+    assert not settings(weighted, site).tells_samples
+    assert not settings({"method": {"name": "local"}}, told).tells_samples

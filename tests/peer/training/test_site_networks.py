@@ -38,11 +38,11 @@ def make_kept(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteN
     """Makes what a site keeps; another of the same site and method reads the same folder."""
 
     def make(method: str, site: str = "alpha", **parts: Any) -> SiteNetworks:
-        recipe = TrainingSettings.of(
+        settings = TrainingSettings.of(
             make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
         )
         return SiteNetworks(
-            recipe, Method.of(PLANS[method]), site_seed(recipe), Checkpoints(recipe.home / "checkpoints")
+            settings, Method.of(PLANS[method]), site_seed(settings), Checkpoints(settings.home / "checkpoints")
         )
 
     return make
@@ -213,7 +213,7 @@ class Peers:
         home = Path(receiver.home).with_name(f"{site}-{len(parts)}")
         setting = self.make(site=site, home=home, method=self.method, **{**self.parts, **parts})
         trainer = Trainer(setting)
-        artifact = trainer.parcels.send(trainer.kept.sent, owner=SiteName(site), steps=0, samples=10)
+        artifact = trainer.artifact_exchange.send(trainer.kept.sent, owner=SiteName(site), steps=0, samples=10)
         name = f"{artifact.sha256}.safetensors"
         shutil.copy(home / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
         return Source(SiteName(site), 1, artifact)

@@ -231,9 +231,9 @@ def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, came: 
     trainer = Trainer(alpha)
     build = trainer.method.stages["train"]
 
-    def watched(scene: Any) -> Any:
-        received.extend(weakref.ref(network) for network in scene.received.values())
-        return build(scene)
+    def watched(context: Any) -> Any:
+        received.extend(weakref.ref(network) for network in context.received.values())
+        return build(context)
 
     trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
     trained(trainer, initialised(trainer).state, came)

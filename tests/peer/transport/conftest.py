@@ -148,7 +148,7 @@ class Site:
     """A serving site and the client with which it dials."""
 
     name: SiteName
-    desk: FakeDesk
+    service: FakeDesk
     server: ExchangeServer
     port: int
 
@@ -211,12 +211,12 @@ class World:
 
     async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
         pki = pki or self.authority.admit(name)
-        desk = FakeDesk(pki)
-        server = ExchangeServer(desk, pki=pki, roster=ROSTER, **options)
+        service = FakeDesk(pki)
+        server = ExchangeServer(service, pki=pki, roster=ROSTER, **options)
         port = await server.start("127.0.0.1:0")
         self.servers.append(server)
         self.addresses[name] = f"127.0.0.1:{port}"
-        return Site(SiteName(name), desk, server, port)
+        return Site(SiteName(name), service, server, port)
 
     async def cut(self, site: Site, after: Callable[[], int]) -> Cutter:
         """From now on the site is reached over a line that breaks."""

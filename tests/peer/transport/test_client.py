@@ -39,7 +39,7 @@ async def offered(world, wanted, *, numbers=500_000):
     """Europe with a published sample, africa with its offer."""
     europe, africa = await world.serve("europe"), world.dial("africa")
     sample = world.sample(numbers=numbers)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     return europe, africa, sample, await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
 
@@ -47,14 +47,14 @@ async def offered(world, wanted, *, numbers=500_000):
 @pytest.mark.parametrize("answer", list(Unavailable))
 async def test_a_peer_may_have_nothing(world, wanted, answer):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.reply = answer
+    europe.service.reply = answer
     assert await africa.get_manifest(europe.name, wanted(), wait_s=0.0) is answer
 
 
 async def test_an_offer_holds_what_was_asked_signed_and_said(world, wanted):
     europe, _, sample, offer = await offered(world, wanted)
     assert offer.request == wanted()
-    assert offer.signed == europe.desk.reply
+    assert offer.signed == europe.service.reply
     assert offer.manifest.artifact == sample.artifact
     assert (offer.manifest.origin, offer.manifest.round) == ("europe", 3)
 
@@ -70,7 +70,7 @@ async def test_an_offer_holds_what_was_asked_signed_and_said(world, wanted):
 )
 async def test_a_manifest_of_something_else_is_refused(world, wanted, changes, reason):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample(), **changes)
+    europe.service.publish(world.sample(), **changes)
     with pytest.raises(Misbehaved, match=reason):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -78,7 +78,7 @@ async def test_a_manifest_of_something_else_is_refused(world, wanted, changes, r
 @pytest.mark.parametrize(("field", "value"), [("kind", "head"), ("owner", "asia")])
 async def test_an_artifact_that_was_not_asked_for_is_refused(world, wanted, field, value):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample())
+    europe.service.publish(world.sample())
     with pytest.raises(Misbehaved, match=f"{field} is .*, asked for was {value}"):
         await africa.get_manifest(europe.name, wanted(**{field: value}), wait_s=0.0)
 
@@ -86,47 +86,47 @@ async def test_an_artifact_that_was_not_asked_for_is_refused(world, wanted, fiel
 @pytest.mark.parametrize(("purpose", "said"), [("train", "it is for evaluation"), ("evaluate", "it is not for")])
 async def test_what_is_lent_is_not_trained_with_and_the_other_way_round(world, wanted, purpose, said):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample(), evaluation=purpose == "train")
+    europe.service.publish(world.sample(), evaluation=purpose == "train")
     with pytest.raises(Misbehaved, match=said):
         await africa.get_manifest(europe.name, wanted(purpose=purpose), wait_s=0.0)
-    europe.desk.publish(world.sample(), evaluation=purpose == "evaluate")
+    europe.service.publish(world.sample(), evaluation=purpose == "evaluate")
     offer = await africa.get_manifest(europe.name, wanted(purpose=purpose), wait_s=0.0)
     assert offer.manifest.evaluation == (purpose == "evaluate")
 
 
 async def test_an_earlier_round_is_taken_only_where_it_was_allowed(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample(), round=2)
+    europe.service.publish(world.sample(), round=2)
     offer = await africa.get_manifest(europe.name, wanted(earlier=True), wait_s=0.0)
     assert offer.manifest.round == 2
-    europe.desk.publish(world.sample(), round=4)
+    europe.service.publish(world.sample(), round=4)
     with pytest.raises(Misbehaved, match="it is of round 4"):
         await africa.get_manifest(europe.name, wanted(earlier=True), wait_s=0.0)
 
 
 async def test_a_manifest_is_parsed_only_after_its_signature_holds(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    signed, own = europe.desk.publish(world.sample()), europe.desk.pki.load()
-    europe.desk.reply = replace(signed, body=b"\xff\xff")
+    signed, own = europe.service.publish(world.sample()), europe.service.pki.load()
+    europe.service.reply = replace(signed, body=b"\xff\xff")
     with pytest.raises(Misbehaved, match="manifest: the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    europe.desk.reply = replace(signed, body=b"\xff\xff", signature=certificates.sign_manifest(own.key, b"\xff\xff"))
+    europe.service.reply = replace(signed, body=b"\xff\xff", signature=certificates.sign_manifest(own.key, b"\xff\xff"))
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
 
 async def test_a_signature_without_the_label_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    signed = europe.desk.publish(world.sample())
-    europe.desk.reply = replace(signed, signature=certificates.sign(europe.desk.pki.load().key, signed.body))
+    signed = europe.service.publish(world.sample())
+    europe.service.reply = replace(signed, signature=certificates.sign(europe.service.pki.load().key, signed.body))
     with pytest.raises(Misbehaved, match="the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
 
 async def test_a_manifest_that_another_site_signed_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    signed, asia = europe.desk.publish(world.sample()), world.authority.admit("asia").load()
-    europe.desk.reply = SignedManifest(
+    signed, asia = europe.service.publish(world.sample()), world.authority.admit("asia").load()
+    europe.service.reply = SignedManifest(
         signed.body, certificates.sign_manifest(asia.key, signed.body), certificates.certificate_der(asia.certificate)
     )
     with pytest.raises(Misbehaved, match="manifest: the certificate names asia, not europe"):
@@ -135,10 +135,10 @@ async def test_a_manifest_that_another_site_signed_is_refused(world, wanted):
 
 async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_authority):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample())
+    europe.service.publish(world.sample())
     forged = foreign_authority.admit("europe").load()
-    body = europe.desk.reply.body
-    europe.desk.reply = SignedManifest(
+    body = europe.service.reply.body
+    europe.service.reply = SignedManifest(
         body, certificates.sign_manifest(forged.key, body), certificates.certificate_der(forged.certificate)
     )
     with pytest.raises(Misbehaved, match="manifest: the certificate is not from this federation's CA"):
@@ -147,7 +147,7 @@ async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_a
 
 async def test_a_manifest_under_a_refused_certificate_is_refused(world, wanted):
     europe = await world.serve("europe")
-    signed = europe.desk.publish(world.sample())
+    signed = europe.service.publish(world.sample())
     africa = world.dial("africa", refused={certificates.certificate_sha256(signed.certificate_der)})
     with pytest.raises(Misbehaved, match="the certificate is refused here"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
@@ -168,7 +168,7 @@ async def test_a_part_is_resumed_at_its_offset(world, wanted):
     (world.inbox() / f"{sha256}.part").write_bytes(content[:1_234_567])
     path = await africa.fetch(offer, world.inbox())
     assert path.read_bytes() == content
-    assert europe.desk.ledger == [
+    assert europe.service.ledger == [
         ("intent", "africa", sha256, 1_234_567),
         ("outcome", 1, len(content) - 1_234_567, "complete"),
     ]
@@ -178,7 +178,7 @@ async def test_a_complete_part_is_not_sent_again(world, wanted):
     europe, africa, sample, offer = await offered(world, wanted)
     (world.inbox() / f"{sample.artifact.sha256}.part").write_bytes(sample.path.read_bytes())
     await africa.fetch(offer, world.inbox())
-    assert europe.desk.ledger == []
+    assert europe.service.ledger == []
     assert names(world.inbox()) == [f"{sample.artifact.sha256}.safetensors"]
 
 
@@ -187,21 +187,21 @@ async def test_a_damaged_part_on_this_site_s_disk_does_not_accuse_the_peer(world
     (world.inbox() / f"{sample.artifact.sha256}.part").write_bytes(bytes(1000))
     path = await africa.fetch(offer, world.inbox())
     assert path.read_bytes() == sample.path.read_bytes()
-    assert [row[3] for row in europe.desk.ledger if row[0] == "intent"] == [1000, 0]
+    assert [row[3] for row in europe.service.ledger if row[0] == "intent"] == [1000, 0]
 
 
 async def test_what_is_already_here_is_not_sent(world, wanted):
     europe, africa, _, offer = await offered(world, wanted)
     first = await africa.fetch(offer, world.inbox())
     assert await africa.fetch(offer, world.inbox()) == first
-    assert len(europe.desk.ledger) == 2
+    assert len(europe.service.ledger) == 2
 
 
 async def test_two_fetches_of_one_artifact_send_it_once(world, wanted):
     europe, africa, _, offer = await offered(world, wanted)
     paths = await asyncio.gather(*(africa.fetch(offer, world.inbox()) for _ in range(3)))
     assert len(set(paths)) == 1
-    assert len(europe.desk.ledger) == 2
+    assert len(europe.service.ledger) == 2
 
 
 async def test_other_bytes_than_promised_are_refused_and_deleted(world, wanted):
@@ -239,7 +239,7 @@ async def test_a_file_with_other_tensors_than_the_manifest_is_refused_and_delete
     europe, africa = await world.serve("europe"), world.dial("africa")
     sample = world.sample()
     tensor = replace(sample.artifact.tensors[0], name="v")
-    europe.desk.publish(replace(sample, artifact=replace(sample.artifact, tensors=(tensor,))))
+    europe.service.publish(replace(sample, artifact=replace(sample.artifact, tensors=(tensor,))))
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     with pytest.raises(Misbehaved, match="europe: tensor 'v' is missing in the file"):
         await africa.fetch(offer, world.inbox())
@@ -269,7 +269,7 @@ async def test_a_stream_that_stalls_is_broken_off_and_resumed_at_its_offset(worl
     staller = Staller(sample.path.read_bytes())
     server = grpc.aio.server(options=tls.SERVER_OPTIONS)
     rpc.add_ExchangeServicer_to_server(staller, server)
-    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(europe.desk.pki))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(europe.service.pki))
     await server.start()
     world.addresses["europe"] = f"127.0.0.1:{port}"
     path = await world.dial("asia", stall_s=0.2).fetch(offer, world.inbox())
@@ -299,8 +299,8 @@ async def test_a_cancelled_fetch_ends_the_stream_at_the_other_side(world, wanted
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    await asyncio.wait_for(europe.desk.ended.wait(), 5)
-    assert europe.desk.ledger[1][3] == "broken"
+    await asyncio.wait_for(europe.service.ended.wait(), 5)
+    assert europe.service.ledger[1][3] == "broken"
 
 
 async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(world):
@@ -310,7 +310,7 @@ async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(world):
     cutter = await world.cut(europe, lambda: drawn.randrange(20_000, 3_000_000))
     clients = [world.dial("africa"), world.dial("asia")]
     samples = [world.sample(numbers=numbers) for numbers in (1_000, 100_000, 500_000, 1_000_000)]
-    signed = [europe.desk.publish(sample) for sample in samples]
+    signed = [europe.service.publish(sample) for sample in samples]
     before, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     moved = 0
 
@@ -328,7 +328,7 @@ async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(world):
 
     async def offer_of(client, manifest):
         while True:
-            europe.desk.reply = manifest
+            europe.service.reply = manifest
             try:
                 offer = await client.get_manifest(
                     europe.name, ArtifactRequest("model", 3, "train", europe.name), wait_s=0.0
@@ -345,7 +345,7 @@ async def test_a_hundred_cuts_lose_no_byte_no_task_and_no_descriptor(world):
         await client.close()
     await cutter.stop()
     await europe.server.stop()
-    rows = europe.desk.ledger
+    rows = europe.service.ledger
     intents = {number for number, row in enumerate(rows, start=1) if row[0] == "intent"}
     assert {row[1] for row in rows if row[0] == "outcome"} == intents
     assert len(rows) == 2 * len(intents)
@@ -371,7 +371,7 @@ async def test_another_site_at_the_address_is_not_talked_to(world):
     world.addresses["europe"] = f"127.0.0.1:{asia.port}"
     with pytest.raises(Unreachable):
         await africa.beat("europe", PULSE)
-    assert asia.desk.calls == []
+    assert asia.service.calls == []
 
 
 async def test_a_server_of_another_federation_is_not_talked_to(world, foreign_authority):
@@ -385,13 +385,13 @@ async def test_a_peer_that_moved_is_dialled_at_its_new_address(world):
     await africa.beat("europe", PULSE)
     second = await world.serve("europe")
     await africa.beat("europe", PULSE)
-    assert (len(first.desk.calls), len(second.desk.calls)) == (1, 1)
+    assert (len(first.service.calls), len(second.service.calls)) == (1, 1)
 
 
 async def test_a_transfer_goes_on_while_another_address_is_tried(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     sample = world.sample(numbers=4_000_000)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     moving = asyncio.Event()
     fetching = asyncio.create_task(africa.fetch(offer, world.inbox(), lambda _: moving.set()))
@@ -402,7 +402,7 @@ async def test_a_transfer_goes_on_while_another_address_is_tried(world, wanted):
     world.addresses["europe"] = f"127.0.0.1:{europe.port}"
     await africa.beat(europe.name, PULSE)
     assert (await fetching).read_bytes() == sample.path.read_bytes()
-    assert len(europe.desk.ledger) == 2, "one intent, one outcome"
+    assert len(europe.service.ledger) == 2, "one intent, one outcome"
 
 
 async def test_a_restarted_peer_is_reached_within_a_second_or_so(world):
@@ -430,7 +430,7 @@ async def test_a_renewed_certificate_is_dialled_with_and_the_open_transfer_goes_
     pki = world.authority.admit("africa")
     africa = world.dial("africa", pki=pki)
     sample = world.sample(numbers=4_000_000)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     old = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
     moving = asyncio.Event()
@@ -440,7 +440,7 @@ async def test_a_renewed_certificate_is_dialled_with_and_the_open_transfer_goes_
     await africa.beat(europe.name, PULSE)
     path = await fetching
     assert path.read_bytes() == sample.path.read_bytes()
-    assert len(europe.desk.ledger) == 2
+    assert len(europe.service.ledger) == 2
     strict = await world.serve("asia", refused={old})
     await africa.beat(strict.name, PULSE)
 
@@ -466,18 +466,18 @@ async def test_an_own_certificate_that_expires_is_not_shown_any_more_until_it_is
     ahead = datetime.timedelta(days=31)
     with pytest.raises(CertificateError, match=r"cert\.pem: the certificate expired on"):
         await africa.beat(europe.name, PULSE)
-    assert len(europe.desk.calls) == 1
+    assert len(europe.service.calls) == 1
     world.authority.admit("africa", days=60)
     await africa.beat(europe.name, PULSE)
-    assert europe.desk.complaints == []
+    assert europe.service.complaints == []
 
 
 async def test_two_peers_that_dial_each_other_at_once_both_succeed(world, wanted):
     europe, africa = await world.serve("europe"), await world.serve("africa")
-    to_europe, to_africa = world.dial("africa", pki=africa.desk.pki), world.dial("europe", pki=europe.desk.pki)
+    to_europe, to_africa = world.dial("africa", pki=africa.service.pki), world.dial("europe", pki=europe.service.pki)
     ours, theirs = world.sample(owner="europe"), world.sample(owner="africa")
-    europe.desk.publish(ours)
-    africa.desk.publish(theirs)
+    europe.service.publish(ours)
+    africa.service.publish(theirs)
 
     async def exchange(client, peer):
         offer = await client.get_manifest(peer, wanted(owner=peer), wait_s=0.0)
@@ -489,7 +489,7 @@ async def test_two_peers_that_dial_each_other_at_once_both_succeed(world, wanted
 
 async def test_a_peer_s_words_are_shown_without_their_control_characters(world):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.refusal = Refusal(Status.DENIED, "no\x1b[31m\nway" + "!" * 5000)
+    europe.service.refusal = Refusal(Status.DENIED, "no\x1b[31m\nway" + "!" * 5000)
     with pytest.raises(Refused) as caught:
         await africa.beat(europe.name, PULSE)
     assert caught.value.reason.startswith("no [31m way!!")

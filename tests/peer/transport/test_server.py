@@ -55,17 +55,17 @@ async def test_greetings_and_pulses_reach_the_desk_with_the_caller_s_name(world)
     europe, africa = await world.serve("europe"), world.dial("africa")
     assert await africa.hello(europe.name, GREETING) == GREETING
     assert await africa.beat(europe.name, PULSE) == PULSE
-    assert europe.desk.calls == [("hello", "africa"), ("beat", "africa")]
+    assert europe.service.calls == [("hello", "africa"), ("beat", "africa")]
 
 
 async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     sample = world.sample()
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     path = await africa.fetch(offer, world.inbox())
     assert path.read_bytes() == sample.path.read_bytes()
-    assert europe.desk.ledger == [
+    assert europe.service.ledger == [
         ("intent", "africa", sample.artifact.sha256, 0),
         ("outcome", 1, sample.artifact.bytes, "complete"),
     ]
@@ -85,15 +85,15 @@ async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(world, foreign_auth
     async with dialled(europe.port, secret) as channel:
         code = await status_of(rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5))
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert europe.desk.calls == []
+    assert europe.service.calls == []
 
 
 async def test_a_site_of_the_ca_that_is_not_in_the_roster_is_refused_and_reported(world):
     europe, mars = await world.serve("europe"), world.dial("mars")
     with pytest.raises(Refused, match="europe: 'mars' is not in the roster"):
         await mars.beat(europe.name, PULSE)
-    assert europe.desk.calls == []
-    assert europe.desk.complaints == [("unknown", "Beat", "'mars' is not in the roster")]
+    assert europe.service.calls == []
+    assert europe.service.complaints == [("unknown", "Beat", "'mars' is not in the roster")]
 
 
 async def test_a_certificate_that_the_operator_refuses_is_refused(world):
@@ -118,7 +118,7 @@ async def test_a_certificate_that_the_operator_refuses_is_refused(world):
 )
 async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(world, wanted, status, expected):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.refusal = Refusal(status, "the roster digests differ: größe")
+    europe.service.refusal = Refusal(status, "the roster digests differ: größe")
     for call in (
         africa.hello(europe.name, GREETING),
         africa.beat(europe.name, PULSE),
@@ -126,35 +126,35 @@ async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(world, wan
     ):
         with pytest.raises(expected, match="europe: the roster digests differ: größe"):
             await call
-    assert europe.desk.complaints == []
+    assert europe.service.complaints == []
 
 
 async def test_an_artifact_that_was_not_published_is_denied_without_an_intent(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.publish(world.sample())
+    europe.service.publish(world.sample())
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    europe.desk.published.clear()
+    europe.service.published.clear()
     with pytest.raises(Refused, match="europe: not published here"):
         await africa.fetch(offer, world.inbox())
-    assert europe.desk.ledger == []
+    assert europe.service.ledger == []
 
 
 async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(world, wanted, caplog):
     europe, africa = await world.serve("europe"), world.dial("africa")
     sample = world.sample()
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     sample.path.unlink()
     with pytest.raises(Refused, match="europe: the artifact cannot be read from this site's disk"):
         await africa.fetch(offer, world.inbox())
-    assert europe.desk.ledger[1:] == [("outcome", 1, 0, "broken")]
+    assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
     assert "artifact not readable" in caplog.text
 
 
 async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(world):
     europe, pki = await world.serve("europe"), world.authority.admit("africa")
     sample = world.sample()
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"),
         sha256=sample.artifact.sha256,
@@ -163,7 +163,7 @@ async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(world):
     async with dialled(europe.port, credentials(pki)) as channel:
         code = await status_of(rpc.ExchangeStub(channel).FetchArtifact(request, timeout=5).read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert europe.desk.ledger[1:] == [("outcome", 1, 0, "broken")]
+    assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
 
 
 async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(world):
@@ -172,8 +172,8 @@ async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(worl
         with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
             await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert europe.desk.complaints == [("africa", "Beat", "pulse.phase is empty")]
-    assert europe.desk.calls == []
+    assert europe.service.complaints == [("africa", "Beat", "pulse.phase is empty")]
+    assert europe.service.calls == []
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x1a" + b"\xff" * (limits.MESSAGE_BYTES_MAX + 1)])
@@ -183,12 +183,12 @@ async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(world,
         code = await status_of(channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=5))
         assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
         await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5)
-    assert europe.desk.calls == [("beat", "africa")]
+    assert europe.service.calls == [("beat", "africa")]
 
 
 async def test_a_fault_of_this_site_leaks_nothing(world, caplog):
     europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.desk.refusal = KeyError("/secret/path")
+    europe.service.refusal = KeyError("/secret/path")
     with pytest.raises(Unreachable) as caught:
         await africa.beat(europe.name, PULSE)
     assert "secret" not in str(caught.value)
@@ -201,10 +201,10 @@ async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
     async def wrong(caller, pulse):
         return replace(PULSE, phase="")
 
-    europe.desk.beat = wrong
+    europe.service.beat = wrong
     with pytest.raises(Unreachable, match="this call failed here"):
         await africa.beat(europe.name, PULSE)
-    assert europe.desk.complaints == []
+    assert europe.service.complaints == []
     assert "pulse.phase is empty" in caplog.text
 
 
@@ -237,7 +237,7 @@ async def test_a_report_is_taken_from_a_peer_with_its_own_certificate_only(world
     with pytest.raises(Refused, match=r"not in the roster|is refused here"):
         await world.dial(refused, pki=pki).put_report(europe.name, EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 1.0}))
     assert taken == []
-    assert europe.desk.complaints[0][1] == "PutMetrics"
+    assert europe.service.complaints[0][1] == "PutMetrics"
 
 
 async def test_a_report_outside_the_limits_does_not_reach_the_desk(world):
@@ -253,7 +253,7 @@ async def test_a_report_outside_the_limits_does_not_reach_the_desk(world):
         code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=5))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert taken == []
-    assert "metrics.values[auc] = inf" in europe.desk.complaints[0][2]
+    assert "metrics.values[auc] = inf" in europe.service.complaints[0][2]
 
 
 async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(world):
@@ -267,7 +267,7 @@ async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(world)
     await asia.beat(europe.name, PULSE)
     now_s = 0.02
     await africa.beat(europe.name, PULSE)
-    assert europe.desk.complaints == [("africa", "Beat", "over 50 calls a second")]
+    assert europe.service.complaints == [("africa", "Beat", "over 50 calls a second")]
 
 
 def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
@@ -283,7 +283,7 @@ def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
 async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(world):
     europe, pki = await world.serve("europe"), world.authority.admit("africa")
     sample = world.sample(numbers=8_000_000)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
     )
@@ -295,16 +295,16 @@ async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(worl
         with pytest.raises(grpc.aio.AioRpcError, match="4 transfers to africa are under way"):
             await stub.FetchArtifact(request, timeout=30).read()
         calls[0].cancel()
-        await europe.desk.ended.wait()
+        await europe.service.ended.wait()
         assert (await stub.FetchArtifact(request, timeout=30).read()).data
-    assert europe.desk.complaints == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
+    assert europe.service.complaints == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
 
 
 @pytest.mark.parametrize("who", ["the caller", "the server"])
 async def test_a_stream_that_is_broken_off_is_accounted_for(world, who):
     europe, pki = await world.serve("europe"), world.authority.admit("africa")
     sample = world.sample(numbers=8_000_000)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
     )
@@ -315,8 +315,8 @@ async def test_a_stream_that_is_broken_off_is_accounted_for(world, who):
             call.cancel()
         else:
             await europe.server.stop()
-        await asyncio.wait_for(europe.desk.ended.wait(), 5)
-    (outcome,) = europe.desk.ledger[1:]
+        await asyncio.wait_for(europe.service.ended.wait(), 5)
+    (outcome,) = europe.service.ledger[1:]
     assert outcome[:2] == ("outcome", 1)
     assert len(first.data) <= outcome[2] < sample.artifact.bytes
     assert outcome[3] == "broken"
@@ -349,7 +349,7 @@ async def test_two_daemons_never_share_a_port(world):
 async def test_a_server_without_its_files_does_not_listen(world):
     site = await world.serve("asia")
     await site.server.stop()
-    (site.desk.pki.folder / certificates.KEY_FILE).unlink()
+    (site.service.pki.folder / certificates.KEY_FILE).unlink()
     with pytest.raises(CertificateError, match=r"site\.key"):
         await site.server.start("127.0.0.1:0")
 
@@ -375,7 +375,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transf
     europe, pki = await world.serve("europe"), world.authority.admit("africa")
     africa = world.dial("africa", pki=pki)
     sample = world.sample(numbers=4_000_000)
-    europe.desk.publish(sample)
+    europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     before = await served_certificate(europe.port, pki)
     renewed = asyncio.Event()
@@ -387,15 +387,15 @@ async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transf
 
     path = await africa.fetch(offer, world.inbox(), renew)
     assert path.read_bytes() == sample.path.read_bytes()
-    assert len(europe.desk.ledger) == 2
-    now = certificates.certificate_sha256(certificates.certificate_der(europe.desk.pki.load().certificate))
+    assert len(europe.service.ledger) == 2
+    now = certificates.certificate_sha256(certificates.certificate_der(europe.service.pki.load().certificate))
     assert await served_certificate(europe.port, pki) == now != before
 
 
 async def test_a_renewal_that_is_half_written_is_not_served(world, caplog):
     europe, africa = await world.serve("europe"), world.authority.admit("africa")
     before = await served_certificate(europe.port, africa)
-    (europe.desk.pki.folder / certificates.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
+    (europe.service.pki.folder / certificates.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
     assert await served_certificate(europe.port, africa) == before
     for _ in range(3):
         assert await served_certificate(europe.port, africa) == before

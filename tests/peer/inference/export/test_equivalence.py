@@ -67,19 +67,19 @@ def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them
 ) -> None:
     hospital = make_hospital("time_series")
     (hospital.data / "test0.npz").write_bytes(b"broken")
-    recipe = hospital.trainer().recipe
-    found = samples_of(recipe)
+    settings = hospital.trainer().settings
+    found = samples_of(settings)
     assert [files[0].name for files in found.files] == [f"test{index}.npz" for index in (1, 2, 3, 4)]
     assert found.source == READ
     assert abs(float(found.images[0].mean())) < 1e-5  # zscore
     for path in hospital.data.glob("test*"):
         path.unlink()
-    drawn = samples_of(recipe)
+    drawn = samples_of(settings)
     assert (drawn.source, drawn.files) == (DRAWN, ())
     assert [tuple(image.shape) for image in drawn.images] == [(2, 24)] * 4
-    assert torch.equal(drawn.images[0], samples_of(recipe).images[0])
+    assert torch.equal(drawn.images[0], samples_of(settings).images[0])
 
 
 def test_images_of_any_size_are_cut(make_hospital: Callable[[str], Any]) -> None:
-    found = samples_of(make_hospital("super_resolution").trainer().recipe)
+    found = samples_of(make_hospital("super_resolution").trainer().settings)
     assert [tuple(image.shape) for image in found.images] == [(3, 6, 6)] * 2

@@ -139,7 +139,7 @@ def test_the_configuration_of_a_bundle_is_not_run(folder: Path, tmp_path: Path) 
     config = json.loads((folder / monai_bundle.INFERENCE).read_text())
     config["network_def"] = f"$__import__('pathlib').Path({str(tmp_path / 'was here')!r}).touch()"
     (folder / monai_bundle.INFERENCE).write_text(json.dumps(config))
-    assert opened(folder).recipe.task.kind == "time_series"
+    assert opened(folder).settings.task.kind == "time_series"
     assert not (tmp_path / "was here").exists()
 
 

@@ -20,9 +20,9 @@ def made(make_hospital: Callable[[str], Any], facts: dict[str, Any]) -> dict[str
     listed = json.loads((hospital.data / "datalist.json").read_text())
     listed["test"] = [entry for entry in listed["test"] if entry["label"] == 0]
     (hospital.data / "datalist.json").write_text(json.dumps(listed))
-    recipe = hospital.trainer().recipe
+    settings = hospital.trainer().settings
     found = model_card.facts(
-        {**facts, "form": "onnx"}, recipe, inspect_datalist(recipe.data.datalist, task="time_series")
+        {**facts, "form": "onnx"}, settings, inspect_datalist(settings.data.datalist, task="time_series")
     )
     check = {"what": "a beside b", "difference": 1.25e-7, "tolerance": 1e-4, "samples": 4, "source": "test samples"}
     more = {"network": {"network": {"name": "resnet10"}}, "parameters": 7298, "output": "probabilities"}

@@ -106,7 +106,7 @@ def test_a_bundle_enlarges_pictures_of_any_size(
     (path,) = (tmp_path / "results").iterdir()
     found = nibabel.load(path)
     trainer = hospital.trainer()
-    load, finish = reading(trainer.recipe.task, trainer.recipe.data)
+    load, finish = reading(trainer.settings.task, trainer.settings.data)
     expected = trainer.predict(finish(load([new / "3.png"]))[None])[0].numpy()
     assert np.allclose(np.moveaxis(np.squeeze(found.get_fdata()), -1, 0), expected, atol=1e-5)
     assert np.allclose(np.abs(np.diag(found.affine)), [0.5, 0.5, 1, 1])

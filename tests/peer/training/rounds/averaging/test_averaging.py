@@ -22,7 +22,7 @@ SITES = ("alpha", "beta", "gamma")
 def test_samples_weigh_where_all_tell_them(sites: Any) -> None:
     together = sites("fedavg", weighting="samples", egress={"training_set_size": True})
     alpha, beta = (together.trainers[site] for site in ("alpha", "beta"))
-    artifact = beta.parcels.send(beta.kept.sent, owner=SiteName("beta"), steps=1, samples=10)
+    artifact = beta.artifact_exchange.send(beta.kept.sent, owner=SiteName("beta"), steps=1, samples=10)
     with torch.no_grad():
         for parameter in alpha.kept.dam.parameters():
             parameter.add_(1.0)
@@ -30,8 +30,8 @@ def test_samples_weigh_where_all_tell_them(sites: Any) -> None:
     told, silent = (
         Source(SiteName("beta"), 1, dataclasses.replace(artifact, training_samples=count)) for count in (30, None)
     )
-    mean, who = alpha.parcels.averaged([told], samples=10)
-    uniform, _ = alpha.parcels.averaged([silent], samples=10)
+    mean, who = alpha.artifact_exchange.averaged([told], samples=10)
+    uniform, _ = alpha.artifact_exchange.averaged([silent], samples=10)
     before = beta.kept.dam.state_dict()["fc.bias"]
     assert who == ["alpha", "beta"]
     assert torch.allclose(mean["fc.bias"], before + 0.25)
@@ -92,7 +92,7 @@ def test_heads_of_three_families_are_averaged_and_their_bodies_are_not(sites: An
         together.receive(site, 1)
     for site in SITES:
         trainer, sources = together.trainers[site], together.sources(site)
-        averaged, contributors = trainer.parcels.averaged(sources, samples=1)
+        averaged, contributors = trainer.artifact_exchange.averaged(sources, samples=1)
         assert contributors == list(SITES)
         heads = [trained[each] for each in SITES]
         for name in ("fc.weight", "fc.bias"):

@@ -122,7 +122,7 @@ def test_mixtures_start_alike_and_every_site_comes_to_the_same_mean(sites: Any, 
         sent[site] = together.sent(site)
     for site, trainer in together.trainers.items():
         trainer.kept.hold(together.state[site])
-        mixture, received = trainer.kept.networks["mixture"], trainer.parcels.received(together.sources(site))
+        mixture, received = trainer.kept.networks["mixture"], trainer.artifact_exchange.received(together.sources(site))
         mixture.average({origin: expert.mixture for origin, expert in received.items()})
         for name, value in mixture.state_dict().items():
             of = [sent[each][f"mixture/{name}"].double() for each in SITES if f"mixture/{name}" in sent[each]]
@@ -134,7 +134,7 @@ def test_an_older_mixture_is_in_no_mean_and_its_head_is_still_an_expert(sites: A
     together = stage_a(sites)
     together.receive("alpha", 2, lost=frozenset({("beta", "alpha")}))
     alpha = together.trainers["alpha"]
-    received = alpha.parcels.received(together.sources("alpha"))
+    received = alpha.artifact_exchange.received(together.sources("alpha"))
     assert {origin: hasattr(expert, "mixture") for origin, expert in received.items()} == {"beta": False, "gamma": True}
     together.train("alpha", "decide", together.sources("alpha"), number=2)
     alpha.hold(together.state["alpha"], together.sources("alpha"))
