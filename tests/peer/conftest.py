@@ -137,12 +137,12 @@ for line in lines:
 PROGRAM = """
 import sys
 from pathlib import Path
-from peer import lifecycle
+from peer.daemon import startup
 from peer.errors import PeerError
 from peer.config.site_folder import find_site
 home, site, *worker = sys.argv[1:]
 try:
-    lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
+    startup.run(find_site(Path(home), site), startup.Options(worker=tuple(worker)))
 except PeerError as error:
     sys.exit(error.exit_code)
 """

@@ -11,7 +11,7 @@ import pytest
 from peer.core import events, liveness, story
 from peer.core.messages import Unavailable
 from peer.records.journal import Journal
-from peer.records.reports import why
+from peer.records.folder_documents import why
 
 Tell = Callable[[str, int], dict[str, Any]]
 
