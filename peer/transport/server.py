@@ -314,7 +314,7 @@ class ExchangeServicer(rpc.ExchangeServicer):
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and tell the desk how it ended even when the caller or the server goes away."""
-        outgoing: Outgoing | None = None
+        outgoing = Outgoing(grant.path, offset=offset)
         outcome: Outcome = "broken"
         message = pb.Chunk()
 
@@ -327,7 +327,6 @@ class ExchangeServicer(rpc.ExchangeServicer):
                 raise asyncio.CancelledError from error
 
         try:
-            outgoing = Outgoing(grant.path, offset=offset)
             await outgoing.send(write)
             outcome = "complete"
         except TimeoutError:
@@ -338,4 +337,4 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
         finally:
-            self._desk.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)
+            self._desk.sent(grant, size=outgoing.sent, outcome=outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+from fakes.warm import Warm
 
 from peer.core import site_memory
 from peer.demo.local_federation import LocalFederation
@@ -20,6 +22,7 @@ from peer.records.journal import Journal
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
+DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"
 DRAFT = """
 name = "trial"
 rounds = {rounds}
@@ -68,8 +71,20 @@ def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
-    """Found and enrol a federation of small sites with three widths."""
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[LocalFederation]]:
+    """Federations of real daemons whose real workers need not import torch and MONAI each."""
+    server = Warm(tmp_path_factory.mktemp("warm"))
+
+    class WarmLoopback(LocalFederation):
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(server.command))
+
+    yield WarmLoopback
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation]) -> Callable[..., LocalFederation]:
+    """Found and enrol a federation of small sites with three widths; ``cold`` starts them as an operator does."""
 
     def make(
         *,
@@ -85,6 +100,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFedera
         stages: str = "",
         shared: str = "",
         models: Mapping[str, str] | None = None,
+        cold: bool = False,
     ) -> LocalFederation:
         root = tmp_path_factory.mktemp("federation")
         texts = {}
@@ -95,7 +111,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFedera
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
         draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
-        return LocalFederation.found(root, draft, texts)
+        return (LocalFederation if cold else warm).found(root, draft, texts)
 
     return make
 
@@ -108,7 +124,7 @@ def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederati
     def copy(loopback: LocalFederation) -> LocalFederation:
         home = tmp_path / f"sites-{len(made)}"
         shutil.copytree(loopback.home, home)
-        made.append(LocalFederation(home, loopback.federation))
+        made.append(type(loopback)(home, loopback.federation))
         return made[-1]
 
     yield copy
