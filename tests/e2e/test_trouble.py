@@ -289,7 +289,7 @@ def test_a_full_disk_ends_the_daemon_by_name_and_leaves_a_whole_journal(
 ) -> None:
     home = small_disk / "sites"
     shutil.copytree(enrolled.home / "trial" / "asia", home / "trial" / "asia")
-    three = LocalFederation(home, enrolled.federation)
+    three = type(enrolled)(home, enrolled.federation)
     filler = small_disk / "filler"
     with three:
         three.start("asia")
