@@ -370,7 +370,6 @@ def commit(site: SiteState) -> None:
         threads=current.threads,
         duration_s=current.duration_s,
         state=current.state,
-        artifact=artifact,
         publish=round + 1 if consumed and artifact is not None else None,
         visiting=visiting,
     )

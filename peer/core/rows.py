@@ -176,7 +176,8 @@ class CommittedRow(JournalRow):
     """A round is over.
 
     ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the artifact serves, if
-    any; the artifact of a ``visiting`` model is another site's.
+    any; the artifact of a ``visiting`` model is another site's. The artifact itself stands in the row ``trained``: its
+    list of tensors is many times the size of this row, which earlier programs wrote with a copy of it.
     """
 
     kind = "committed"
@@ -192,7 +193,6 @@ class CommittedRow(JournalRow):
     threads: int
     duration_s: float
     state: str
-    artifact: Artifact | None = None
     publish: int | None = None
     visiting: bool = False
 
