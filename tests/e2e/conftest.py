@@ -14,8 +14,8 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-from fakes.warm import Warm
 
+from fakes.warm import Warm
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
@@ -74,15 +74,21 @@ def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[LocalFederation]]:
-    """Federations of real daemons whose real workers need not import torch and MONAI each."""
+def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported torch and MONAI, and forks workers."""
     server = Warm(tmp_path_factory.mktemp("warm"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def warm(warm_workers: Warm) -> type[LocalFederation]:
+    """Federations of real daemons whose real workers need not import torch and MONAI each."""
 
     class WarmLoopback(LocalFederation):
-        program = (sys.executable, "-P", str(DAEMON), json.dumps(server.command))
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(warm_workers.command("peer.training.worker")))
 
-    yield WarmLoopback
-    server.close()
+    return WarmLoopback
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
-"""A real daemon whose worker is forked from a warm one: ``daemon.py WORKER --home HOME start --site NAME [OPTION...]``.
+"""A real daemon with another worker: ``daemon.py WORKER --home HOME start --site NAME [OPTION...]``.
 
-WORKER is a JSON list, the command that the daemon executes as its worker; all else is the command line of
-``mhfl-peer``.
+WORKER is a JSON list, the command that the daemon executes as its worker; the rest is a command line of ``mhfl-peer``.
 """
 
 from __future__ import annotations

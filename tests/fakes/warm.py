@@ -1,8 +1,8 @@
 """Workers that start at once: a server has imported torch and MONAI, and forks the real worker for every call.
 
-``python tests/fakes/warm.py serve SOCKET`` serves until its input ends. ``python tests/fakes/warm.py call SOCKET
---fd N``
-is what a daemon executes as its worker: it passes its descriptors on, waits, and ends as the forked worker ended.
+``warm.py serve SOCKET`` serves until its input ends. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
+daemon executes as its worker: it passes its descriptors on, waits, and ends as the forked program ended. PROGRAM is a
+module, or the path of a file.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import contextlib
 import importlib
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 REQUEST_BYTES_MAX = 1 << 20  # arguments and environment
 READY = "serving"
@@ -40,10 +43,9 @@ class Warm:
         if self._process.stdout.readline().strip() != READY:
             raise RuntimeError("the server of warm workers did not start; what it wrote stands above")
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """What a daemon executes as its worker."""
-        return (sys.executable, "-I", "-S", __file__, "call", str(self._socket))
+    def command(self, *program: str) -> tuple[str, ...]:
+        """What a daemon executes as its worker, without ``--fd N``."""
+        return (sys.executable, "-I", "-S", __file__, "call", str(self._socket), *program)
 
     def close(self) -> None:
         """End the server and every worker that it forked."""
@@ -52,7 +54,7 @@ class Warm:
 
 def serve(path: str) -> None:
     """Fork a worker for every connection until standard input ends."""
-    from peer.training import monai, worker
+    from peer.training import monai
 
     monai.load()
     for name in ("models", "peer.training.guest", "peer.training.trainer"):
@@ -62,7 +64,10 @@ def serve(path: str) -> None:
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # the first one imports 800 modules
     os.nice(10)
     ours = os.getpid()
-    running: dict[int, tuple[int, socket.socket]] = {}
+    running: dict[int, socket.socket] = {}
+    wake, woken = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(path)
         listener.listen()
@@ -75,25 +80,25 @@ def serve(path: str) -> None:
             message, descriptors, *_ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 4)
             if (pid := os.fork()) == 0:
                 try:
-                    become(worker.main, json.loads(message), descriptors)
+                    become(json.loads(message), descriptors)
                 finally:
                     os._exit(70)  # become ends the process itself
             for descriptor in descriptors:
                 os.close(descriptor)
-            ended = os.pidfd_open(pid)
-            running[ended] = pid, connection
+            running[pid] = connection
             selector.register(connection, selectors.EVENT_READ, lambda: os.kill(pid, signal.SIGKILL))
-            selector.register(ended, selectors.EVENT_READ, lambda: reap(ended))
 
-        def reap(ended: int) -> None:
-            pid, connection = running.pop(ended)
-            _, status = os.waitpid(pid, 0)
-            selector.unregister(connection)
-            selector.unregister(ended)
-            os.close(ended)
-            with connection, contextlib.suppress(OSError):  # the daemon killed the caller
-                connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        def reap() -> None:
+            os.read(wake, 4096)
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended:
+                    continue
+                with running.pop(pid) as connection, contextlib.suppress(OSError):  # the daemon killed the caller
+                    selector.unregister(connection)
+                    connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
+        selector.register(wake, selectors.EVENT_READ, reap)
         selector.register(listener, selectors.EVENT_READ, accept)
         selector.register(sys.stdin, selectors.EVENT_READ, leave)
         print(READY, flush=True)
@@ -103,12 +108,14 @@ def serve(path: str) -> None:
                 key.data()
         finally:
             if os.getpid() == ours:
-                for pid, _ in running.values():
+                for pid in running:
                     os.kill(pid, signal.SIGKILL)
 
 
-def become(main: Callable[[], int], request: dict[str, object], descriptors: list[int]) -> None:
-    """Be the worker, in a process that was forked for it, and end that."""
+def become(request: Mapping[str, Any], descriptors: list[int]) -> None:
+    """Be the program, in a process that was forked for it, and end that."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     channel, *standard = descriptors
     for number, descriptor in enumerate(standard):
@@ -116,18 +123,29 @@ def become(main: Callable[[], int], request: dict[str, object], descriptors: lis
     os.closerange(3, channel)
     os.closerange(channel + 1, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]
-    os.chdir(str(request["folder"]))
-    sys.argv = ["peer.training.worker", "--fd", str(channel)]
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    program, *arguments = request["words"]
+    sys.argv = [program, *arguments, "--fd", str(channel)]
     sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))  # noqa: SIM115
-    code = main()
+    code: Any = 1
+    try:
+        if program.endswith(".py"):
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except BaseException:
+        traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)
 
 
-def call(path: str, channel: int) -> int:
-    """Have the server fork a worker on these descriptors; its exit code, or death by its signal."""
-    request = {"environment": dict(os.environ), "folder": os.getcwd()}
+def call(path: str, words: list[str], channel: int) -> int:
+    """Have the server fork the program on these descriptors; its exit code, or death by its signal."""
+    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         socket.send_fds(connection, [json.dumps(request).encode()], [channel, 0, 1, 2])
@@ -142,5 +160,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", path]:
             serve(path)
-        case ["call", path, "--fd", channel]:
-            sys.exit(call(path, int(channel)))
+        case ["call", path, *words, "--fd", channel]:
+            sys.exit(call(path, words, int(channel)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+
 from fakes.hospital import facts, make_setting, signals
 
 __all__ = ["facts", "make_setting", "signals"]
