@@ -29,7 +29,7 @@ from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
-from peer.daemon.fetcher import ArtifactFetcher, encoded
+from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.service import PeerService
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
@@ -37,8 +37,9 @@ from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import tls, wire
+from peer.transport import tls
 from peer.transport.client import ExchangeClient
+from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
@@ -281,12 +282,8 @@ class Daemon:
             evaluation=evaluation,
             reexport=self.site.egress.reexport,
         )
-        body = wire.encode_manifest(manifest)
-        own = self._pki.load()
-        signed = SignedManifest(
-            body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
-        )
-        self.journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **encoded(signed)}))
+        signed = sign_manifest(self._pki.load(), encode_manifest(manifest))
+        self.journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
         return signed
 
     def _remove_strays(self) -> None:
