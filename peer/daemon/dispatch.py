@@ -26,7 +26,6 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import ArtifactFetcher
@@ -39,7 +38,6 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import tls
 from peer.transport.client import ExchangeClient
-from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ class Daemon:
             journal=self.journal,
             ledger=self.ledger,
             artifacts=self.artifacts,
-            sign=self._sign,
+            pki=pki,
             report=self.report,
         )
         reports = self.service.report if federation.global_test else None
@@ -266,25 +264,6 @@ class Daemon:
             self._alarm.cancel()
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
-
-    def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
-        """The signed manifest of a published artifact, journalled with the end of the egress chain that it carries."""
-        head = self.ledger.head
-        manifest = Manifest(
-            federation=self.federation.digest,
-            generation=self.round.memory.generation,
-            method=self.federation.method.name,
-            origin=self.own.name,
-            round=round,
-            artifact=artifact,
-            egress_count=head.count,
-            egress_head=head.hash,
-            evaluation=evaluation,
-            reexport=self.site.egress.reexport,
-        )
-        signed = sign_manifest(self._pki.load(), encode_manifest(manifest))
-        self.journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
-        return signed
 
     def _remove_strays(self) -> None:
         """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
