@@ -267,7 +267,7 @@ class Daemon:
 
     def _remove_strays(self) -> None:
         """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
-        needed = self.round.memory.names()
+        needed = self.round.memory.needed_digests()
         for path in self.artifacts.glob("*.safetensors"):
             if path.stem not in needed:
                 path.unlink()
