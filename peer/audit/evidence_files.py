@@ -8,7 +8,6 @@ origin's own signature, so that a witness can leave something out, but invent no
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from peer.core.roster import Sha256
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
 from peer.identity import certificates
 from peer.records.ledger import GENESIS, Chain, Head
-from peer.transport import wire
+from peer.transport.manifest import from_base64, verify_manifest
 
 LABEL = b"mhfl/egress/v1\x00"
 VERSION: Literal[1] = 1
@@ -146,15 +145,6 @@ class WitnessEvidence:
         return max(self.seals, key=lambda seal: seal.head.count)
 
 
-def unpack(parts: Mapping[str, str]) -> SignedManifest:
-    """A signed manifest out of a journal row or a file; ``ValueError`` when it is not base64."""
-    try:
-        names = ("body", "signature", "certificate_der")
-        return SignedManifest(*(base64.b64decode(parts[name], validate=True) for name in names))
-    except (binascii.Error, KeyError, TypeError) as error:
-        raise ValueError("it is no signed manifest in base64") from error
-
-
 def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x509.Certificate) -> Manifest:
     """The manifest, after every check but that of dates: what was signed stays signed when a certificate expires.
 
@@ -168,8 +158,7 @@ def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x5
         ValueError: the reason why it proves nothing about that site's ledger.
     """
     certificate = certificates.verify_certificate(signed.certificate_der, ca, of, None)
-    certificates.verify_manifest(certificate, signed.signature, signed.body)
-    manifest = wire.decode_manifest(signed.body)
+    manifest = verify_manifest(signed, certificate)
     for name, said, wanted in (("federation", manifest.federation, federation), ("origin", manifest.origin, of)):
         if said != wanted:
             raise ValueError(f"its {name} is {said}, not {wanted}")
@@ -281,7 +270,7 @@ def hear(path: Path, *, of: str, federation: Sha256, ca: x509.Certificate) -> Wi
     seals = []
     for number, received_manifest in enumerate(found.manifests, start=1):
         try:
-            manifest = read_manifest(unpack(received_manifest.model_dump()), of=of, federation=federation, ca=ca)
+            manifest = read_manifest(from_base64(received_manifest.model_dump()), of=of, federation=federation, ca=ca)
         except ValueError as error:
             remedy = f"ask {found.by} to write it again; that is no proof against {of}"
             raise PeerMisbehaved(f"{path}: manifest {number} is refused: {error}", remedy) from error

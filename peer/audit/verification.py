@@ -27,7 +27,7 @@ from peer.identity import certificates
 from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import Chain, Ledger
-from peer.transport import wire
+from peer.transport.manifest import decode_manifest, from_base64
 
 
 def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified:
@@ -70,8 +70,8 @@ def _own_seals(
             restored += _restored(journal)
             for _, round, body in journal.rows(("manifest",)):
                 try:
-                    signed = evidence_files.unpack(body)
-                    manifest = wire.decode_manifest(signed.body)
+                    signed = from_base64(body)
+                    manifest = decode_manifest(signed.body)
                     if manifest.federation == digest:  # what a former federation.toml was the identity of is not judged
                         evidence_files.read_manifest(signed, of=folder.site, federation=digest, ca=ca)
                     seals.append(SignedHead.of(manifest))
@@ -248,7 +248,7 @@ def _sighting(
 ) -> list[tuple[int, ReceivedManifest]]:
     """A received manifest with the rows that it covers; nothing if it is of a former federation, or proves nothing."""
     try:
-        manifest = evidence_files.read_manifest(evidence_files.unpack(row["body"]), of=of, federation=digest, ca=ca)
+        manifest = evidence_files.read_manifest(from_base64(row["body"]), of=of, federation=digest, ca=ca)
     except ValueError:
         return []
     parts = {name: row["body"][name] for name in ("body", "signature", "certificate_der")}

@@ -29,6 +29,7 @@ from peer.demo.local_federation import LocalFederation, free_ports
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
 from peer.transport.client import ExchangeClient, Refused
+from peer.transport.manifest import from_base64
 from peer.transport.tls import Pki
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -215,7 +216,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         daemon.release()
     assert trial.daemons[AFRICA].hear("ordered 2") == "ordered 2 europe"
     received = [body for kind, _, body in tools.rows(trial.loopback, AFRICA) if kind == "received"]
-    signers = [x509.load_der_x509_certificate(evidence_files.unpack(body).certificate_der) for body in received]
+    signers = [x509.load_der_x509_certificate(from_base64(body).certificate_der) for body in received]
     assert [signer.serial_number for signer in signers] == [began, new_key]
     asyncio.run(trial.call_with_the_former_certificate())
     trial.edit(AFRICA, "[data]", f"refuse_certificates = {trial.replaced}\n[data]")

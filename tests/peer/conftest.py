@@ -18,14 +18,13 @@ import pytest
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
-from peer.daemon.fetcher import encoded
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
 from peer.identity import certificates
 from peer.records.journal import Journal
 from peer.records.ledger import Head, Ledger
 from peer.transport.control import ControlClient
-from peer.transport.wire import encode_manifest
+from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"
@@ -173,10 +172,7 @@ class Books:
             egress_count=head.count,
             egress_head=head.hash,
         )
-        body = encode_manifest(manifest)
-        return SignedManifest(
-            body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
-        )
+        return sign_manifest(own, encode_manifest(manifest))
 
     def send(self, name: str, to: str, *, round: int, generation: int = 1) -> SignedManifest:
         """What both sites have on disk after an artifact of a round went from one to the other."""
@@ -185,7 +181,7 @@ class Books:
             self.signed(name, ledger.head, round=round, generation=generation),
             f"{generation:032x}{round:032x}",
         )
-        journal.append("manifest", round, {"artifact": digest, **encoded(signed)})
+        journal.append("manifest", round, {"artifact": digest, **to_base64(signed)})
         what = {"purpose": "train", "kind": "model", "sha256": digest, "bytes": 64}
         intent = ledger.intend(peer=to, round=round, generation=generation, **what)
         ledger.settle(intent, bytes=64, outcome="complete")
@@ -193,7 +189,7 @@ class Books:
         ledger.close()
         receiver = self.journal(to)
         came = {"peer": name, **what, "outcome": "complete", "seconds": 0.1}
-        receiver.append("received", round, {**came, **encoded(signed)})
+        receiver.append("received", round, {**came, **to_base64(signed)})
         receiver.close()
         return signed
 

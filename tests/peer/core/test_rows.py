@@ -1,4 +1,4 @@
-"""Every kind of row has one form, is on disk what it was before, and is refused by name where it is damaged."""
+"""Rows: one dataclass a kind, the same bytes on disk as before, and damage is refused by name."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def test_domain_values_are_typed() -> None:
     row = decode("arrived", 3, WRITTEN["arrived"][0])
     assert isinstance(row, rows.ArrivedRow)
     assert isinstance(row.source, Source)
-    told = decode("report", 3, WRITTEN["report"][0])
-    assert isinstance(told, rows.ReportRow)
-    assert told.report == EvaluationResult(1, 3, DIGEST, 20, {"auc": 0.5})
+    report = decode("report", 3, WRITTEN["report"][0])
+    assert isinstance(report, rows.ReportRow)
+    assert report.report == EvaluationResult(1, 3, DIGEST, 20, {"auc": 0.5})
 
 
 @pytest.mark.parametrize(

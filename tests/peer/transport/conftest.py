@@ -21,9 +21,10 @@ from peer.core.messages import Artifact, Heartbeat, Hello, Manifest, SignedManif
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.identity import certificates
 from peer.transport.client import ExchangeClient
+from peer.transport.manifest import encode_manifest, sign_manifest
 from peer.transport.server import ExchangeServer, Grant, Refusal, Status
 from peer.transport.tls import Pki
-from peer.transport.wire import ArtifactRequest, encode_manifest
+from peer.transport.wire import ArtifactRequest
 
 UTC = datetime.UTC
 FEDERATION = Sha256("fe" * 32)
@@ -103,10 +104,8 @@ class FakeDesk:
         """Serve the sample for round 3, with these fields of the manifest changed."""
         own = self.pki.load()
         manifest = Manifest(FEDERATION, 1, "fedskd", own.name, 3, sample.artifact)
-        body = encode_manifest(replace(manifest, **changes))
-        signature = certificates.sign_manifest(own.key, body)
         self.published[sample.artifact.sha256] = sample.path
-        self.reply = SignedManifest(body, signature, certificates.certificate_der(own.certificate))
+        self.reply = sign_manifest(own, encode_manifest(replace(manifest, **changes)))
         return self.reply
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:

@@ -17,13 +17,14 @@ import grpc
 import pytest
 
 from peer.core import limits
-from peer.core.messages import Heartbeat, SignedManifest, Unavailable
+from peer.core.messages import Heartbeat, Unavailable
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.client import Misbehaved, Refused, Unreachable
+from peer.transport.manifest import sign_manifest
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -110,7 +111,7 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(world, wanted
     europe.service.reply = replace(signed, body=b"\xff\xff")
     with pytest.raises(Misbehaved, match="manifest: the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    europe.service.reply = replace(signed, body=b"\xff\xff", signature=certificates.sign_manifest(own.key, b"\xff\xff"))
+    europe.service.reply = sign_manifest(own, b"\xff\xff")
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -126,9 +127,7 @@ async def test_a_signature_without_the_label_is_refused(world, wanted):
 async def test_a_manifest_that_another_site_signed_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     signed, asia = europe.service.publish(world.sample()), world.authority.admit("asia").load()
-    europe.service.reply = SignedManifest(
-        signed.body, certificates.sign_manifest(asia.key, signed.body), certificates.certificate_der(asia.certificate)
-    )
+    europe.service.reply = sign_manifest(asia, signed.body)
     with pytest.raises(Misbehaved, match="manifest: the certificate names asia, not europe"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -137,10 +136,7 @@ async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_a
     europe, africa = await world.serve("europe"), world.dial("africa")
     europe.service.publish(world.sample())
     forged = foreign_authority.admit("europe").load()
-    body = europe.service.reply.body
-    europe.service.reply = SignedManifest(
-        body, certificates.sign_manifest(forged.key, body), certificates.certificate_der(forged.certificate)
-    )
+    europe.service.reply = sign_manifest(forged, europe.service.reply.body)
     with pytest.raises(Misbehaved, match="manifest: the certificate is not from this federation's CA"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
