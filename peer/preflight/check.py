@@ -19,6 +19,7 @@ from peer.preflight import local
 from peer.preflight.finding import Finding
 from peer.preflight.peers import Reach
 from peer.preflight.training import Trial, rehearse
+from peer.records.kept_configuration import find_change
 from peer.transport.control import ControlClient
 
 
@@ -69,7 +70,7 @@ def _folder(folder: SiteFolder, federation: FederationConfig, site: SiteConfig, 
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return
-    change = startup.changed(folder, federation, site)
+    change = find_change(folder, federation, site)
     if change is not None:
         yield Finding("journal", "failure", change.message, change.remedy)
 
