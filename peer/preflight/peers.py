@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig, loopback
+from peer.config.schema import FederationConfig, SiteConfig, is_loopback
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
 from peer.core import limits
@@ -287,7 +287,7 @@ class Reach:
             no_way = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
             return "" if discovered else no_way
         founded_host, founded_port = split_address(founded)
-        if loopback(host) and not loopback(founded_host):
+        if is_loopback(host) and not is_loopback(founded_host):
             return f'set listen = "0.0.0.0:{port}" in site.toml: no other machine reaches {host}'
         if port not in (0, founded_port):
             return "make the ports equal, unless a router or container passes the one on to the other"

@@ -1,4 +1,6 @@
-"""The configuration that a generation keeps: its journal has it, and a start compares it with the files as they are."""
+"""The configuration that a generation keeps: its journal has it, and a start compares it with the
+files as they are.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from peer.errors import StateError
 from peer.records.journal import Journal
 
 KEPT_TABLES = ("data", "model", "training")
-"""Tables of site.toml that a generation keeps: with other values, the same rounds would give other bits."""
+"""Tables of site.toml that a generation keeps: with other values, the same rounds would give other
+bits.
+"""
 MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
 """Keys in them that change no bit of any weight."""
 
@@ -21,7 +25,8 @@ MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_
 def keep_configuration(
     folder: SiteFolder, generation: int, federation: FederationConfig, site: SiteConfig, *, accept: bool = False
 ) -> None:
-    """Write the configuration into the generation's journal, or compare it with the one that is there.
+    """Write the configuration into the generation's journal, or compare it with the one that is
+    there.
 
     Args:
         folder: the site's, locked by this process.
@@ -31,7 +36,8 @@ def keep_configuration(
         accept: keep a changed site.toml from now on, instead of refusing it.
 
     Raises:
-        StateError: the generation began with another federation, or with other kept keys of site.toml.
+        StateError: the generation began with another federation, or with other kept keys of
+            site.toml.
     """
     with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
         kept, current = _read_kept(journal), settings_to_keep(federation, site)
