@@ -22,7 +22,7 @@ from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
 from peer.identity.certificates import Identity
-from peer.identity.expiry import Expiry
+from peer.identity.expiry import ExpiryWatcher
 from peer.records.journal import Journal
 from peer.records.kept_configuration import keep_configuration
 from peer.transport.control import ControlServer
@@ -124,7 +124,7 @@ async def _serve(
         if daemon.round.memory.finished:
             log.info("every round is finished; serving what others still need")
         notify("READY=1")
-        expiry = Expiry(folder.pki, now)
+        expiry = ExpiryWatcher(folder.pki, now)
         for what, watching in (("systemd watchdog", lambda: watch(daemon.standing)), ("certificate", expiry.watch)):
             beside.push_async_callback(end, asyncio.create_task(keep_running(what, watching), name=what))
 
