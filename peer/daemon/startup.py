@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer import errors
-from peer.audit.folder_check import consistent
+from peer.audit.folder_check import check_folder
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
@@ -66,7 +66,7 @@ def run(folder: SiteFolder, options: Options) -> None:
     without = _absent(federation, folder.site, options.without)
     make_private(folder.logs)
     with folder.locked():
-        remarks = consistent(folder, federation, own)
+        remarks = check_folder(folder, federation, own)
         keep_memory_small()
         generation = _generation(folder, options)
         ids = {"site": folder.site, "federation": federation.digest[:12], "generation": generation}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from peer import errors
-from peer.audit.folder_check import consistent
+from peer.audit.folder_check import check_folder
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -65,7 +65,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
 def _folder(folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity) -> Iterator[Finding]:
     """What a start would say to what is in the folder; only while nobody writes there."""
     try:
-        for remark in consistent(folder, federation, own):
+        for remark in check_folder(folder, federation, own):
             yield Finding("folder", "warning", remark, 'see "Back up and restore" in `mhfl-peer help site`')
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)

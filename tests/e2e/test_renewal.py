@@ -265,7 +265,9 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         daemon.release()
     assert trial.daemons[AFRICA].hear("ordered 2") == "ordered 2 europe"
     received = [body for kind, _, body in tools.rows(trial.loopback, AFRICA) if kind == "received"]
-    signers = [x509.load_der_x509_certificate(evidence_files.unpack(body).certificate_der) for body in received]
+    signers = [
+        x509.load_der_x509_certificate(evidence_files.unpack_manifest(body).certificate_der) for body in received
+    ]
     assert [signer.serial_number for signer in signers] == [began, new_key]
     asyncio.run(trial.call_with_the_former_certificate())
     trial.edit(AFRICA, "[data]", f"refuse_certificates = {trial.replaced}\n[data]")
@@ -273,7 +275,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         asyncio.run(trial.call_with_the_former_certificate())
 
     from_africa = tmp_path / "from-africa.json"
-    from_africa.write_bytes(evidence_files.encode(verification.witness(trial.loopback.folder(AFRICA), EUROPE)))
+    from_africa.write_bytes(evidence_files.encode(verification.make_witness(trial.loopback.folder(AFRICA), EUROPE)))
     proven = verification.verify(trial.loopback.folder(EUROPE), [from_africa])
     assert (proven["problems"], proven["vouched_rows"]) == ([], 2), "manifests of every key are proof"
 
