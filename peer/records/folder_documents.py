@@ -192,7 +192,7 @@ def _certificate_days(folder: SiteFolder) -> int | None:
     """Whole days that the certificate on disk is valid for; nothing where there is none that can be read."""
     from peer.identity import certificates
 
-    certificate = certificates.readable_certificate(folder.pki)
+    certificate = certificates.find_certificate(folder.pki)
     return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
 
 

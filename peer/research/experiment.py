@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from models.spec import HYPER, hyper_problem, installed_model
 from peer.config import toml
 from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
-from peer.config.toml import Count, Loose, Share, StrictTable, suggestion, wrong
+from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
 from peer.core.tasks import METRICS, MINOR
@@ -62,11 +62,11 @@ class ExperimentData(StrictTable):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.dataset is None) == (self.pool is None):
-            raise wrong("dataset", "name either a dataset or a pool")
+            raise key_problem("dataset", "name either a dataset or a pool")
         if self.dataset is not None and self.dataset not in (known := {*DATASETS, *installed_datasets()}):
-            raise wrong("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
+            raise key_problem("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
         if (self.input_size is None) == (not self.input_sizes):
-            raise wrong("input_size", "give one for all sites, or input_sizes by site")
+            raise key_problem("input_size", "give one for all sites, or input_sizes by site")
         return self
 
 
@@ -170,7 +170,7 @@ class Experiment(StrictTable):
     def load(cls, path: Path) -> Experiment:
         """The experiment that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
         document = toml.read_extended(path)
-        experiment = toml.validated(cls, document, str(path))
+        experiment = toml.validate(cls, document, str(path))
         experiment._where, experiment._document = path, document
         for name, division in experiment.partitions.items():
             rule(division.kind, division.sites, division.__pydantic_extra__, where=f"{path}: partitions.{name}")
@@ -240,40 +240,44 @@ class Experiment(StrictTable):
         for kind in ("partitions", "models", "methods", "links"):
             for name in getattr(self, kind):
                 if not PART.fullmatch(name):
-                    raise wrong(kind, f"{name!r} names folders: letters, digits, and + _ . - after the first")
+                    raise key_problem(kind, f"{name!r} names folders: letters, digits, and + _ . - after the first")
         for name, partition in self.partitions.items():
             for site in partition.sites:
                 try:
                     site_name(site)
                 except ValueError as error:
-                    raise wrong(f"partitions.{name}.sites", str(error)) from None
+                    raise key_problem(f"partitions.{name}.sites", str(error)) from None
                 for chosen, models in self.models.items():
                     if site not in models and EVERY_SITE not in models:
-                        raise wrong(f"models.{chosen}", f"has no network for {site!r}, and none for {EVERY_SITE!r}")
+                        raise key_problem(
+                            f"models.{chosen}", f"has no network for {site!r}, and none for {EVERY_SITE!r}"
+                        )
                 if self.data.input_sizes and site not in self.data.input_sizes:
-                    raise wrong("data.input_sizes", f"has none for {site!r}")
+                    raise key_problem("data.input_sizes", f"has none for {site!r}")
         sites = {site for partition in self.partitions.values() for site in partition.sites}
         for name, links in self.links.items():
             for site in sorted(set(links.removed) - sites):
-                raise wrong(f"links.{name}.removed", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"links.{name}.removed", f"{site!r} is no site{suggestion(site, sites)}")
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
-                raise wrong(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
             for site in sorted(sized.keys() - sites):
-                raise wrong(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
-            raise wrong("seeds", "one is there twice: both would be the same run")
+            raise key_problem("seeds", "one is there twice: both would be the same run")
         if EVERY_LINK in self.links:
-            raise wrong(f"links.{EVERY_LINK}", "is the name of the undisturbed federation; give another")
+            raise key_problem(f"links.{EVERY_LINK}", "is the name of the undisturbed federation; give another")
         for name, count in Counter(map(".".join, self.combinations())).items():
             if count > 1:
-                raise wrong("partitions", f"two federations would both be called {name!r}; use fewer dots in names")
+                raise key_problem(
+                    "partitions", f"two federations would both be called {name!r}; use fewer dots in names"
+                )
         if self.folds == 1:
-            raise wrong("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
+            raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
         if self.folds and self.test_share is not None:
-            raise wrong("test_share", "folds decide already what is tested on")
+            raise key_problem("test_share", "folds decide already what is tested on")
         return self
 
     def _check_networks(self) -> None:
@@ -289,30 +293,30 @@ class Experiment(StrictTable):
             if model.name not in HYPER and installed_model(model.name):
                 continue
             if model.name not in HYPER:
-                raise wrong(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
+                raise key_problem(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
             for key in sorted(hyper.keys() - HYPER[model.name]):
-                raise wrong(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
+                raise key_problem(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
             if (problem := hyper_problem(model.name, hyper)) is not None:
-                raise wrong(where, problem)
+                raise key_problem(where, problem)
 
     def _check_method(self, label: str, method: MethodSettings) -> None:
         name = method.method or label
         if method.package is None and name not in (known := {*method_names(), CENTRALISED}):
-            raise wrong(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
+            raise key_problem(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
         plan = self.plan(label)
         for parameter, reason in plan.problems(method.__pydantic_extra__):
             unknown = f"unknown key{suggestion(parameter, plan.parameters)}"
-            raise wrong(f"methods.{label}.{parameter}", unknown if reason == "unknown" else reason)
+            raise key_problem(f"methods.{label}.{parameter}", unknown if reason == "unknown" else reason)
         for key, stages in (("stages", method.stages), ("paper", method.paper)):
             for stage in stages.keys() - plan.stages.keys():
-                raise wrong(f"methods.{label}.{key}.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
+                raise key_problem(f"methods.{label}.{key}.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
         for chosen in method.models:
             if chosen not in self.models:
-                raise wrong(f"methods.{label}.models", f"no such set {chosen!r}{suggestion(chosen, self.models)}")
+                raise key_problem(f"methods.{label}.models", f"no such set {chosen!r}{suggestion(chosen, self.models)}")
         if self.task.kind in plan.not_for:
-            raise wrong(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
+            raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
         if plan.artifact == "proxy" and self.proxy is None and method.shared_model is None:
-            raise wrong(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
+            raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 
     # --- the documents of one federation ---------------------------------------------------------------------------
     def federation_text(self, label: str, chosen: str, sites: Sequence[str], *, seed: int) -> str:

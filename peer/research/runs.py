@@ -227,7 +227,7 @@ def _run(
         regions = None if masks is None else _path(masks, base)
         content = experiment.site_text(site, chosen, root=root, regions=regions)
         where = f"{experiment.where}: {name}/{site}"
-        check_site(federation, toml.validated(SiteConfig, toml.parse(content, where), where), SiteName(site))
+        check_site(federation, toml.validate(SiteConfig, toml.parse(content, where), where), SiteName(site))
         files[f"sites/{site}/site.toml"] = content
         # Not where a pool is now, but what the experiment calls it: all may be moved together.
         root = str(experiment.data.pool) if Path(root).is_absolute() else root

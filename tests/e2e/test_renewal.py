@@ -224,7 +224,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         asyncio.run(trial.call_with_the_former_certificate())
 
     from_africa = tmp_path / "from-africa.json"
-    from_africa.write_bytes(evidence_files.encode(verification.witness(trial.loopback.folder(AFRICA), EUROPE)))
+    from_africa.write_bytes(evidence_files.encode(verification.make_witness(trial.loopback.folder(AFRICA), EUROPE)))
     proven = verification.verify(trial.loopback.folder(EUROPE), [from_africa])
     assert (proven["problems"], proven["vouched_rows"]) == ([], 2), "manifests of every key are proof"
 

@@ -37,7 +37,7 @@ def rule(kind: str, sites: Sequence[str], options: Mapping[str, Any], *, where: 
         toml.refuse(where, [f"sites: named twice: {named(twice)}"])
     if not sites:
         toml.refuse(where, ["sites: name at least one"])
-    made = toml.validated(KINDS[kind], options, where)
+    made = toml.validate(KINDS[kind], options, where)
     if problems := [f"{key}: {reason}" for key, reason in made.problems(sites)]:
         toml.refuse(where, problems)
     return made

@@ -133,7 +133,7 @@ def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> 
     assert federation.shared_model.__pydantic_extra__ == hyper
     site = toml.parse(loaded.site_text("asia", "alike", root=".", regions=None), "text")
     assert site["model"]["parameters"] == hyper
-    check_site(federation, toml.validated(SiteConfig, site, "text"), "asia")
+    check_site(federation, toml.validate(SiteConfig, site, "text"), "asia")
 
 
 def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:
