@@ -36,7 +36,7 @@ from peer.research.result_files import FORMAT
 from peer.research.runs import RESULT
 from peer.research.simulation import Member, Simulation
 from peer.training.data import DataSplit
-from peer.training.guest import measured
+from peer.training.guest import evaluate_split
 from peer.training.trainer import Trainer
 
 WATCH_S = 0.5
@@ -206,7 +206,7 @@ def tried(trainer: Trainer, split: DataSplit, *, keep: bool) -> tuple[dict[str, 
             outputs.append(output)
         return output
 
-    return measured(predict, split, trainer.settings), outputs
+    return evaluate_split(predict, split, trainer.settings), outputs
 
 
 def _one(split: DataSplit, index: int) -> DataSplit:
@@ -233,7 +233,7 @@ def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteN
         for index, other in enumerate(sorted(data)):
             split = data[other].data.test
             for images, targets in split.batches(trainer.settings.batch_size):
-                penultimate = trainer.kept.dam(images.to(trainer.device)).penultimate
+                penultimate = trainer.site_networks.dam(images.to(trainer.device)).penultimate
                 found.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
                 labels.append(targets)
                 origins += [index] * len(targets)
@@ -245,7 +245,7 @@ def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteN
 
 def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, own: Trainer) -> dict[str, Any]:
     settings = own.settings
-    network = member.trainer.kept.dam
+    network = member.trainer.site_networks.dam
     spec = dict(network.spec)
     try:
         cost = describe(spec, settings.data.input_size)["multiply_accumulates"]

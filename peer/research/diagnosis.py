@@ -41,7 +41,7 @@ def diagnose(into: Arrays, name: SiteName, members: Mapping[SiteName, Member], s
     images, _ = split.read(range(min(SAMPLES, len(split))))
     if member.trainer.settings.method == "fedskd":
         _compare(into, name, member, members, images)
-    networks = member.trainer.kept.networks
+    networks = member.trainer.site_networks.networks
     if isinstance(networks.get(MIXTURE), Mixture):
         _weigh(into, name, member, images)
     if MESSENGER in networks:
@@ -68,7 +68,7 @@ def _compare(into: Arrays, name: SiteName, member: Member, members: Mapping[Site
 
 def _deepest(member: Member, images: Tensor) -> Tensor:
     with torch.inference_mode():
-        deepest: Tensor = member.trainer.kept.dam(images.to(member.trainer.device)).taps[-1]
+        deepest: Tensor = member.trainer.site_networks.dam(images.to(member.trainer.device)).taps[-1]
     return deepest.float().cpu()
 
 
@@ -98,7 +98,7 @@ def _similarity(rows: Tensor) -> Tensor:
 
 def _weigh(into: Arrays, name: SiteName, member: Member, images: Tensor) -> None:
     """The mean weight of every expert over the images, as the mixture has them while it predicts."""
-    mixing: Any = member.trainer.kept.networks[MIXTURE].mixing
+    mixing: Any = member.trainer.site_networks.networks[MIXTURE].mixing
     seen: dict[str, Any] = {}
 
     def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:

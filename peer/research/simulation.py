@@ -50,7 +50,7 @@ class Member:
 
     def hold(self) -> None:
         """Have the trainer predict with the site's last state."""
-        self.trainer.hold(self.memory.state, site_memory.used_sources(self.rows))
+        self.trainer.load(self.memory.state, site_memory.used_sources(self.rows))
 
     @property
     def steps(self) -> int:
@@ -59,7 +59,7 @@ class Member:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(pack(state_of(self.trainer.kept.dam))).hexdigest()
+        return hashlib.sha256(pack(state_of(self.trainer.site_networks.dam))).hexdigest()
 
 
 class Simulation:
