@@ -54,9 +54,7 @@ class Forward(Protocol):
 
 
 Losses = Callable[[Batch, Forward], Mapping[str, Term]]
-"""The terms of a batch by name, computed in float32 outside autocast; the loop minimises their
-weighted sum.
-"""
+"""The terms of a batch by name, in float32; the loop minimises their weighted sum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,7 @@ class PackageMissing(ConfigError):  # noqa: N818 - the name is the fact
 
 
 def installed_methods() -> list[tuple[str, str]]:
-    """The methods of installed packages: their names, and the packages as federation.toml must name
-    them.
-    """
+    """The names of installed packages' methods, and the packages as federation.toml names them."""
     return sorted((name, package) for name, package in _entry_points() if name not in PLANS)
 
 

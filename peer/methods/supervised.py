@@ -36,18 +36,14 @@ SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def supervised_loss(task: str, segmentation: str = "dice_ce") -> Supervised:
-    """The task's loss; ``segmentation``, a key of ``SEGMENTATION_LOSSES``, concerns segmentation
-    alone.
-    """
+    """The task's loss; ``segmentation`` is a key of ``SEGMENTATION_LOSSES``."""
     if task == "segmentation":
         return Supervised(segmentation, SEGMENTATION_LOSSES[segmentation])
     return SUPERVISED[task]
 
 
 def stage_loss(context: StageContext) -> Supervised:
-    """The loss of the context's task; for segmentation, the parameter ``segmentation_loss``
-    chooses.
-    """
+    """The loss of the context's task and, for segmentation, of its parameters."""
     return supervised_loss(context.task, context.parameters["segmentation_loss"])
 
 

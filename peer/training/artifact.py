@@ -1,6 +1,4 @@
-"""A worker's artifacts: it writes its own, and checks received ones before any value of them
-reaches the device.
-"""
+"""Write a worker's artifacts, and check received ones before their values reach the device."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ def write_artifact(
     steps: int,
     training_samples: int | None,
 ) -> Artifact:
-    """Write the state as an artifact, durably, under its digest; an existing file has the same
-    bytes.
-    """
+    """Write the state as an artifact, durably, under its digest."""
     content = pack(state)
     if len(content) > ARTIFACT_BYTES_MAX:
         raise UnusableConfigurationError(
@@ -195,9 +191,7 @@ def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
 
 
 def _read_state_file(folder: Path, artifact: Artifact, expected: State) -> State:
-    """The state in the artifact's file, if spec, manifest and file agree on its tensors and all
-    values are finite.
-    """
+    """The state in the artifact's file; spec, manifest and file agree, all values are finite."""
     _compare("the manifest", artifact.tensors, "the spec", describe(expected))
     path = artifact_path(folder, artifact.sha256)
     try:

@@ -81,9 +81,7 @@ class ArtifactExchange:
             raise UnusableArtifact(source, str(error)) from error
 
     def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
-        """The sources' networks or heads by origin; the method must be able to use each with the
-        local model.
-        """
+        """The sources' networks or heads by origin, each of which the method can use here."""
         modules = {}
         for source in sources:
             module, output = self.receive(source)
@@ -94,9 +92,7 @@ class ArtifactExchange:
         return modules
 
     def max_abs(self, source: Source) -> float:
-        """The largest absolute floating value of an artifact; counters do not matter, an old
-        network's are large.
-        """
+        """The largest absolute floating value of an artifact, without counters."""
         state = unpack(artifact_path(self._settings.artifacts, source.artifact.sha256).read_bytes())
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
@@ -150,9 +146,7 @@ class ArtifactExchange:
         return self._method.artifact_tensors(network, self._settings.parameters)
 
     def _state_with_head(self) -> State:
-        """The state of the network that travels with the head, under names that begin with the
-        network's.
-        """
+        """The state of the network that travels with the head, with its name as prefix."""
         averaged_with_head = self._method.averaged_with_head
         if averaged_with_head is None:
             return {}

@@ -77,9 +77,7 @@ def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
 
 
 def _grid(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """``affine_grid`` as a sum of one term an axis; torch's matrix product takes as long as the
-    sampling.
-    """
+    """``affine_grid`` as a sum over axes; torch's matrix product takes as long as the sampling."""
     dims = len(size)
     grid = maps[:, :, -1].reshape(len(maps), *[1] * dims, dims)
     for axis, length in enumerate(size):

@@ -67,9 +67,7 @@ class Checkpoints:
         return _record(self._path(name))
 
     def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
-        """Write the stage in progress; older partial checkpoints are deleted once this one is
-        complete.
-        """
+        """Write the stage in progress, then delete older partial checkpoints."""
         name = f"step-{step:08d}"
         write_folder(self.folder / PARTIAL / name, _files(checkpoint))
         for older in self._partial():

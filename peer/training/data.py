@@ -1,6 +1,4 @@
-"""A site's samples as batches; the batch of a step is a function of seed, round, stage and step
-alone.
-"""
+"""A site's samples as batches, each a function of seed, round, stage and step alone."""
 
 from __future__ import annotations
 
@@ -180,9 +178,7 @@ def _read_split(
     unreadable: list[str],
     check_halt: Callable[[], None],
 ) -> DataSplit:
-    """Read the samples once; log those that fail, append their names to ``unreadable`` and leave
-    them out.
-    """
+    """Read the samples once; log and leave out those that fail, and name them in ``unreadable``."""
     cache = settings.data.cache
     if cache == "disk":
         read = _cache_on_disk(read, settings.home / "cache")
@@ -308,9 +304,7 @@ class Batches:
         return F.interpolate(masks[None], size=[(length + 1) // 2 for length in masks.shape[1:]], mode="area")[0]
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
-        """This step's samples; where they come from disk, a thread reads those of the next step
-        meanwhile.
-        """
+        """This step's samples; meanwhile a thread reads the next step's, if they are on disk."""
         if self._reader is None:
             return self._split.read(self.indices(step))
         due, ahead = self._ahead if self._ahead is not None else (-1, None)

@@ -1,6 +1,4 @@
-"""Choose the device and its precision, and make its results reproducible; no other module knows
-devices.
-"""
+"""Choose the device and its precision, and make results reproducible."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is determini
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device; ``auto`` is a GPU if there is one; ``UnusableConfigurationError`` where it
-    does not exist.
-    """
+    """The named device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -37,9 +33,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def make_reproducible(device: torch.device, *, threads: int) -> None:
-    """Fix everything that changes bits in this process: threads, algorithms, matrix products of
-    lower precision.
-    """
+    """Fix everything that changes bits in this process: threads, algorithms, reduced precision."""
     os.environ.setdefault(*CUBLAS_WORKSPACE)
     torch.set_num_threads(threads)
     # On a GPU some layers have no deterministic backward pass, and torch warns instead.
@@ -57,9 +51,7 @@ def precision(name: str, device: torch.device) -> AbstractContextManager[object]
 
 
 def release_memory(device: torch.device) -> None:
-    """Free the memory of dropped networks and optimisers; reference cycles among them need a
-    collection.
-    """
+    """Free the memory of dropped networks and optimisers, which may be in reference cycles."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

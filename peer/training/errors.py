@@ -32,8 +32,9 @@ class UnusableConfigurationError(WorkError):
 
 
 class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
-    """A received artifact must not be used; the message is the reason. The fault is its origin's,
-    not this site's.
+    """A received artifact must not be used; the message is the reason.
+
+    The fault is its origin's, not this site's.
     """
 
     def __init__(self, source: Source, reason: str) -> None:

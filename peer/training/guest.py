@@ -92,9 +92,7 @@ class GuestEvaluator:
         return DataSplit(samples, load, in_memory, frozenset())
 
     def _read_lent_model(self, command: commands.Measure) -> Network:
-        """The lent model on the device, ready to predict; ``UnusableArtifact`` where a check
-        refuses it.
-        """
+        """The lent model on the device; ``UnusableArtifact`` where a check refuses it."""
         settings, source = self._settings, command.source
         if not artifact_path(settings.artifacts, source.artifact.sha256).exists():
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")

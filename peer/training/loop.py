@@ -98,9 +98,7 @@ class Loop:
             self._counts[name] = count
 
     def thaw(self) -> None:
-        """Let every parameter that a step froze require a gradient again: the networks outlive the
-        stage.
-        """
+        """Undo the freezing of parameters: the networks outlive the stage."""
         for name in self._trainable:
             self._freeze(name, frozen=False)
 
@@ -138,9 +136,7 @@ class Loop:
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
 
     def _freeze(self, name: str, *, frozen: bool) -> None:
-        """Set evaluation mode and stop gradients of trainable parameters, or undo both; others stay
-        as they are.
-        """
+        """Set evaluation mode and stop gradients of trainable parameters, or undo both."""
         if self._frozen.get(name) == frozen:
             return
         self._frozen[name] = frozen

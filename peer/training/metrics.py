@@ -1,6 +1,4 @@
-"""Metrics of predictions: accuracy, macro F1 and AUC of classes, Dice of label maps, PSNR and SSIM
-of images.
-"""
+"""Accuracy, macro F1 and AUC of classes, Dice of label maps, PSNR and SSIM of images."""
 
 from __future__ import annotations
 
@@ -207,9 +205,7 @@ def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """The Gaussian mean of ``(b, c, *space)`` where the window lies inside the image; one axis
-    after the other.
-    """
+    """The Gaussian mean of ``(b, c, *space)`` where the window lies inside, axis after axis."""
     for axis, window in enumerate(_windows(images.shape[2:]), start=2):
         offsets = torch.arange(window, dtype=torch.float64) - window // 2
         weights = torch.exp(-((offsets / SIGMA) ** 2) / 2)

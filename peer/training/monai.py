@@ -1,6 +1,4 @@
-"""Import MONAI without its optional libraries, which only parts need that this program does not
-use.
-"""
+"""Import MONAI without optional libraries that this program does not use."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ LEFT_OUT = ("matplotlib", "mlflow", "scipy.signal", "sklearn", "tensorboard")
 
 
 def load() -> None:
-    """Import MONAI, unless it is loaded already; other modules can import the libraries left out
-    afterwards.
-    """
+    """Import MONAI; other modules can import the libraries left out afterwards."""
     if "monai" in sys.modules:
         return
     absent = [name for name in LEFT_OUT if name not in sys.modules]

@@ -18,9 +18,7 @@ def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def adam(network: nn.Module, work: Work) -> torch.optim.Adam:
-    """A fresh Adam over the trainable parameters; frozen ones are not in it, so that weight decay
-    spares them.
-    """
+    """A fresh Adam over the trainable parameters; weight decay spares the frozen ones."""
     parameters = list(trainable(network).values())
     return torch.optim.Adam(parameters, lr=work.learning_rate, weight_decay=work.weight_decay, fused=True)
 
@@ -36,9 +34,7 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
 
 
 def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the result of ``adam_state``; ``UnusableConfigurationError`` where it belongs to another
-    network.
-    """
+    """Load the result of ``adam_state``; ``UnusableConfigurationError`` where it does not fit."""
     optimised = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
     parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in optimised}
     for key, value in state.items():
@@ -52,9 +48,7 @@ def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state:
 
 
 def fitting_moments(state: Mapping[str, Tensor], network: nn.Module) -> State:
-    """The part of an optimiser's state that fits this network's parameters; parameters of a new
-    shape lose theirs.
-    """
+    """The part of an optimiser's state that fits the network; reshaped parameters lose theirs."""
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     owners = {key: key.rpartition("/")[0] for key in state}
     reshaped = {owners[key] for key, value in state.items() if value.ndim and value.shape != shapes.get(owners[key])}

@@ -35,9 +35,7 @@ from peer.training.site_networks import SiteNetworks
 
 INITIAL = checkpoint_name(0, "initial")
 STEPS = 2
-"""Of each pass: the first step also warms up the device, the second takes as long as those that
-follow.
-"""
+"""Of each pass: the first also warms up the device, the second takes as long as later ones."""
 MEMORY_INFORMATION = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -98,9 +96,7 @@ def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Re
 
 
 def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> Iterator[tuple[str, commands.Train]]:
-    """A round's commands by stage name, with the artifacts received by then; also for rounds that
-    only circulate.
-    """
+    """A round's commands by stage name, with the artifacts received by then."""
     plan, parameters = trainer.settings.plan, trainer.settings.parameters
     if sources and (plan.pattern == "circulate" or parameters.get("activation")):
         (stage, *_) = plan.stages
@@ -159,9 +155,7 @@ def write_own_artifact(trainer: RehearsedTrainer) -> Artifact | None:
 
 
 def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tuple[SiteName, ...]) -> tuple[Source, ...]:
-    """The site's own artifact as if others had sent it: from all others, or one where a round
-    receives one.
-    """
+    """The site's own artifact as if others had sent it: all, or one for one-to-one methods."""
     if artifact is None:
         return ()
     several = trainer.settings.plan.pattern == "all_to_all"
@@ -169,9 +163,7 @@ def stand_ins(trainer: RehearsedTrainer, artifact: Artifact | None, others: tupl
 
 
 def available_bytes(device: torch.device) -> int:
-    """The memory that this process can use on the device, or on the machine where the device is the
-    CPU.
-    """
+    """The memory that this process can use on the device; for the CPU, on the machine."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device)  # this process can reuse its own reserve
@@ -213,9 +205,7 @@ def group_free_bytes(group: Path = GROUP, groups: Path = GROUPS) -> Iterator[int
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The process's peak memory: on a GPU since its statistics were reset, on a CPU since the
-    process's start.
-    """
+    """The peak memory since the GPU's statistics were reset, or since the process started."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -101,9 +101,7 @@ class TrainingSettings:
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> TrainingSettings:
-        """The training settings in a worker's setting; a missing key takes the default of
-        ``peer.config.schema``.
-        """
+        """The settings in the worker's documents, with the defaults of ``peer.config.schema``."""
         federation, site = setting.federation, setting.site
         method = dict(federation["method"])
         name = method.pop("name")

@@ -1,6 +1,4 @@
-"""A site's networks and their optimisers' moments, which last from round to round and equal one
-checkpoint.
-"""
+"""A site's networks and their optimisers' moments, loaded from one checkpoint."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ class SiteNetworks:
 
     @cached_property
     def output(self) -> Output:
-        """The local model's output for one image of zeros: it proves that the model fits the task,
-        and has its shapes.
-        """
+        """The local model's output for one image of zeros: it fits the task, and shows its shapes."""
         return self._probe(self.dam, f"[model] {self.dam.spec['name']}")
 
     @property
@@ -81,9 +77,7 @@ class SiteNetworks:
         return network
 
     def load(self, name: str) -> None:
-        """Load networks and moments of a checkpoint; ``UnusableConfigurationError`` where it is of
-        other networks.
-        """
+        """Load a checkpoint; ``UnusableConfigurationError`` where it is of other networks."""
         if self._loaded == name:
             return
         self._loaded, self._beside = "", None

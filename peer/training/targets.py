@@ -21,17 +21,13 @@ Example: TypeAlias = tuple[Tensor, Tensor]
 """One image ``(c, *space)``, float32, and its target, on the CPU."""
 
 SampleReader: TypeAlias = Callable[[Sample], Example]
-"""Reads a sample's files and raises the reason if they are unusable; its ``repr`` holds all its
-settings.
-"""
+"""Reads a sample's files, or raises why it cannot; its ``repr`` holds all its settings."""
 
 SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte a place where that is enough
 
 
 def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
-    """This site's reader of samples; ``UnusableConfigurationError`` where super-resolution has no
-    scale.
-    """
+    """This site's reader; ``UnusableConfigurationError`` where super-resolution has no scale."""
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")

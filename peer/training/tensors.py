@@ -29,9 +29,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 
 
 def state_of(network: nn.Module) -> State:
-    """A copy of the network's parameters and buffers on the CPU, sorted by name; no two share
-    memory.
-    """
+    """A copy of the state on the CPU, sorted by name; no two tensors share memory."""
     state = network.state_dict()
     return {name: state[name].detach().to("cpu", copy=True).contiguous() for name in sorted(state)}
 

@@ -1,6 +1,4 @@
-"""A site's training: one command in, its event out. All state is on disk; objects in memory are
-only a cache of it.
-"""
+"""A site's training: one command in, its event out; memory is only a cache of what is on disk."""
 
 from __future__ import annotations
 
@@ -217,9 +215,7 @@ class Trainer:
 
     # --- predictions of a finished state ----------------------------------------------------------------------------
     def load(self, state: str, sources: tuple[Source, ...] = ()) -> None:
-        """Load the networks of a checkpoint, and the artifacts that its round used, to predict with
-        them.
-        """
+        """Load a checkpoint's networks, and the artifacts that its round used, to predict."""
         self.site_networks.load(state)
         received = self.artifact_exchange.receive_all(sources) if self.settings.plan.keeps_last_received else {}
         self._prediction_context = self._stage_context(received)
@@ -313,9 +309,7 @@ class Trainer:
         return Loop(stage, work, steps=steps, device=self.device, precision=settings.precision, seed=seed), batches
 
     def _build_stage(self, command: commands.Train) -> Stage:
-        """The method's stage, or a visitor's supervised training in a round that only circulates
-        models.
-        """
+        """The method's stage, or a visitor's supervised training in a circulating round."""
         owner = command.circulate
         if owner is None:
             return self.method.stages[command.stage](
@@ -346,9 +340,7 @@ class Trainer:
     def _write_stage_artifact(
         self, command: commands.Train, stage: Stage, *, steps: int, steps_before: int
     ) -> Artifact | None:
-        """Write the visitor's artifact, or the site's own one if the plan publishes after this
-        stage.
-        """
+        """Write the visitor's artifact, or the own one if the plan publishes now."""
         plan, owner = self.settings.plan, command.circulate
         for name in stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
@@ -362,9 +354,7 @@ class Trainer:
         return None
 
     def _blame(self, command: commands.Train, reason: str) -> Exception:
-        """The error of a divergence: it names the received artifact with the largest values, or
-        else this site.
-        """
+        """Blame a divergence on the received artifact with the largest values, or on this site."""
         if command.sources:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
@@ -429,9 +419,7 @@ def _reject(
 
 
 def _stage_metrics(stage: str, loop: Loop) -> dict[str, float]:
-    """Mean terms, newest terms (``_last``), the method's summary and steps; each name begins with
-    the stage's.
-    """
+    """Mean and newest (``_last``) terms, the method's summary and steps, prefixed by the stage."""
     means = loop.means()
     metrics = means | {f"{name}_last": value for name, value in loop.losses().items()}
     metrics |= {**loop.stage.summary(means), "steps": float(loop.step)}

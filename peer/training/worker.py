@@ -42,9 +42,7 @@ class WorkerCommands(Protocol):
 
 
 class Inbox:
-    """The received commands; a thread of its own reads them, so that a ``Halt`` is seen while the
-    trainer works.
-    """
+    """The received commands; a thread reads them, to notice a ``Halt`` while the trainer works."""
 
     def __init__(self, connection: socket.socket, *, ended: Callable[[], None]) -> None:
         """``ended`` is called, in the reading thread, when the daemon is gone."""
@@ -119,9 +117,7 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
 
 
 def _answer(duty: WorkerCommands, command: commands.Command) -> events.Event | None:
-    """The event that answers the command; none where a halt ended it, as the halt has its own
-    answer.
-    """
+    """The event that answers the command; none if a halt ended it, which is answered itself."""
     from peer.training.errors import WorkInterrupted
 
     if isinstance(command, commands.Halt):
@@ -134,9 +130,7 @@ def _answer(duty: WorkerCommands, command: commands.Command) -> events.Event | N
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends for any reason; on
-    Linux only.
-    """
+    """Have the kernel kill this process when the thread that started it ends; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

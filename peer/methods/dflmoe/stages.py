@@ -65,9 +65,7 @@ def local(context: StageContext) -> Stage:
 
 
 def decide(context: StageContext) -> Stage:
-    """Stage c: train transforms and attention; without an expert from elsewhere there is nothing to
-    learn.
-    """
+    """Stage c: train transforms and attention, if there is an expert from elsewhere."""
     loss = stage_loss(context)
     average_mixtures(context)
     add_experts(context)
@@ -112,9 +110,7 @@ def mix(context: StageContext, images: Tensor, output: Output, forward: AnyForwa
 
 
 def average_mixtures(context: StageContext) -> None:
-    """Average the own mixture with those that this round's heads brought, where the method sends
-    them.
-    """
+    """Average the own mixture with those that came with this round's heads."""
     received_mixtures = {
         origin: expert.mixture for origin, expert in context.received.items() if isinstance(expert, Expert)
     }
@@ -147,9 +143,7 @@ def build_mixture(context: BuildContext, networks: Mapping[str, Any]) -> Mixture
 
 
 def build_received_mixture(context: BuildContext, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
-    """Build another site's mixture, to average it with this site's; the names tell which sites it
-    has weights for.
-    """
+    """Build another site's mixture; the names tell which sites it has weights for."""
     mixture = build_mixture(dataclasses.replace(context, site=origin), {})
     if (width := head_width(head)) != mixture.features:
         raise ValueError(
@@ -169,9 +163,7 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
 
 
 def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """Demand a head that takes this body's vectors or maps; without a transform also as many
-    features.
-    """
+    """Demand a head for this body's vectors or maps and, without a transform, as many features."""
     given, taken = own.penultimate, received.penultimate
     if given.ndim != taken.ndim:
         return f"its head takes features of {taken.ndim - 2} spatial dimensions, this body gives {given.ndim - 2}"
@@ -191,9 +183,7 @@ def check_received_model(own: Output, received: Output, parameters: Mapping[str,
 
 @contextmanager
 def _untracked_statistics(head: nn.Module) -> Iterator[None]:
-    """Run a second pass of a batch: batch statistics normalise it like the first one, and are not
-    tracked again.
-    """
+    """Run a second pass of a batch with its batch statistics, and do not track them again."""
     norms = [module for module in head.modules() if isinstance(module, _NormBase) and module.track_running_stats]
     for norm in norms:
         norm.track_running_stats = not norm.training

@@ -27,9 +27,7 @@ from peer.methods.supervised import stage_loss
 
 
 def train(context: StageContext) -> Stage:
-    """Train proxy and private model in turn on each batch; not ``alternating``: first one, then the
-    other on all.
-    """
+    """Train proxy and private model in turn, on each batch or (not ``alternating``) on all."""
     parameters = context.parameters
     loss, top = stage_loss(context), int(parameters["top"])
     alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])

@@ -25,9 +25,7 @@ ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
 
 def train(context: StageContext) -> Stage:
-    """Train local and received model for a round; without a received model, train the local one on
-    the labels alone.
-    """
+    """Train local and received model for a round; without one, the local model on labels alone."""
     if not context.received:
         return supervised_stage(context, DAM, context.dam)
     (ktm,) = context.received.values()

@@ -105,9 +105,7 @@ def build_transmitter(context: BuildContext, networks: Mapping[str, Any]) -> nn.
 
 
 def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The names in the messenger's state that the site sends: all, or with ``average`` those of
-    body or head alone.
-    """
+    """The names in the messenger's state that the site sends, as ``average`` chooses."""
     names, head = list(network.state_dict()), f"{network.head_name}."
     if parameters["average"] == "both":
         return names
@@ -130,9 +128,7 @@ def _temperature(context: StageContext) -> float:
 
 @contextmanager
 def _frozen_statistics(head: nn.Module) -> Iterator[None]:
-    """Keep the head's batch statistics as they are while the messenger computes a feature; its
-    prediction is not used.
-    """
+    """Keep the head's batch statistics during a pass whose prediction is not used."""
     training = head.training
     head.eval()
     try:
