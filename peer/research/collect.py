@@ -36,7 +36,7 @@ from peer.research.result_files import FORMAT
 from peer.research.runs import RESULT
 from peer.research.simulation import FinishedSite, Simulation
 from peer.training.data import DataSplit
-from peer.training.guest import measured
+from peer.training.guest import evaluate_split
 from peer.training.trainer import Trainer
 
 WATCH_S = 0.5
@@ -217,7 +217,7 @@ def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple
             outputs.append(output)
         return output
 
-    return measured(predict, split, trainer.settings), outputs
+    return evaluate_split(predict, split, trainer.settings), outputs
 
 
 def _single_sample(split: DataSplit, index: int) -> DataSplit:
@@ -244,7 +244,7 @@ def _collect_features(features: Arrays, name: str, trainer: Trainer, own_trainer
         for index, other in enumerate(sorted(own_trainers)):
             split = own_trainers[other].data.test
             for images, targets in split.batches(trainer.settings.batch_size):
-                penultimate = trainer.kept.dam(images.to(trainer.device)).penultimate
+                penultimate = trainer.site_networks.dam(images.to(trainer.device)).penultimate
                 batches.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
                 labels.append(targets)
                 origins += [index] * len(targets)
@@ -258,7 +258,7 @@ def _site_document(
     member: FinishedSite, members: Mapping[SiteName, FinishedSite], name: SiteName, own: Trainer
 ) -> dict[str, Any]:
     settings = own.settings
-    network = member.trainer.kept.dam
+    network = member.trainer.site_networks.dam
     spec = dict(network.spec)
     try:
         cost = describe(spec, settings.data.input_size)["multiply_accumulates"]

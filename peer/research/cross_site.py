@@ -38,10 +38,10 @@ def cross_site(sites: Sequence[tuple[WorkerSetting, str, tuple[Source, ...]]]) -
     matrix: dict[str, dict[str, Mapping[str, float]]] = {}
     for setting, state, sources in sites:
         trainer = trainers[setting.site_name]
-        trainer.hold(state, sources)
+        trainer.load(state, sources)
         scale = trainer.settings.data.scale
         matrix[setting.site_name] = {
-            name: trainer.measured(other.data.test) if other.settings.data.scale == scale else {}
+            name: trainer.evaluate(other.data.test) if other.settings.data.scale == scale else {}
             for name, other in trainers.items()
         }
     return matrix

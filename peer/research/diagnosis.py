@@ -42,7 +42,7 @@ def diagnose(arrays: Arrays, name: SiteName, sites: Mapping[SiteName, FinishedSi
     images, _ = split.read(range(min(SAMPLES_MAX, len(split))))
     if site.trainer.settings.method == "fedskd":
         _add_similarities(arrays, name, site, sites, images)
-    networks = site.trainer.kept.networks
+    networks = site.trainer.site_networks.networks
     if isinstance(networks.get(MIXTURE), Mixture):
         _add_expert_weights(arrays, name, site, images)
     if MESSENGER in networks:
@@ -71,7 +71,7 @@ def _add_similarities(
 
 def _deepest_tap(site: FinishedSite, images: Tensor) -> Tensor:
     with torch.inference_mode():
-        deepest: Tensor = site.trainer.kept.dam(images.to(site.trainer.device)).taps[-1]
+        deepest: Tensor = site.trainer.site_networks.dam(images.to(site.trainer.device)).taps[-1]
     return deepest.float().cpu()
 
 
@@ -101,7 +101,7 @@ def _row_similarities(rows: Tensor) -> Tensor:
 
 def _add_expert_weights(arrays: Arrays, name: SiteName, site: FinishedSite, images: Tensor) -> None:
     """Add the mean weight of every expert over the images, recorded while the mixture predicts."""
-    mixing: Any = site.trainer.kept.networks[MIXTURE].mixing
+    mixing: Any = site.trainer.site_networks.networks[MIXTURE].mixing
     recorded: dict[str, Any] = {}
 
     def record_weights(module: nn.Module, arguments: tuple[Any, ...]) -> None:

@@ -51,7 +51,7 @@ class FinishedSite:
 
     def load_final_state(self) -> None:
         """Load the site's last checkpoint into the trainer, so that it predicts with it."""
-        self.trainer.hold(self.memory.state, site_memory.used_sources(self.rows))
+        self.trainer.load(self.memory.state, site_memory.used_sources(self.rows))
 
     @property
     def steps(self) -> int:
@@ -60,7 +60,7 @@ class FinishedSite:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(pack(state_of(self.trainer.kept.dam))).hexdigest()
+        return hashlib.sha256(pack(state_of(self.trainer.site_networks.dam))).hexdigest()
 
 
 class Simulation:
