@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fakes.still import SITE, StillProcess, draft
+from fakes.drafts import draft
+from fakes.still import SITE, StillProcess
 from peer.core import limits
 from peer.demo.local_federation import LocalFederation
 

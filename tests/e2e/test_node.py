@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from fakes.still import SITE, StillProcess, draft
+from fakes.drafts import draft
+from fakes.still import SITE, StillProcess
 from peer.core import schedule
 from peer.demo.local_federation import LocalFederation
 from peer.identity.certificates import read_round_key

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from fakes.still import LIMIT_S, SITE, StillProcess, draft
+from fakes.drafts import draft
+from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
 from peer.core.messages import Heartbeat
