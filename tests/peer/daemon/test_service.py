@@ -25,6 +25,7 @@ from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService
 from peer.errors import CertificateError
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
+from peer.transport.bounds import WireError
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -78,7 +79,7 @@ class Office:
         self.round = SiteMachine(rules)
         self.clock = Clock()
         self.events: list[events.Event] = []
-        self.fault: CertificateError | None = None
+        self.fault: CertificateError | WireError | None = None
         self.service = PeerService(
             federation=self.federation,
             site=site,
@@ -210,6 +211,13 @@ async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(offic
     assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
     service.fault = None
     assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == service.sign(1, artifact)
+
+
+async def test_a_manifest_that_cannot_be_written_ends_no_daemon(office: Callable[..., Office]) -> None:
+    service = office()
+    service.fault = WireError("manifest.steps = 9007199254740995 is outside 0 to 1099511627776")
+    service.publish(1)
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------
