@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,7 @@ def run(folder: SiteFolder, options: Options) -> None:
     with folder.locked():
         remarks = check_folder(folder, federation, own)
         keep_memory_small()
+        allow_descriptors()
         generation = _generation(folder, options)
         ids = {"site": folder.site, "federation": federation.digest[:12], "generation": generation}
         logs.set_up(folder.logs, ids, quiet=options.quiet, debug=options.debug, json_lines=options.log_format == "json")
@@ -81,6 +83,13 @@ def run(folder: SiteFolder, options: Options) -> None:
         except Exception:
             log.exception("the daemon failed")  # the command line shows one line only
             raise
+
+
+def allow_descriptors() -> None:
+    """Raise this process's soft limit of open files to its hard limit: shells and containers often set 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def keep_memory_small() -> None:

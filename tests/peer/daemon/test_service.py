@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
-from peer.core.limits import PROTOCOL_VERSION
+from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
@@ -119,9 +120,11 @@ class Office:
     def remember(self, kind: str, round: int, **body: Any) -> None:
         self.round.memory.apply(decode(kind, round, body))
 
-    def publish(self, round: int, *, size: int = 1000) -> Artifact:
+    def publish(self, round: int, *, size: int = 1000, steps: int | None = None) -> Artifact:
         """What the daemon does with ``Persist("published")`` and ``Publish``."""
         artifact = make_artifact(round, size)
+        if steps is not None:
+            artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))
         self.service.publish(round, artifact)
         return artifact
@@ -247,6 +250,12 @@ async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(offic
     service.pki.fault = None
     signed = await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0)
     assert service.described(signed) == (1, artifact, False)
+
+
+async def test_a_manifest_that_cannot_be_written_ends_no_daemon(office: Callable[..., Office]) -> None:
+    service = office()
+    service.publish(1, steps=STEPS_MAX + 1)
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -101,6 +103,22 @@ def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
     assert not folder.control_socket().exists()
     with pytest.raises(ProcessLookupError):
         os.kill(status["worker_pid"], 0)
+
+
+def test_strangers_without_a_certificate_take_no_descriptor_that_the_daemon_needs(program: Any) -> None:
+    process = program.start("asia")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    address = program.status("asia", "gathering")["listen"]
+    host, _, port = address.rpartition(":")
+    with contextlib.ExitStack() as strangers:
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                strangers.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT_S))
+        program.start("europe")
+        finished = program.until("asia", lambda status: status["committed"] >= 2)
+        assert finished["refusals"] == []
+        assert len(os.listdir(f"/proc/{process.pid}/fd")) < 256
+    assert process.poll() is None
 
 
 def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Any, folder: SiteFolder) -> None:
