@@ -10,7 +10,6 @@ manifests out, but cannot invent one.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from peer.core.roster import Sha256
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
 from peer.identity import certificates
 from peer.records.ledger import GENESIS, ChainVerifier, Head
-from peer.transport import wire
+from peer.transport.manifest import from_base64, verify_manifest
 
 LABEL = b"mhfl/egress/v1\x00"
 VERSION: Literal[1] = 1
@@ -153,15 +152,6 @@ class WitnessEvidence:
         return max(self.signed_heads, key=lambda signed: signed.head.count)
 
 
-def unpack_manifest(parts: Mapping[str, str]) -> SignedManifest:
-    """The signed manifest in a journal row or a witness file; ``ValueError`` when it is not base64."""
-    try:
-        names = ("body", "signature", "certificate_der")
-        return SignedManifest(*(base64.b64decode(parts[name], validate=True) for name in names))
-    except (binascii.Error, KeyError, TypeError) as error:
-        raise ValueError("it is no signed manifest in base64") from error
-
-
 def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x509.Certificate) -> Manifest:
     """The manifest, after every check but that of dates: a signature stays valid evidence when its
     certificate expires.
@@ -176,8 +166,7 @@ def read_manifest(signed: SignedManifest, *, of: str, federation: Sha256, ca: x5
         ValueError: the reason why the manifest proves nothing about that site's ledger.
     """
     certificate = certificates.verify_certificate(signed.certificate_der, ca, of, None)
-    certificates.verify_manifest(certificate, signed.signature, signed.body)
-    manifest = wire.decode_manifest(signed.body)
+    manifest = verify_manifest(signed, certificate)
     for name, actual, expected in (("federation", manifest.federation, federation), ("origin", manifest.origin, of)):
         if actual != expected:
             raise ValueError(f"its {name} is {actual}, not {expected}")
@@ -296,9 +285,7 @@ def read_witness(path: Path, *, of: str, federation: Sha256, ca: x509.Certificat
     signed_heads = []
     for number, received_manifest in enumerate(witness.manifests, start=1):
         try:
-            manifest = read_manifest(
-                unpack_manifest(received_manifest.model_dump()), of=of, federation=federation, ca=ca
-            )
+            manifest = read_manifest(from_base64(received_manifest.model_dump()), of=of, federation=federation, ca=ca)
         except ValueError as error:
             remedy = f"ask {witness.by} to write it again; that is no proof against {of}"
             raise PeerMisbehaved(f"{path}: manifest {number} is refused: {error}", remedy) from error

@@ -12,7 +12,6 @@ from typing import Any
 
 from cryptography import x509
 
-from peer.audit import evidence_files
 from peer.audit.evidence_files import SignedHead
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
@@ -22,7 +21,7 @@ from peer.identity import certificates
 from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import wire
+from peer.transport.manifest import decode_manifest, from_base64
 
 INTENTS_CHECKED = 64
 """The newest ledger rows that a start reads: it must be quick, and another site's ledger shows in
@@ -75,9 +74,9 @@ def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | No
     """The newest manifest that the site signed in a generation, and the certificate beside it."""
     for _, _, body in journal.newest(("manifest",)):
         try:
-            signed = evidence_files.unpack_manifest(body)
+            signed = from_base64(body)
             certificate = x509.load_der_x509_certificate(signed.certificate_der)
-            return wire.decode_manifest(signed.body), certificate
+            return decode_manifest(signed.body), certificate
         except ValueError as error:
             raise StateError(f"{journal.path} is damaged: its newest manifest: {error}", RESTORE) from error
     return None

@@ -28,7 +28,7 @@ from peer.identity import certificates
 from peer.records import history
 from peer.records.journal import Journal
 from peer.records.ledger import ChainVerifier, Ledger
-from peer.transport import wire
+from peer.transport.manifest import decode_manifest, from_base64
 
 
 def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified:
@@ -75,8 +75,8 @@ def _read_own_heads(
             restored += _read_restorations(journal)
             for _, round, body in journal.rows(("manifest",)):
                 try:
-                    signed = evidence_files.unpack_manifest(body)
-                    manifest = wire.decode_manifest(signed.body)
+                    signed = from_base64(body)
+                    manifest = decode_manifest(signed.body)
                     if manifest.federation == digest:  # a manifest of a former federation.toml is not verified
                         evidence_files.read_manifest(signed, of=folder.site, federation=digest, ca=ca)
                     signed_heads.append(SignedHead.of(manifest))
@@ -265,9 +265,7 @@ def _read_received(
     Empty unless it can be verified.
     """
     try:
-        manifest = evidence_files.read_manifest(
-            evidence_files.unpack_manifest(row["body"]), of=of, federation=digest, ca=ca
-        )
+        manifest = evidence_files.read_manifest(from_base64(row["body"]), of=of, federation=digest, ca=ca)
     except ValueError:
         return []
     parts = {name: row["body"][name] for name in ("body", "signature", "certificate_der")}

@@ -67,7 +67,6 @@ ROUND_KEY_FILE = "round.key"
 CA_DAYS = 3650  # longer than a study; the CA key stays offline
 SITE_DAYS = 365  # one renewal a year
 BACKDATE = datetime.timedelta(hours=1)  # clocks of hospitals differ
-MANIFEST_LABEL = b"mhfl/manifest/v1\x00"
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 UNREADABLE = (
     ValueError,
@@ -111,15 +110,6 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
         public_key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise ValueError("the signature does not fit") from None
-
-
-def sign_manifest(key: ec.EllipticCurvePrivateKey, body: bytes) -> bytes:
-    return sign(key, MANIFEST_LABEL + body)
-
-
-def verify_manifest(certificate: x509.Certificate, signature: bytes, body: bytes) -> None:
-    """``ValueError`` unless the certificate's key signed exactly these bytes of a manifest."""
-    verify_signature(certificate_key(certificate), signature, MANIFEST_LABEL + body)
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:

@@ -17,7 +17,6 @@ from peer.audit.folder_check import check_folder
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
-from peer.daemon.fetcher import encoded
 from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, StateError
 from peer.identity import enrolment
@@ -25,6 +24,7 @@ from peer.identity.bundle import Bundle
 from peer.identity.certificates import Identity
 from peer.identity.enrolment import Authority
 from peer.records.ledger import Head, Ledger
+from peer.transport.manifest import to_base64
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_an_older_pki_under_a_newer_journal_is_refused(tmp_path: Path, books: An
     old_books = type(books)(old)
     journal = old_books.journal("asia")
     signed = old_books.signed("asia", Ledger(folder.egress_db).head, round=1)
-    journal.append("manifest", 1, {"artifact": "ab" * 32, **encoded(signed)})
+    journal.append("manifest", 1, {"artifact": "ab" * 32, **to_base64(signed)})
     journal.close()
     assert check(folder) == []
     shutil.rmtree(folder.pki)
@@ -210,7 +210,7 @@ def test_a_model_that_is_lent_after_the_next_was_published_makes_no_journal_old(
     journal = books.journal("asia")
     journal.append("published", 3, {"artifact": None})
     lent = books.signed("asia", Head(6, hash_at(asia, 6)), round=2)
-    journal.append("manifest", 2, {"artifact": "ab" * 32, **encoded(lent)})
+    journal.append("manifest", 2, {"artifact": "ab" * 32, **to_base64(lent)})
     journal.close()
     assert check(asia) == []
 

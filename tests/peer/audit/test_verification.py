@@ -17,11 +17,11 @@ import pytest
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
-from peer.daemon.fetcher import encoded
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
 from peer.records.ledger import Head, Ledger, chain_hash
+from peer.transport.manifest import decode_manifest, from_base64, to_base64
 
 KEYS = {
     "site",
@@ -190,7 +190,7 @@ def test_rows_that_say_nothing_are_named_although_their_chain_holds(
 def test_a_forged_manifest_in_the_journal_is_a_problem_and_no_witness(asia: SiteFolder, books: Any) -> None:
     with contextlib.closing(books.journal("asia")) as journal:
         forged = books.signed("europe", Head(99, "ab" * 32), round=9)
-        journal.append("manifest", 9, {"artifact": "ab" * 32, **encoded(forged)})
+        journal.append("manifest", 9, {"artifact": "ab" * 32, **to_base64(forged)})
         journal.append("manifest", 10, {"artifact": "ab" * 32, "body": "?"})
     first, second = verification.verify(asia)["problems"]
     assert "the manifest of round 9 is not this site's: the certificate names europe, not asia" in first
@@ -225,12 +225,7 @@ def test_a_witness_remembers_the_most_rows_not_the_last_ones(asia: SiteFolder, b
     edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 2")
     books.send("asia", "europe", round=5, generation=2)
     newest = verification.make_witness(books.loopback.folder("europe"), "asia")
-    assert (
-        evidence_files.wire.decode_manifest(
-            evidence_files.unpack_manifest(newest.manifests[0].model_dump()).body
-        ).egress_count
-        == 6
-    )
+    assert decode_manifest(from_base64(newest.manifests[0].model_dump()).body).egress_count == 6
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

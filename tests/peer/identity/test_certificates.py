@@ -39,10 +39,8 @@ from peer.identity.certificates import (
     read_authority,
     read_request,
     sign,
-    sign_manifest,
     signing_request,
     verify_certificate,
-    verify_manifest,
     verify_signature,
 )
 
@@ -278,16 +276,6 @@ def test_signatures_are_bound_to_key_and_data() -> None:
     ):
         with pytest.raises(ValueError, match="the signature does not fit"):
             verify_signature(key, signed, data)
-
-
-def test_manifest_signature_is_over_label_zero_and_body() -> None:
-    signature = sign_manifest(KEY, b"body")
-    verify_manifest(CERTIFICATE, signature, b"body")
-    KEY.public_key().verify(signature, b"mhfl/manifest/v1\x00body", ec.ECDSA(hashes.SHA256()))
-    with pytest.raises(ValueError, match="does not fit"):
-        verify_manifest(CERTIFICATE, sign(KEY, b"body"), b"body")
-    with pytest.raises(ValueError, match="does not fit"):
-        verify_manifest(CA, signature, b"body")
 
 
 def test_authorities_that_are_refused() -> None:
