@@ -70,7 +70,7 @@ def _read_own_heads(
     backups.
     """
     signed_heads, problems, restored = [], [], []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             restored += _read_restorations(journal)
             for _, round, body in journal.rows(("manifest",)):
@@ -239,7 +239,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     if of not in others:
         raise UsageError(f"--of {of}: not another site of this federation{suggestion(of, others)}", "name another site")
     received_manifests: list[tuple[int, ReceivedManifest]] = []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             for row in journal.records(("received",)):
                 if row["body"]["peer"] == of:
@@ -283,7 +283,7 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
     federation = FederationConfig.load(folder.federation_toml)
     own = certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
     restored = []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             restored += _read_restorations(journal)
     rows: list[tuple[int, str, str]] = []
