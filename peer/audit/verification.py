@@ -143,9 +143,9 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
         unproven.append(f"rows 1 to {chain.before.count}, which are not in this file")
     if chain.left_out:
         unproven.append(f"{len(chain.left_out)} later rows, of which it holds nothing but the hash")
-    made = datetime.datetime.fromtimestamp(document.made, datetime.UTC)
-    if not certificate.not_valid_before_utc <= made <= certificate.not_valid_after_utc:
-        unproven.append(f"when it was made: its certificate was not valid on {made:%Y-%m-%d}")
+    exported_at = datetime.datetime.fromtimestamp(document.made, datetime.UTC)
+    if not certificate.not_valid_before_utc <= exported_at <= certificate.not_valid_after_utc:
+        unproven.append(f"when it was made: its certificate was not valid on {exported_at:%Y-%m-%d}")
     return {
         "site": document.site,
         "federation": document.federation,
@@ -300,7 +300,7 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
         own,
         federation=federation.name,
         digest=federation.digest,
-        made=int(time.time()),
+        time_s=int(time.time()),
         restored=restored,
         selects=selects,
     )

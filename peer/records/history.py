@@ -277,8 +277,8 @@ class History(HistoryReader):
         kinds: Iterable[str] = (),
     ) -> None:
         self._collected_kinds = frozenset(kinds)
-        wanted = {*self._collected_kinds, *(ROUND_KINDS if rounds else ()), *(("received",) if received else ())}
-        super().__init__(folder, kinds=sorted(wanted), ledger=sent)
+        kinds_to_read = {*self._collected_kinds, *(ROUND_KINDS if rounds else ()), *(("received",) if received else ())}
+        super().__init__(folder, kinds=sorted(kinds_to_read), ledger=sent)
         self.rounds_of: dict[int, dict[int, CommittedRound]] = {}
         self.received_of: dict[int, list[Transfer]] = {}
         self.rows_of: dict[int, list[HistoryRow]] = {}
