@@ -98,7 +98,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFedera
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
         draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
-        return LocalFederation.found(root, draft, texts)
+        return LocalFederation.create(root, draft, texts)
 
     return make
 

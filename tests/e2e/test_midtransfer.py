@@ -87,7 +87,7 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=pytest.mark.slow) for run in range(1, RUNS))])
 def test_killed_in_mid_transfer(tmp_path: Path, tools: Any, busy: None, run: int) -> None:
-    loopback = LocalFederation.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
+    loopback = LocalFederation.create(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
     sites = {name: Site(loopback, name) for name in SITES}
     try:
         for site in sites.values():

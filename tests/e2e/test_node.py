@@ -103,7 +103,7 @@ class Still:
 @pytest.fixture
 def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, Still]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
+    loopback = LocalFederation.create(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
     daemons: dict[str, Still] = {}
     try:
         for name in DAEMONS:

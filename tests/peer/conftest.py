@@ -202,7 +202,7 @@ def multicast() -> None:
 
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
-    return LocalFederation.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
+    return LocalFederation.create(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     """A site with two finished rounds and their weights, whose daemon is down; nobody may change it."""
     root = tmp_path_factory.mktemp("notebook")
     text = SITE.format(datalist=signals(root / "data"))
-    loopback = LocalFederation.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
+    loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
     with undisturbed():
         train(folder, rounds=2)
