@@ -62,7 +62,7 @@ def _study(
     task: Mapping[str, Any],
     data: Mapping[str, Any],
     networks: Mapping[str, Mapping[str, Any]],
-    one: Mapping[str, Any] | None = None,
+    shared_network: Mapping[str, Any] | None = None,
     batch_size: int = 8,
     **shared: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _study(
         "data": data,
         "training": {"device": "cpu", "threads": 1, "batch_size": batch_size},
         "partitions": {"sites": {"kind": "key", "sites": list(networks)}},
-        "models": {FAMILIES: networks} | ({ONE: {EVERY_SITE: one}} if one else {}),
+        "models": {FAMILIES: networks} | ({ONE: {EVERY_SITE: shared_network}} if shared_network else {}),
         **shared,
     }
 
@@ -85,7 +85,7 @@ def _nodules(networks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         task={"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
         data={"dataset": "lidc", "input_size": [32, 32, 32], "regions": True},
         networks=networks,
-        one={"name": "resnet10", "width": 16, "stem_stride": 2},
+        shared_network={"name": "resnet10", "width": 16, "stem_stride": 2},
         proxy={"name": "resnet10", "width": 8, "stem_stride": 2},
         messenger={"name": "messenger_classification", "width": 32},
     )
@@ -107,7 +107,7 @@ def _eeg(title: str, recordings: str, *, channels: int, samples: int, normalise:
             "asia": {"name": "rnn", "width": 16, "projection": 64},
             "europe": {"name": "tcn", "width": 24, "projection": 64},
         },
-        one={"name": "tcn", "width": 16, "projection": 64},
+        shared_network={"name": "tcn", "width": 16, "projection": 64},
         proxy={"name": "tcn", "width": 8, "projection": 32},
         messenger={"name": "messenger_time_series", "width": 64},
         batch_size=16,
@@ -147,7 +147,7 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
             "coronal": {"name": "res_unet", "width": 8, "depth": 3},
             "sagittal": {"name": "fcn8s", "width": 16},
         },
-        one={"name": "unet", "width": 8, "depth": 3},
+        shared_network={"name": "unet", "width": 8, "depth": 3},
         proxy={"name": "unet", "width": 4, "depth": 3},
         messenger={"name": "messenger_segmentation", "width": 16},
     ),

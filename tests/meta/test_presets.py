@@ -122,8 +122,8 @@ def test_several_presets_extend_every_base() -> None:
 
 
 def test_the_list_of_presets_is_whole() -> None:
-    listed = (EXAMPLES / "experiments" / "README.md").read_text()
-    assert [path.name for path in PRESETS if f"`{path.stem}`" not in listed] == []
+    readme = (EXAMPLES / "experiments" / "README.md").read_text()
+    assert [path.name for path in PRESETS if f"`{path.stem}`" not in readme] == []
 
 
 def test_the_example_is_read_and_shows_every_key() -> None:

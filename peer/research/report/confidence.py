@@ -136,8 +136,8 @@ def _subjects(run: RunResult, site: str, count: int) -> list[str]:
     samples = run.samples.get(site, ())
     if len(samples) != count:
         return [f"{site}/{run.id}/{index}" for index in range(count)]
-    named = [(sample.get("subject"), sample.get("image")) for sample in samples]
-    return [f"image {image}" if subject is None else f"subject {subject}" for subject, image in named]
+    names = [(sample.get("subject"), sample.get("image")) for sample in samples]
+    return [f"image {image}" if subject is None else f"subject {subject}" for subject, image in names]
 
 
 def _p_cell(p: float | None) -> Cell:

@@ -117,9 +117,11 @@ def build_report(results: Results, *, resamples: int, progress: Progress) -> Rep
     """Build the whole report; its figures have the style of ``plotting``."""
     styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
     published = reference_tables(results.experiment.get("reference"))
-    several = len(results.settings) > 1
+    has_several_settings = len(results.settings) > 1
     sources = [
-        _section_source(results, setting, published, styles, suffix="-" + slug("-".join(setting)) if several else "")
+        _section_source(
+            results, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
+        )
         for setting in results.settings
     ]
     builders: list[tuple[str, Callable[[SectionSource], Iterator[ReportPart | None]]]] = [

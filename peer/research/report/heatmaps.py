@@ -43,8 +43,8 @@ def similarities(run: RunResult, *, name: str) -> ReportFigure | None:
             step = -(-len(dam) // SIDE_MAX)
             is_thinned |= step > 1
             pair = [np.asarray(matrix[::step, ::step], dtype=np.float64) for matrix in (dam, ktm)]
-            drawn = zip((*pair, pair[0] - pair[1]), ("DAM", "KTM", "DAM − KTM"), strict=True)
-            for column, (matrix, panel) in enumerate(drawn, start=3 * kind_index):
+            panels = zip((*pair, pair[0] - pair[1]), ("DAM", "KTM", "DAM − KTM"), strict=True)
+            for column, (matrix, panel) in enumerate(panels, start=3 * kind_index):
                 axes = figure.add_subplot(grid[row, column])
                 colours = plotting.DIVERGING if panel == "DAM − KTM" else plotting.HEAT
                 images[panel] = axes.imshow(matrix, cmap=colours, vmin=-1.0, vmax=1.0, interpolation="none")

@@ -95,8 +95,8 @@ def _slice_volume(volume: Image, reference: Image) -> Image:
     if volume.ndim == 2:
         return volume
     amounts = (reference > 0).sum(axis=(0, 1))
-    place = int(amounts.argmax()) * volume.shape[2] // reference.shape[2]
-    return np.rot90(volume[:, :, place])
+    slice_index = int(amounts.argmax()) * volume.shape[2] // reference.shape[2]
+    return np.rot90(volume[:, :, slice_index])
 
 
 def score(prediction: Image, truth: Image, *, kind: str) -> str:

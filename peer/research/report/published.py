@@ -185,9 +185,9 @@ def _is_named(table: Published, reference: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_about(dataset: str, wanted: str) -> bool:
+def _is_about(dataset: str, wanted_dataset: str) -> bool:
     """Whether a table's data set is the wanted one, or a variant of it."""
-    return dataset == "all" or normalise_name(dataset).startswith(normalise_name(wanted))
+    return dataset == "all" or normalise_name(dataset).startswith(normalise_name(wanted_dataset))
 
 
 def _names_match(printed_name: str, name: str) -> bool:

@@ -169,8 +169,8 @@ class Results:
 
     def select(self, setting: tuple[str, str], label: str, links: str = UNDISTURBED) -> list[RunResult]:
         """The runs of one cell, by fold and seed."""
-        chosen = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
-        return sorted(chosen, key=lambda run: (run.fold, run.seed))
+        selected = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
+        return sorted(selected, key=lambda run: (run.fold, run.seed))
 
     def labels(self, setting: tuple[str, str], links: str = UNDISTURBED) -> list[str]:
         """The labels of the methods that have a run in this setting."""

@@ -166,7 +166,7 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV: numbers with all digits, deviations in separate columns."""
-        has_std = [any(row.cells[place].std is not None for row in self.rows) for place in range(len(self.columns))]
+        has_std = [any(row.cells[index].std is not None for row in self.rows) for index in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         heads: list[str] = [self.head, "origin"]

@@ -102,15 +102,15 @@ def _subsample(*arrays: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     count = len(arrays[0])
     if count <= SAMPLES_MAX:
         return arrays
-    chosen = np.sort(np.random.default_rng(0).choice(count, SAMPLES_MAX, replace=False))
-    return tuple(array[chosen] for array in arrays)
+    indices = np.sort(np.random.default_rng(0).choice(count, SAMPLES_MAX, replace=False))
+    return tuple(array[indices] for array in arrays)
 
 
 def _scatter(axes: Any, positions: NDArray[np.float64], values: NDArray[Any], labels: Mapping[int, str]) -> None:
     for index, (value, label) in enumerate(labels.items()):
-        chosen = values == value
+        mask = values == value
         axes.scatter(
-            *positions[chosen].T,
+            *positions[mask].T,
             s=9,
             linewidth=0,
             alpha=0.85,

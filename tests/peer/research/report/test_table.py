@@ -16,7 +16,7 @@ def row(label: str, value: float | None, **options: bool) -> TableRow:
 
 
 @pytest.mark.parametrize(
-    ("cell", "shown"),
+    ("cell", "expected"),
     [
         (Cell(0.12345), "0.123"),
         (Cell(12345.6, 0.04), "12,345.600 ± 0.040"),
@@ -25,8 +25,8 @@ def row(label: str, value: float | None, **options: bool) -> TableRow:
         (Cell(text="5–6"), "5–6"),
     ],
 )
-def test_a_cell_as_a_person_reads_it(cell: Cell, shown: str) -> None:
-    assert cell.format(3) == shown
+def test_a_cell_as_a_person_reads_it(cell: Cell, expected: str) -> None:
+    assert cell.format(3) == expected
 
 
 def test_best_and_second_are_marked_and_equals_alike() -> None:

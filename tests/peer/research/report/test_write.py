@@ -30,9 +30,9 @@ class PageParser(html.parser.HTMLParser):
         self.ids: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.links += [str(given[key]) for key in ("src", "href", "xlink:href") if key in given]
-        self.ids += [str(given["id"])] if "id" in given else []
+        values = dict(attrs)
+        self.links += [str(values[key]) for key in ("src", "href", "xlink:href") if key in values]
+        self.ids += [str(values["id"])] if "id" in values else []
         assert tag != "script"
         if tag not in VOID:
             self.stack.append(tag)
@@ -78,9 +78,9 @@ def test_the_page_is_one_file_that_fetches_nothing(classified: tuple[Path, dict[
 def test_the_text_names_files_that_are_there(classified: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = classified
     text = (folder / "report/report.md").read_text("utf-8")
-    named = re.findall(r"\]\(((?:pictures|tables)/[^)]+)\)", text)
+    named_files = re.findall(r"\]\(((?:pictures|tables)/[^)]+)\)", text)
     present = {str(path.relative_to(folder / "report")) for path in (folder / "report").glob("*/*")}
-    assert set(named) == present
+    assert set(named_files) == present
     assert "Synthetic runs \\<&\\>" in text
 
 
