@@ -127,7 +127,7 @@ def run(megabytes: int, rounds: int) -> Measured:
     """Found a federation and measure so many rounds of it; the first exchange, before them, warms both ways up."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        loopback = LocalFederation.found(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
+        loopback = LocalFederation.create(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
         bare, sites = (Crew(script, loopback, megabytes) for script in ("bare.py", "still.py"))
         stack.callback(bare.leave)
         stack.callback(sites.leave)

@@ -119,7 +119,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     """
     root = tmp_path_factory.mktemp("notebook")
     text = SITE.format(datalist=signals(root / "data"))
-    loopback = LocalFederation.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
+    loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
     with undisturbed():
         train(folder, rounds=2)
