@@ -213,10 +213,10 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, standing), self._named("the model"):
-            from peer.inference.notebook import model_of
+        with model_state.open_trained(self.folder, round) as (_, standing), self._named("the model"):
+            from peer.inference.notebook import load_model
 
-            return model_of(standing.setting, standing.state, standing.sources)
+            return load_model(standing.setting, standing.checkpoint, standing.sources)
 
     def predict(self, inputs: Sequence[Input], *, round: int | None = None, device: str = "cpu") -> list[Record]:
         """Predictions in this process, the same as those of `mhfl-peer predict`; the model is kept for the next call.
@@ -245,10 +245,10 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, standing), self._named("the prediction"):
-            from peer.inference.notebook import answers
+        with model_state.open_trained(self.folder, round) as (_, standing), self._named("the prediction"):
+            from peer.inference.notebook import predict_inputs
 
-            found = answers(self._trainer(standing, device), inputs)
+            found = predict_inputs(self._trainer(standing, device), inputs)
         if found and all(record["problem"] for record in found):
             first = found[0]
             raise DataError(f"nothing could be predicted: {first['file']}: {first['problem']}", "see each `problem`")
@@ -259,15 +259,15 @@ class SiteHandle:
         return History(self.folder, rounds=True).read_all().rounds
 
     def _trainer(self, standing: ModelState, device: str) -> Trainer:
-        from peer.inference.notebook import trainer_of
+        from peer.inference.notebook import load_trainer
 
-        key = (standing.generation, standing.state, standing.sources, device)
+        key = (standing.generation, standing.checkpoint, standing.sources, device)
         if self._held is None or self._held[0] != key:
             setting = standing.setting
             training = {**setting.site["training"], "device": device}
             setting = dataclasses.replace(setting, site={**setting.site, "training": training})
             self._held = None  # two models at once might not fit
-            self._held = key, trainer_of(setting, standing.state, standing.sources)
+            self._held = key, load_trainer(setting, standing.checkpoint, standing.sources)
         return self._held[1]
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     # Beside a daemon that trains, a second worker could take the memory that the first one needs.
     steps = samples if train and running is None and data.verdict != "failure" else None
     reach = None if running is not None and status is None else (status, ports[0].verdict == "ok")
-    with model_state.tidied():
+    with model_state.exit_on_sigterm():
         trial, peers = asyncio.run(_together(folder, federation, site, own.name, worker, steps, reach))
     yield from trial.findings
     yield local.policy(federation, site, trial.artifact_bytes)
