@@ -175,7 +175,7 @@ def witness(
     from peer.audit import evidence_files, verification
 
     must_be_new(out)
-    found = verification.witness(_folder(context, settings, site_name), of, everything=everything)
+    found = verification.make_witness(_folder(context, settings, site_name), of, everything=everything)
     write_atomically(out, evidence_files.encode(found), 0o644)
     output.emit(_witnessed(found, out), as_json=as_json, render=_written)
 

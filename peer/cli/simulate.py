@@ -62,7 +62,7 @@ def simulate(
         output.console().print(f"All is well: {len(found)} runs can be carried out.")
     document: SimulationResult = {
         "out": str(out),
-        "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in found],
+        "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in found],
     }
     output.emit(document, as_json=as_json, render=_summary)
     if failed:

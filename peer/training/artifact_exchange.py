@@ -9,6 +9,7 @@ from torch import nn
 
 from models import Network, Output
 from peer.core.commands import Source
+from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
@@ -43,7 +44,7 @@ class ArtifactExchange:
             spec=network.spec,
             kind=kind,
             owner=owner,
-            steps=steps,
+            steps=min(steps, STEPS_MAX),  # a received count is another site's claim
             training_samples=samples if settings.tells_samples else None,
         )
 

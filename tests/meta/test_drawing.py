@@ -12,7 +12,7 @@ import pytest
 
 FLOWCHART = re.compile(r"^flowchart TD\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("losses", "models", "peer")
-EVERYBODY_S = frozenset({"__init__", "__version__", "classification", "documents", "errors", "files"})
+EVERYBODY_S = frozenset({"__init__", "__version__", "classification", "documents", "errors", "extras", "files"})
 """Modules of ``peer`` itself that every package may import: they are not drawn."""
 
 

@@ -89,7 +89,7 @@ def test_what_a_folder_or_a_datalist_lacks_is_named(pictures: Any, tmp_path: Pat
     (tmp_path / "list.json").write_text('{"test": [{"image": "gone.png"}]}')
     empty, missing = predict_inputs(pictures, [tmp_path / "empty", tmp_path / "list.json"])
     assert empty["problem"] == "holds no image"
-    assert missing == {"file": "gone.png", "problem": f"{tmp_path / 'missing.png'} does not exist"}
+    assert missing == {"file": "gone.png", "problem": f"{tmp_path / 'gone.png'} does not exist"}
 
 
 # --- networks --------------------------------------------------------------------------------------------------------

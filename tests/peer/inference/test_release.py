@@ -27,7 +27,7 @@ from peer.inference.release import collect_consent, export_model
 from peer.records import folder_documents
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import wire
+from peer.transport.manifest import encode_manifest
 
 STATE = "round-000002/train"
 CARD = {"network": {"network": {"name": "resnet10"}}, "parameters": 7, "checks": []}
@@ -43,8 +43,8 @@ def source(origin: str, number: int) -> Source:
 
 def received(source: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
     """The row of an artifact that came, with its manifest."""
-    manifest = Manifest(Sha256("cd" * 32), 1, "dflmoe", source.origin, source.round, source.artifact, **manifest)
-    body = base64.b64encode(wire.encode_manifest(manifest)).decode()
+    signed = Manifest(Sha256("cd" * 32), 1, "dflmoe", source.origin, source.round, source.artifact, **manifest)
+    body = base64.b64encode(encode_manifest(signed)).decode()
     return "received", 1, {"peer": source.origin, "sha256": source.artifact.sha256, "body": body}
 
 
@@ -98,7 +98,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
     """A stand-in for the process with torch, found first by a new process: keeps the request and does as it is told."""
 
     def stand_in(does: str) -> Path:
-        package, request_file = tmp_path / "elsewhere" / "peer" / "training" / "export", tmp_path / "request.json"
+        package, request_file = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
         package.mkdir(parents=True)
         for path in (package, package.parent, package.parent.parent):
             (path / "__init__.py").touch()

@@ -19,6 +19,7 @@ import torch
 
 from peer.core import commands, events
 from peer.core.commands import Source
+from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
@@ -462,6 +463,15 @@ def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, r
     assert after.artifact is not None
     assert after.artifact.steps == 2 * STEPS
     assert trained(Trainer(alpha), passed.state, round=3) == after
+
+
+def test_a_claim_of_too_many_steps_leaves_an_artifact_that_may_travel(alpha: WorkerSetting, received: Source) -> None:
+    trainer = Trainer(alpha)
+    artifact = dataclasses.replace(received.artifact, steps=STEPS_MAX)
+    claimed = dataclasses.replace(received, artifact=artifact)
+    passed = trained(trainer, initialised(trainer).state, claimed, circulate=SiteName("beta")).artifact
+    assert passed is not None
+    assert passed.steps == STEPS_MAX
 
 
 def test_every_parameter_of_a_visitor_is_trained(alpha: WorkerSetting, received: Source) -> None:
