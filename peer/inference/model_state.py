@@ -1,6 +1,4 @@
-"""A site's newest finished model state, for programs beside the daemon, and a process that loads
-torch for them.
-"""
+"""A site's newest finished model state, and a process that loads torch, for other programs."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 
 TRIES = 5
-"""A daemon whose rounds take seconds may delete a state once before it is linked, hardly five
-times.
-"""
+"""A daemon with rounds of seconds may delete a state once before it is linked, hardly 5 times."""
 
 HELD = "held"
 """The folder, in a site's folder, of the states that processes beside the daemon use."""
@@ -56,9 +52,7 @@ class ModelState:
     committed: int
 
     def document(self) -> dict[str, Any]:
-        """The state as JSON values, for a process with torch: ``setting``, ``state`` and
-        ``sources``.
-        """
+        """The JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
         return {"setting": to_json(self.setting), "state": self.checkpoint, "sources": to_json(self.sources)}
 
 
@@ -212,9 +206,7 @@ def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _link_files(home: Path, copy: Path, state: ModelState) -> None:
-    """Link, or copy to another disk, the checkpoint of a state and the artifacts that its round
-    used.
-    """
+    """Link, or copy to another disk, a state's checkpoint and the artifacts of its round."""
     artifacts = (f"artifacts/{source.artifact.sha256}.safetensors" for source in state.sources)
     names = [name for name in artifacts if (home / name).exists()]  # most methods do not need them any more
     names += [
@@ -233,9 +225,7 @@ def _link_files(home: Path, copy: Path, state: ModelState) -> None:
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise ``SystemExit``, so that children end and half-written files go; in the
-    main thread alone.
-    """
+    """Make SIGTERM raise ``SystemExit``, so that children end; in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,4 @@
-"""Load a site's model in another program's process, such as a notebook's, and predict, without
-changing the process.
-"""
+"""Predict with a site's model in another program's process, such as a notebook's."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) 
 
 
 def load_trainer(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
-    """A trainer with a finished state loaded, to predict with and for nothing else; see
-    ``load_model``.
-    """
+    """A trainer with a finished state loaded, only to predict with; see ``load_model``."""
     with preserve_torch_settings():
         trainer = Trainer(setting)
         trainer.load(state, sources)
@@ -124,9 +120,7 @@ def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tup
 
 
 def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
-    """An array in the form of a read file, float32 ``(c, *space)``; ``ValueError`` says what does
-    not fit.
-    """
+    """An array as float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
     task = settings.task
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:

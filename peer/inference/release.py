@@ -35,9 +35,7 @@ from peer.transport.manifest import decode_manifest
 
 PROCESS = "peer.inference.export.process"
 PURPOSE = "export"
-"""Of the ledger's rows; ``kind`` is the form, ``peer`` is empty, as only the operator knows where
-the file goes.
-"""
+"""Of the ledger's rows; ``kind`` is the form, ``peer`` is empty: only the operator knows it."""
 
 ENDINGS = {"pt2": ".pt2", "onnx": ".onnx"}
 """Of the files; a bundle is a folder of any name, or ends in ``.zip``."""
@@ -125,9 +123,7 @@ def export_model(
 
 
 def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) -> Consent:
-    """The sources whose sites' manifests allow an export; an artifact from this site itself needs
-    no consent.
-    """
+    """The sources whose sites' manifests allow an export; the site's own needs no consent."""
     allowed: dict[tuple[str, str], str] = {}
     for row in journal.records(("received",)):
         body = row["body"]
@@ -145,9 +141,7 @@ def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) ->
 
 
 def _refusal(body: bytes) -> str:
-    """Why a manifest does not allow an export; empty if it does. The receiver verified its
-    signature on arrival.
-    """
+    """Why a received manifest, whose signature is verified, allows no export; empty if it does."""
     try:
         manifest = decode_manifest(body)
     except ValueError as error:
@@ -189,9 +183,7 @@ def _check_name(form: str, out: Path) -> None:
 
 @contextlib.contextmanager
 def staging_folder(out: Path) -> Iterator[Path]:
-    """A private folder beside the path, on the same disk; it is deleted afterwards with all files
-    left in it.
-    """
+    """A private folder beside the path, on the same disk, deleted afterwards with its content."""
     try:
         staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:

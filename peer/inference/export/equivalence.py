@@ -30,9 +30,7 @@ READ = "test samples of the site"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Prepared images ``(c, *space)``; their files, none for drawn images; and their source, in
-    words.
-    """
+    """Prepared images ``(c, *space)``, their files (none for drawn images), their source in words."""
 
     images: tuple[Tensor, ...]
     files: tuple[tuple[Path, ...], ...]

@@ -1,6 +1,4 @@
-"""A network as one file that runs without this program: torch's ``.pt2`` and ONNX, to and from
-bytes.
-"""
+"""A network as one file that runs without this program: torch's ``.pt2`` and ONNX."""
 
 from __future__ import annotations
 
@@ -176,9 +174,7 @@ def _free_axes(program: ExportedProgram) -> dict[int, str]:
 
 
 def _require(*modules: str) -> None:
-    """``UnusableConfigurationError`` unless the modules are installed; checked before minutes of
-    work.
-    """
+    """``UnusableConfigurationError`` unless the modules are installed, before minutes of work."""
     try:
         require_extra("export", "ONNX", modules)
     except ConfigError as error:

@@ -1,6 +1,4 @@
-"""Load an exported model, and compute the SHA-256 that identifies it: of a file, or of the list of
-a bundle's files.
-"""
+"""Load an exported model, and compute the SHA-256 that identifies its file or bundle."""
 
 from __future__ import annotations
 
@@ -146,9 +144,7 @@ def _load_bundle(path: Path) -> tuple[str, Callable[[Tensor], Tensor]]:
 
 
 def _weighted_module(predictor: Predictor, plain: bool) -> nn.Module:
-    """The part of a predictor whose weights are in a bundle: all of it, or a network of MONAI's
-    alone.
-    """
+    """The predictor's part that a bundle's weights hold: all, or a network of MONAI's alone."""
     return predictor.dam.get_submodule("network") if plain else predictor
 
 

@@ -101,9 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
-    """The facts in an exported file, and the settings of a prediction; ``ValueError`` says what is
-    wrong.
-    """
+    """The facts in an exported file and its settings; ``ValueError`` says what is wrong."""
     if not text:
         raise ValueError("it holds no model card of `mhfl-peer export`, which says how images are prepared")
     card = json.loads(text)

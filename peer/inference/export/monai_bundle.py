@@ -95,9 +95,7 @@ def network_def(
 
 
 def read_config(folder: Path) -> ConfigParser:
-    """MONAI's parser of the bundle in this folder; it runs the configuration as code: only for own
-    bundles.
-    """
+    """MONAI's parser of an own bundle; it runs the configuration as code."""
     config = ConfigParser()
     config.read_config(folder / INFERENCE)
     config.read_meta(folder / METADATA)

@@ -1,6 +1,4 @@
-"""A site's predictor as one module, and its description as plain data, from which it can be built
-again.
-"""
+"""A site's predictor as one module, and as plain data from which it can be built again."""
 
 from __future__ import annotations
 
