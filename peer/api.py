@@ -222,10 +222,10 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, state), self._wrap_errors("the model"):
-            from peer.inference.notebook import model_of
+        with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the model"):
+            from peer.inference.notebook import load_model
 
-            return model_of(state.setting, state.state, state.sources)
+            return load_model(state.setting, state.checkpoint, state.sources)
 
     def predict(self, inputs: Sequence[Input], *, round: int | None = None, device: str = "cpu") -> list[Record]:
         """Predictions in this process, the same as those of `mhfl-peer predict`.
@@ -258,10 +258,10 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):
-            from peer.inference.notebook import answers
+        with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):
+            from peer.inference.notebook import predict_inputs
 
-            records = answers(self._trainer(state, device), inputs)
+            records = predict_inputs(self._trainer(state, device), inputs)
         if records and all(record["problem"] for record in records):
             first = records[0]
             raise DataError(f"nothing could be predicted: {first['file']}: {first['problem']}", "see each `problem`")
@@ -273,15 +273,15 @@ class SiteHandle:
 
     def _trainer(self, state: ModelState, device: str) -> Trainer:
         """A trainer with the state's networks; the last one is cached."""
-        from peer.inference.notebook import trainer_of
+        from peer.inference.notebook import load_trainer
 
-        key = (state.generation, state.state, state.sources, device)
+        key = (state.generation, state.checkpoint, state.sources, device)
         if self._cached_trainer is None or self._cached_trainer[0] != key:
             setting = state.setting
             training = {**setting.site["training"], "device": device}
             setting = dataclasses.replace(setting, site={**setting.site, "training": training})
             self._cached_trainer = None  # two models at once might not fit into memory
-            self._cached_trainer = key, trainer_of(setting, state.state, state.sources)
+            self._cached_trainer = key, load_trainer(setting, state.checkpoint, state.sources)
         return self._cached_trainer[1]
 
     @contextlib.contextmanager

@@ -82,7 +82,7 @@ def predict(
 def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     from peer.inference import model_state
 
-    with model_state.tidied(), model_state.trained(folder) as (federation, standing):
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, standing):
         task = federation.task
         classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
@@ -151,7 +151,7 @@ def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> di
     from peer.inference import model_state
 
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
-    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, what="the prediction")
+    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, name="the prediction")
     return answer
 
 

@@ -134,9 +134,9 @@ def _cross_site(local_federation: LocalFederation) -> Any:
     for name in local_federation.federation.roster:
         folder = local_federation.folder(name)
         federation, site, _ = startup.load(folder)
-        sites.append(model_state.standing(folder, federation, site).document())
+        sites.append(model_state.read_newest(folder, federation, site).document())
     return model_state.run_module(
-        "peer.research.cross_site", {"sites": sites}, what="the evaluation", limit_s=CROSS_SITE_S
+        "peer.research.cross_site", {"sites": sites}, name="the evaluation", limit_s=CROSS_SITE_S
     )
 
 

@@ -24,7 +24,7 @@ from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
 from peer.inference import model_state
-from peer.inference.notebook import undisturbed
+from peer.inference.notebook import preserve_torch_settings
 from peer.inference.predict import predict
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -77,7 +77,7 @@ def train(folder: SiteFolder, *, rounds: int) -> None:
     with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
         journal.append("began", 0, {"generation": number})
         journal.append("initialised", 0, {"state": INITIAL, "artifact": None, "samples": {}, "publish": None})
-        setting = model_state.standing(folder, federation, site).setting
+        setting = model_state.read_newest(folder, federation, site).setting
         trainer = Trainer(setting)
         trainer.perform(commands.Initialise(number, 1))
         state = INITIAL
@@ -121,7 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     text = SITE.format(datalist=signals(root / "data"))
     loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
-    with undisturbed():
+    with preserve_torch_settings():
         train(folder, rounds=2)
     with contextlib.closing(Ledger(folder.egress_db)) as ledger:
         facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1}
@@ -233,9 +233,9 @@ def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFed
 # --- the model -------------------------------------------------------------------------------------------------------
 def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, tmp_path: Path) -> None:
     config = site.config
-    with undisturbed(), model_state.trained(site.folder) as (_, standing):
+    with preserve_torch_settings(), model_state.open_trained(site.folder) as (_, standing):
         trainer = Trainer(standing.setting)
-        trainer.load(standing.state, standing.sources)
+        trainer.load(standing.checkpoint, standing.sources)
         theirs = predict(trainer, [Path(config.data.datalist)], tmp_path)["predictions"]
     folder = Path(config.data.datalist).parent
     by_path = site.predict([folder / row["file"] for row in theirs])
