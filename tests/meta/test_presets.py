@@ -1,4 +1,4 @@
-"""The experiments that come with the program: all are read, none is wrong, and no published row is forgotten."""
+"""The shipped experiments: the program can read all of them, and they cover every published row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from peer.research.sweep import prepare
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PRESETS = sorted((EXAMPLES / "experiments").glob("[!_]*.toml"))
 BASES = sorted((EXAMPLES / "experiments").glob("_*.toml"))
-"""What the presets extend."""
+"""The files that presets extend."""
 TRAINED = ("comparison", "disconnection")
-"""Kinds of published tables whose rows are methods; the others are made from the runs of these."""
+"""Kinds of published tables whose rows are methods; the other tables come from the same runs."""
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
-"""What stands before a key that is shown at its default."""
+"""The mark before a key that is shown with its default value."""
 
 
 @pytest.fixture(params=PRESETS, ids=[path.stem for path in PRESETS])
@@ -39,8 +39,8 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
     return Experiment.load(request.param)
 
 
-def referred(experiment: Experiment) -> list[Published]:
-    """The published tables that a preset trains the rows of."""
+def tables_of(experiment: Experiment) -> list[Published]:
+    """The published tables whose rows a preset trains."""
     if (reference := experiment.reference) is None:
         return []
     return [
@@ -70,9 +70,9 @@ def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
 
 def test_every_row_is_a_federation_that_daemons_would_take(experiment: Experiment) -> None:
     ran = set()
-    for partition, chosen, _, label in experiment.combinations():
+    for partition, models, _, label in experiment.combinations():
         sites = experiment.partitions[partition].sites
-        text = experiment.federation_text(label, chosen, sites, seed=0)
+        text = experiment.federation_text(label, models, sites, seed=0)
         assert FederationConfig.parse(text, label).plan is experiment.plan(label)
         ran.add(label)
     assert ran == experiment.methods.keys()
@@ -88,7 +88,7 @@ def test_every_network_exists_with_these_hyper_parameters(experiment: Experiment
 
 
 def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment) -> None:
-    tables = referred(experiment)
+    tables = tables_of(experiment)
     assert bool(tables) == (experiment.reference is not None)
     absent = {plain(row.method) for row in experiment.not_run}
     labels = {plain(label) for label in experiment.methods}
@@ -101,7 +101,7 @@ def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment
 
 
 def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
-    for table in referred(experiment):
+    for table in tables_of(experiment):
         metrics = {metric for test, _, metric in table.document["columns"] if test == "local"}
         for metric in metrics:
             for partition in experiment.partitions.values():
@@ -110,9 +110,9 @@ def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
 
 def test_every_published_table_has_a_preset() -> None:
     everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
-    wanted = {_key(table) for table in everything if table["kind"] in TRAINED}
-    found = {_key(table.document) for path in PRESETS for table in referred(Experiment.load(path))}
-    assert wanted == found
+    published_tables = {_key(table) for table in everything if table["kind"] in TRAINED}
+    trained_tables = {_key(table.document) for path in PRESETS for table in tables_of(Experiment.load(path))}
+    assert published_tables == trained_tables
 
 
 def test_several_presets_extend_every_base() -> None:
@@ -143,9 +143,9 @@ def test_a_public_sets_preset_is_ready_once_the_set_is_there(tmp_path: Path) -> 
         for folder, pixels in (("CXR_png", picture), ("masks", 255 * np.uint8(picture > 128))):
             (tmp_path / "unpacked" / folder).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(tmp_path / "unpacked" / folder / f"MCUCXR_{index:04d}_0.png")
-    found = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
-    assert [run.document["method"] for run in found] == ["central", "proxyfl", "feddal"]
-    lists = [json.loads(found[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
+    runs = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
+    assert [run.document["method"] for run in runs] == ["central", "proxyfl", "feddal"]
+    lists = [json.loads(runs[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
     assert [len(sides["training"]) + len(sides["test"]) for sides in lists] == [18, 18, 4]
 
 
