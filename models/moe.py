@@ -43,7 +43,7 @@ class FeatureTransform(nn.Module):
         KeyError: the site was not invited.
     Example:
         >>> transform = FeatureTransform(8)
-        >>> transform.invite("europe", 5)
+        >>> transform.add_expert("europe", 5)
         True
         >>> transform(torch.ones(2, 8), "europe").shape
         torch.Size([2, 5])
@@ -56,7 +56,7 @@ class FeatureTransform(nn.Module):
         self.own = nn.ModuleDict()
         self.widths: dict[str, int] = {}
 
-    def invite(self, site: str, features: int) -> bool:
+    def add_expert(self, site: str, features: int) -> bool:
         """Make the site's W_j for a head that takes so many features; whether its weights are new.
 
         A site that is known keeps its weights, unless its head has another width now.
@@ -136,7 +136,7 @@ class ExpertGate(nn.Module):
         KeyError: a site was not invited.
     Example:
         >>> gate = ExpertGate(8)
-        >>> gate.invite("asia")
+        >>> gate.add_expert("asia")
         True
         >>> gate(torch.ones(1, 8), {"asia": torch.tensor([[1.0, 2.0]])}).tolist()
         [[1.0, 2.0]]
@@ -148,7 +148,7 @@ class ExpertGate(nn.Module):
         self.per_sample = _per_sample(attention)
         self.rows = nn.ModuleDict()
 
-    def invite(self, site: str) -> bool:
+    def add_expert(self, site: str) -> bool:
         """Make the site's row; whether its weights are new."""
         if _key(site) in self.rows:
             return False
@@ -190,7 +190,7 @@ class Mixture(nn.Module):
         KeyError: a site was not invited.
     Example:
         >>> mixture = Mixture(own="asia", features=8, classes=3)
-        >>> mixture.invite("europe", 6)
+        >>> mixture.add_expert("europe", 6)
         True
         >>> mixture(torch.ones(2, 8), torch.ones(2, 3), {"europe": nn.Linear(6, 3)}).shape
         torch.Size([2, 3])
@@ -215,20 +215,20 @@ class Mixture(nn.Module):
             self.mixing: nn.Module = ExpertAttention(features, classes, spatial_dims=spatial_dims, attention=attention)
         elif mixing == "gate":
             self.mixing = ExpertGate(features, spatial_dims=spatial_dims, attention=attention)
-            self.mixing.invite(own)
+            self.mixing.add_expert(own)
         else:
             raise ValueError(f"mixing must be 'attention' or 'gate', not {mixing!r}")
-        self.register_load_state_dict_pre_hook(_invite_whom_it_knows)  # type: ignore[no-untyped-call]  # as torch has it
+        self.register_load_state_dict_pre_hook(_add_known_experts)  # type: ignore[no-untyped-call]  # as torch has it
 
-    def invite(self, site: str, features: int) -> bool:
+    def add_expert(self, site: str, features: int) -> bool:
         """Make what another site's head of so many input features needs here; whether there are new weights."""
         if self.transform is None and features != self.features:
             raise ValueError(
                 f"the head of {site} takes {features} features, this site's body gives {self.features}: without a "
                 "transform they must be equal"
             )
-        made = self.transform is not None and self.transform.invite(site, features)
-        return (isinstance(self.mixing, ExpertGate) and self.mixing.invite(site)) or made
+        made = self.transform is not None and self.transform.add_expert(site, features)
+        return (isinstance(self.mixing, ExpertGate) and self.mixing.add_expert(site)) or made
 
     def forward(self, feature: Tensor, said: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
         """The mixture of what the own head said of this feature and what the others' heads predict of it."""
@@ -290,14 +290,14 @@ def sites_in(names: Iterable[str]) -> list[str]:
     return sorted({known["site"] for name in names if (known := KNOWN.fullmatch(name))})
 
 
-def _invite_whom_it_knows(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
+def _add_known_experts(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
     """Before a state is loaded, make what the sites in it need."""
     for name, weight in state.items():
         known = KNOWN.fullmatch(name.removeprefix(prefix))
         if known and known["part"] == "transform.own" and mixture.transform is not None:
-            mixture.transform.invite(known["site"], weight.shape[0])
+            mixture.transform.add_expert(known["site"], weight.shape[0])
         elif known and known["part"] == "mixing.rows" and isinstance(mixture.mixing, ExpertGate):
-            mixture.mixing.invite(known["site"])
+            mixture.mixing.add_expert(known["site"])
 
 
 def _key(site: str) -> str:

@@ -178,7 +178,7 @@ class LedgerExtent(TypedDict):
     open: Annotated[list[int], "row numbers of transfers without an outcome"]
 
 
-class LedgerJudgement(TypedDict):
+class LedgerFindings(TypedDict):
     """What witnesses say of a ledger, and what is left open."""
 
     witnesses: Annotated[list[WitnessHeard], "the witnesses that were compared"]
@@ -188,7 +188,7 @@ class LedgerJudgement(TypedDict):
     unproven: Annotated[list[str], "in words what nobody vouches for"]
 
 
-class LedgerVerified(LedgerExtent, LedgerJudgement):
+class LedgerVerified(LedgerExtent, LedgerFindings):
     """The ledger is whole if `problems` is empty."""
 
     site: Annotated[str, "the audited site"]

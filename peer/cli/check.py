@@ -37,11 +37,11 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     mhfl-peer check --site europe
     mhfl-peer check --site europe --fast --json
     """
-    from peer.preflight.local import packages
+    from peer.preflight.local import check_packages
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with contextlib.nullcontext() if as_json else output.console().status("checking; with training, about a minute"):
-        findings = list(packages())
+        findings = list(check_packages())
         if not findings:  # with a wrong package, the other checks cannot be imported or trusted
             from peer.preflight.check import check as run_checks
 

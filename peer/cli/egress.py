@@ -186,7 +186,7 @@ def witness(
     from peer.audit import evidence_files, verification
 
     must_be_new(out)
-    evidence = verification.witness(_folder(context, settings, site_name), of, everything=everything)
+    evidence = verification.make_witness(_folder(context, settings, site_name), of, everything=everything)
     write_atomically(out, evidence_files.encode(evidence), 0o644)
     document: WitnessWritten = {
         "of": evidence.of,

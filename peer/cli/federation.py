@@ -17,7 +17,7 @@ from peer.config.site_folder import must_be_new, write_atomically
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, SiteAdmitted
 from peer.errors import BundleError, UsageError
 from peer.identity import certificates
-from peer.identity.bundle import read_handed
+from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
     """
     now = datetime.now(UTC)
     authority = Authority.load(ca, now=now)
-    content = read_handed(request)
+    content = read_received_file(request)
     must_be_new(out)
     if fingerprint is None:
         fingerprint = _ask_for_confirmation(content, request)

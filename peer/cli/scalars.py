@@ -67,11 +67,11 @@ def scalars(
 
 
 def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[str, Tracker]]:
-    from peer.tracking.trackers import MLflow, TensorBoard, database
+    from peer.tracking.trackers import MLflow, TensorBoard, database_file
 
     if tensorboard is None and mlflow is None:
         raise UsageError("nowhere to write to", "give --tensorboard DIR or --mlflow sqlite:///FILE")
-    file = None if mlflow is None else database(mlflow)
+    file = None if mlflow is None else database_file(mlflow)
     if tensorboard is not None:
         yield "tensorboard", TensorBoard(tensorboard)
     if file is not None:
@@ -81,7 +81,7 @@ def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[st
 def _write_scalars(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> ScalarsWritten:
     from peer.tracking import scalars
 
-    runs = scalars.runs(folder)
+    runs = scalars.read_runs(folder)
     added = {name: sum(tracker.add(run) for run in runs) for name, tracker in trackers.items()}
     return {"site": folder.site, "added": added, "runs": [_describe_run(run) for run in runs]}
 

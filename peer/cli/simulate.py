@@ -67,7 +67,7 @@ def simulate(
         output.console().print(f"All is well: {len(runs)} runs can be carried out.")
     document: SimulationResult = {
         "out": str(out),
-        "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in runs],
+        "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in runs],
     }
     output.emit(document, as_json=as_json, render=_render)
     if failed:

@@ -17,7 +17,7 @@ from peer.core.roster import site_name
 from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
-from peer.identity.bundle import Bundle, read_handed
+from peer.identity.bundle import Bundle, read_received_file
 from peer.methods.registry import PackageMissing
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
     """
     now = datetime.now(UTC)
     try:
-        bundle = Bundle.decode(read_handed(file))
+        bundle = Bundle.decode(read_received_file(file))
         federation = FederationConfig.parse(bundle.federation_toml, "its federation.toml")
     except PackageMissing:  # the bundle is not at fault
         raise

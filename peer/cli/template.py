@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from peer.config.schema import loopback
+from peer.config.schema import is_loopback
 from peer.config.toml import split_address
 
 SIZES = {1: "[1024]", 2: "[224, 224]", 3: "[32, 32, 32]"}
@@ -23,5 +23,5 @@ def site_toml(spatial_dims: int, address: str | None = None) -> str:
         return text
     host, port = split_address(address)
     everywhere = "[::]" if ":" in host else "0.0.0.0"
-    listen = f"{'[::1]' if ':' in host else '127.0.0.1'}:{port}" if loopback(host) else f"{everywhere}:{port}"
+    listen = f"{'[::1]' if ':' in host else '127.0.0.1'}:{port}" if is_loopback(host) else f"{everywhere}:{port}"
     return text.replace('listen = "127.0.0.1:7443"', f'listen = "{listen}"')

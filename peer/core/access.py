@@ -1,4 +1,7 @@
-"""Authorisation is the schedule: who may have which artifact of this site, decided without any state of the caller."""
+"""Authorisation: which peer may have which artifact of this site.
+
+The schedule decides, not the caller's state.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from peer.core.site_memory import Memory
 def denial(
     rules: Rules, *, caller: SiteName, kind: Kind, for_round: int, owner: SiteName, purpose: Purpose
 ) -> str | None:
-    """Why the caller may not have this site's artifact of that kind and round; nothing when it may.
+    """Why the caller may not have this site's artifact of that kind and round; ``None`` when it
+    may.
 
     Args:
         rules: the federation as this site sees it.
         caller: the name in the caller's verified certificate.
         kind: of artifact.
         for_round: the round that consumes it.
-        owner: whose model it is: this site's, except in circulating rounds.
-        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home, ``evaluate`` lends
-            the model at the end of a round to any peer.
+        owner: the site whose model it is: this site, except in circulating rounds.
+        purpose: ``train`` follows the schedule, ``handback`` brings a circulating model home,
+            ``evaluate`` lends the model at the end of a round to any peer.
 
-    A round that is long past or still to come is no reason to deny: the answer is then ``RETIRED`` or ``NOT_YET``.
+    A past or future round is no reason to deny: ``answer`` then says ``RETIRED`` or ``NOT_YET``.
     """
     plan = rules.plan
     if caller not in rules.roster or caller == rules.site:
@@ -57,18 +61,19 @@ def denial(
 def answer(
     rules: Rules, memory: Memory, *, for_round: int, owner: SiteName, purpose: Purpose
 ) -> tuple[int, Artifact] | Unavailable:
-    """What a caller whose turn it is gets: the artifact with its true round, or why there is none.
+    """The answer to a caller that may have the artifact: the artifact with its true round, or why
+    there is none.
 
     Args:
         rules: the federation as this site sees it.
         memory: what this site has published and committed.
         for_round: the round that consumes it.
-        owner: whose model it is.
+        owner: the site whose model it is.
         purpose: as in ``denial``.
     """
     if purpose == "evaluate":
         return _lent(rules, memory, for_round)
-    if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.home:
+    if purpose == "train" and for_round == rules.circulating + 1 > 1 and not memory.model_is_home:
         return Unavailable.NOT_YET
     published = memory.published.get((for_round, owner))
     if published is not None:
@@ -90,30 +95,30 @@ def answer(
 
 
 def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Unavailable:
-    one = memory.evaluation.lent.get(round)
-    if one is not None and one.artifact is not None:
-        return round, one.artifact
+    lent = memory.evaluation.lent.get(round)
+    if lent is not None and lent.artifact is not None:
+        return round, lent.artifact
     if round <= memory.committed - rules.pace.artifact_rounds_max:
         return Unavailable.RETIRED
-    away = round == rules.circulating == memory.committed and not memory.measured
+    away = round == rules.circulating == memory.committed and not memory.evaluated_after_handback
     return Unavailable.SKIPPED if memory.committed >= round and not away else Unavailable.NOT_YET
 
 
 def unasked(rules: Rules, memory: Memory, *, caller: SiteName, report: EvaluationResult) -> str | None:
-    """Why a report on a model of this site is not taken; nothing when it is one of what was lent.
+    """Why this site refuses a report; ``None`` when it is on a model that the site lends.
 
-    That the caller has asked shows in the digest, which the manifest of the lent model told it; without figures it need
-    not know one.
+    The digest shows that the caller has the lent model's manifest. A report without metrics needs
+    no digest.
     """
     if rules.evaluation_denied is not None:
         return rules.evaluation_denied
     if caller not in rules.peers:
         return f"{caller!r} takes no part in this federation's rounds"
-    one = memory.evaluation.lent.get(report.round)
-    if one is None or one.artifact is None:
+    lent = memory.evaluation.lent.get(report.round)
+    if lent is None or lent.artifact is None:
         return f"no model of round {report.round} is lent"
     if report.generation != memory.generation:
         return f"generation {report.generation} is not this site's {memory.generation}"
-    if report.sha256 != one.artifact.sha256 and not (report.sha256 is None and report.unmeasured == "not_received"):
+    if report.sha256 != lent.artifact.sha256 and not (report.sha256 is None and report.unmeasured == "not_received"):
         return f"the model that was lent after round {report.round} is another one"
     return None

@@ -1,6 +1,8 @@
-"""Everything that the core can ask for, in the imperative. The daemon carries commands out in the order given.
+"""The commands of the state machine, in the imperative.
 
-A ``Persist`` stands before whatever depends on it. Commands to the worker travel as JSON lines
+The daemon carries them out in the order given.
+
+A ``Persist`` precedes the commands that depend on it. Commands to the worker travel as JSON lines
 (``peer.core.worker_protocol``).
 """
 
@@ -35,9 +37,10 @@ class Persist(Command):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Command):
-    """Sign the artifact's manifest for the round that consumes it, journal it, and serve it to whom it may concern.
+    """Sign the artifact's manifest for the round that consumes it, journal the manifest, and serve
+    the artifact.
 
-    For ``evaluation`` it is the local model at the end of the round, lent to be measured.
+    For ``evaluation`` the artifact is the local model at the end of the round, lent to be measured.
     """
 
     round: int
@@ -47,7 +50,7 @@ class Publish(Command):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Command):
-    """Get an artifact and keep trying until it is there, refused, unavailable or cancelled."""
+    """Fetch an artifact; try until it is on disk, refused, unavailable or cancelled."""
 
     generation: int
     round: int
@@ -60,7 +63,7 @@ class Fetch(Command):
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch(Command):
-    """Stop trying."""
+    """End a fetch without an event."""
 
     origin: SiteName
     purpose: Purpose
@@ -68,19 +71,19 @@ class CancelFetch(Command):
 
 @dataclass(frozen=True, slots=True)
 class Discard(Command):
-    """Delete a received artifact; it was used, or nothing will use it."""
+    """Delete the file of a received artifact, which is needed no more."""
 
     sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
 class Announce(Command):
-    """Beat to every peer now: the phase that begins matters to them."""
+    """Send every peer a heartbeat now: the phase has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt(Command):
-    """Send ``Ticked`` at this time of the monotonic clock; the newest replaces the one before."""
+    """Send ``Ticked`` at this time of the monotonic clock; replaces the former ``WakeAt``."""
 
     at_s: float
 
@@ -95,9 +98,11 @@ class Exit(Command):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One received (or own, or cached) artifact that a round uses, as the journal keeps it.
+    """An artifact that a round uses: received in this round, from an earlier one, or the site's
+    own.
 
-    ``round`` is the round it was made for; ``fallback`` is empty when it is the scheduled one.
+    ``round`` is the round that it was published for; ``fallback`` is empty when it is the scheduled
+    artifact.
     """
 
     origin: SiteName
@@ -118,8 +123,8 @@ class Initialise(Command):
 class Train(Command):
     """Run one training stage from the checkpoint ``base``; the sources are in roster order.
 
-    ``circulate`` names the owner of the visiting model when the round only moves models on: then that model, not the
-    local one, is trained and becomes the artifact.
+    In a circulating round ``circulate`` names the owner of the visiting model: the worker then
+    trains that model instead of the local one, and the result is the artifact.
     """
 
     generation: int
@@ -133,7 +138,7 @@ class Train(Command):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(Command):
-    """Average the shared module over the own state and the sources, in roster order."""
+    """Average the shared module over the site's own state and the sources, in roster order."""
 
     generation: int
     round: int
@@ -144,7 +149,7 @@ class Aggregate(Command):
 
 @dataclass(frozen=True, slots=True)
 class Adopt(Command):
-    """Replace the local model by the copy that came home."""
+    """Replace the local model by the copy that a peer handed back."""
 
     generation: int
     round: int
@@ -155,9 +160,11 @@ class Adopt(Command):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Command):
-    """Measure what the site predicts with on the local test split: its networks, and the heads that it holds.
+    """Measure the site's prediction on the local test split: by its networks, and the heads that it
+    received.
 
-    Where it is to be ``lent``, also write the local model as an artifact, for other sites to measure.
+    With ``lent``, the worker also writes the local model as an artifact, for other sites to
+    measure.
     """
 
     generation: int
@@ -170,7 +177,7 @@ class Evaluate(Command):
 
 @dataclass(frozen=True, slots=True)
 class Measure(Command):
-    """Measure a guest, another site's model, on the local test split, beside the training and never in its way."""
+    """Measure a model that another site lent, on the local test split, beside the training."""
 
     generation: int
     round: int
@@ -180,12 +187,12 @@ class Measure(Command):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(Command):
-    """Measure no guest any more; what is being measured is broken off."""
+    """End the evaluation process, and the measurement under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendReport(Command):
-    """Tell a site once how its model did here."""
+    """Try once to send a site the report on its model."""
 
     attempt: int
     site: SiteName
@@ -194,9 +201,9 @@ class SendReport(Command):
 
 @dataclass(frozen=True, slots=True)
 class Rehearse(Command):
-    """Try a step of everything that a round does, with this site's own artifact in place of the others'.
+    """Try one step of each part of a round, with this site's own artifact in place of the peers'.
 
-    A preflight's order: nothing that comes of it is kept.
+    The preflight orders it; its results are discarded.
     """
 
     generation: int
@@ -206,7 +213,7 @@ class Rehearse(Command):
 
 @dataclass(frozen=True, slots=True)
 class Halt(Command):
-    """Write a checkpoint where the work stands and stop working."""
+    """Write a checkpoint of the work in hand, and stop."""
 
     generation: int
     attempt: int

@@ -1,7 +1,8 @@
-"""Everything that can happen to a site, in the past tense. Nothing here does anything.
+"""The events of the state machine, in the past tense.
 
-Events that answer a command carry the (generation, round, attempt) of that command; one that does not match what the
-site is doing now is ignored. Events of the worker travel as JSON lines (``peer.core.worker_protocol``).
+An event that answers a command carries the (generation, round, attempt) of that command. The state
+machine ignores an answer that does not match its present order. Events of the worker travel as JSON
+lines (``peer.core.worker_protocol``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Pur
 from peer.core.roster import Sha256, SiteName
 
 FAULTS = ("memory", "data", "configuration", "crash")
-"""What made the worker fail, by whose hands it can be mended."""
+"""Why the worker failed, by where the remedy lies."""
 Answer = Literal["taken", "refused", "none"]
 
 
@@ -25,27 +26,27 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Began(Event):
-    """The daemon runs: its lock is held, its server listens, its journal is read."""
+    """The daemon runs: it holds its lock, its server listens, its journal is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked(Event):
-    """Time passed; whatever was due is due now."""
+    """The time of the last ``WakeAt`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseRequested(Event):
-    """The operator wants the site to stop training and keep serving."""
+    """The operator asked the site to stop training and keep serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequested(Event):
-    """The operator wants a paused site to go on."""
+    """The operator asked a paused site to go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
-    """The operator, or a signal, wants the daemon to leave cleanly."""
+    """The operator, or a signal, asked the daemon to end in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class PeerGreeted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerHeard(Event):
-    """An authenticated byte came from a peer; with its state where it was a beat."""
+    """An authenticated byte arrived from a peer; ``pulse`` is its state if it was a heartbeat."""
 
     site: SiteName
     pulse: Heartbeat | None = None
@@ -100,7 +101,7 @@ class ArtifactUnavailable(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRefused(Event):
-    """What came was not acceptable: digest, signature, names, shapes, values, size or turn."""
+    """The fetched artifact was refused for its digest, signature, names, shapes, values, size or turn."""
 
     generation: int
     round: int
@@ -112,7 +113,7 @@ class ArtifactRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Initialised(Event):
-    """The local model exists in its initial state; ``state`` names the checkpoint, ``artifact`` what may be shared."""
+    """The initial model exists: ``state`` is its checkpoint, ``artifact`` the part that may be shared."""
 
     generation: int
     attempt: int
@@ -125,7 +126,7 @@ class Initialised(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progressed(Event):
-    """A training stage moved; ``losses`` are the terms of the newest step."""
+    """A training stage progressed; ``losses`` are the terms of the newest step."""
 
     generation: int
     round: int
@@ -165,7 +166,7 @@ class Aggregated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Adopted(Event):
-    """The site's own model came home and replaced the local state."""
+    """The site's own model, handed back by a peer, replaced the local state."""
 
     generation: int
     round: int
@@ -176,7 +177,10 @@ class Adopted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """The local model's metrics on the local test split; empty without one; ``artifact`` is what may be lent."""
+    """The local model was measured on the local test split; ``metrics`` is empty without one.
+
+    ``artifact`` is the model as it may be lent.
+    """
 
     generation: int
     round: int
@@ -187,7 +191,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Measured(Event):
-    """A guest's metrics on the local test split, or why it was ``refused`` before it was run."""
+    """A lent model was measured on the local test split, or ``refused`` with a reason before that."""
 
     generation: int
     round: int
@@ -198,7 +202,10 @@ class Measured(Event):
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFailed(Event):
-    """A guest could not be measured; the training knows nothing of it. ``fault`` is as of ``WorkFailed``."""
+    """The evaluation process failed; the training is not affected.
+
+    ``fault`` is as in ``WorkFailed``.
+    """
 
     generation: int
     attempt: int
@@ -208,7 +215,7 @@ class MeasurementFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReportArrived(Event):
-    """A site says how a model of this site did there."""
+    """A peer reported on a model that this site lends."""
 
     site: SiteName
     report: EvaluationResult
@@ -216,7 +223,7 @@ class ReportArrived(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswered(Event):
-    """A report was taken, refused for a reason, or not answered."""
+    """The peer took a report, refused it for a reason, or did not answer."""
 
     attempt: int
     site: SiteName
@@ -226,10 +233,12 @@ class ReportAnswered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed(Event):
-    """Every part of a round was tried: the seconds of a step by stage, and what a round of them would take.
+    """Every part of a round was tried: ``step_s`` by stage, and ``round_s``, the estimate for a
+    whole round.
 
-    ``memory_bytes`` is the largest amount that was held on the device (on a CPU: by the process), ``available_bytes``
-    what there was for it before; ``artifact_bytes`` is the size of what the site will send, 0 where it sends nothing.
+    ``memory_bytes`` is the peak on the device (on a CPU: of the process), ``available_bytes`` was
+    free before; ``artifact_bytes`` is the size of the artifact that the site will send, 0 where it
+    sends none.
     """
 
     generation: int
@@ -244,7 +253,7 @@ class Rehearsed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Halted(Event):
-    """The worker wrote a checkpoint where it stood and does nothing now."""
+    """The worker wrote a checkpoint and is idle."""
 
     generation: int
     attempt: int
@@ -252,7 +261,7 @@ class Halted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRejected(Event):
-    """The worker found a received artifact unusable before it reached the device."""
+    """The worker found a received artifact unusable before it loaded it on the device."""
 
     generation: int
     round: int
@@ -264,7 +273,7 @@ class ArtifactRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed(Event):
-    """The worker could not do what it was told; ``fault`` is one of ``FAULTS``."""
+    """The worker could not carry out its order; ``fault`` is one of ``FAULTS``."""
 
     generation: int
     attempt: int

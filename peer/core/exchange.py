@@ -1,4 +1,4 @@
-"""One exchange of one round: what a site waits for, when it stops waiting, and what it goes on with."""
+"""One exchange of a round: which artifacts a site waits for, for how long, and what replaces them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.core.roster import SiteName
 from peer.core.rules import Rules
 
 ABSENT = "absent"
-"""The reason where the operator named the peer with `start --without`: nobody misses it."""
+"""The reason where the operator named the peer with `start --without`."""
 MISSING_REASONS = (
     ABSENT,
     "silent",
@@ -24,29 +24,36 @@ MISSING_REASONS = (
     str(Unavailable.SKIPPED),
     "refused",
 )
-"""Why a site may be missing from a round: every word in ``Exchange.missing`` and in the rows of a round."""
+"""Every reason why a site may be missing from a round, here and in journal rows."""
 
 
 @dataclass(slots=True)
 class Want:
-    """One artifact that a site waits for: whom it asks, and whose model that is. Times are monotonic seconds."""
+    """One artifact that a site waits for: ``origin`` is the peer that it asks, ``owner`` the
+    model's site.
+
+    ``dropped`` is the reason why the site waits no more. Times are monotonic seconds.
+    """
 
     origin: SiteName
     owner: SiteName
     attempt: int
     since_s: float
-    came: Source | None = None
+    received: Source | None = None
     dropped: str = ""
 
     @property
     def open(self) -> bool:
-        """Still waited for."""
-        return self.came is None and not self.dropped
+        """Whether the site still waits for it."""
+        return self.received is None and not self.dropped
 
 
 @dataclass(slots=True)
 class Exchange:
-    """The wants of one exchange, by origin. It decides; fetching and journalling are commands of the round."""
+    """The wants of one exchange, by origin.
+
+    It decides only; ``peer.core.rounds`` orders the fetches and rows.
+    """
 
     round: int
     pattern: Pattern
@@ -56,29 +63,33 @@ class Exchange:
     wants: dict[SiteName, Want] = field(default_factory=dict)
 
     def settled(self) -> bool:
-        """Nothing is waited for any more."""
+        """Whether no want is open any more."""
         return not any(want.open for want in self.wants.values())
 
-    def due_s(self, neighbours: Peers, rules: Rules) -> list[float]:
-        """When to look again if nothing happens; monotonic seconds."""
-        waiting = [neighbours.silent_at_s(want.origin) for want in self.wants.values() if want.open]
+    def due_s(self, peers: Peers, rules: Rules) -> list[float]:
+        """When to check the wants again if no event comes first; monotonic seconds."""
+        waiting = [peers.silent_at_s(want.origin) for want in self.wants.values() if want.open]
         return [*waiting, self.opened_s + self.slow_s, self.opened_s + rules.pace.wait_max_s] if waiting else []
 
-    def give_up(self, neighbours: Peers, rules: Rules, now_s: float) -> list[Want]:
-        """Drop whatever there is no point in waiting for; returns what was dropped now.
+    def give_up(self, peers: Peers, rules: Rules, now_s: float) -> list[Want]:
+        """Drop the wants of peers that are silent, away or too slow; returns those that were
+        dropped now.
 
-        A silent or absent peer is dropped at once, a slow one at the deadline. Where all peers' artifacts are wanted,
-        the deadline counts only once a quorum is in; ``wait_max_s`` always does.
+        A silent peer, or one that publishes nothing more, is dropped at once, a slow one at the
+        deadline. Where the artifacts of all peers are wanted, the adaptive deadline counts only
+        once a quorum has arrived; ``wait_max_s`` always counts.
         """
-        came = sum(want.came is not None for want in self.wants.values())
-        slow = now_s >= self.opened_s + self.slow_s and (self.pattern != "all_to_all" or came >= rules.quorum_others)
+        received = sum(want.received is not None for want in self.wants.values())
+        slow = now_s >= self.opened_s + self.slow_s and (
+            self.pattern != "all_to_all" or received >= rules.quorum_others
+        )
         late = now_s >= self.opened_s + rules.pace.wait_max_s
         dropped = []
         for want in self.wants.values():
             if not want.open:
                 continue
-            pulse = neighbours.pulse(want.origin)
-            if neighbours.silent(want.origin, now_s):
+            pulse = peers.pulse(want.origin)
+            if peers.silent(want.origin, now_s):
                 want.dropped = "silent"
             elif pulse is not None and pulse.phase in liveness.AWAY and pulse.published_round < self.round:
                 want.dropped = pulse.phase
@@ -89,47 +100,47 @@ class Exchange:
         return dropped
 
     def sources(self) -> tuple[Source, ...]:
-        """What came, in roster order."""
-        return tuple(want.came for _, want in sorted(self.wants.items()) if want.came is not None)
+        """The received artifacts, in roster order."""
+        return tuple(want.received for _, want in sorted(self.wants.items()) if want.received is not None)
 
     def missing(self) -> dict[str, str]:
-        """Who did not contribute, and why."""
+        """The peers that did not contribute, each with the reason."""
         return {origin: want.dropped for origin, want in sorted(self.wants.items()) if want.dropped}
 
 
-def fallback(rules: Rules, *, round: int, owner: SiteName, held: Sequence[Source]) -> tuple[Source, ...]:
-    """What a permutation or circulating round goes on with when its artifact did not come.
+def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Source]) -> tuple[Source, ...]:
+    """The sources of a permutation or circulating round whose artifact did not arrive.
 
     Args:
-        rules: ``fallback`` is ``self`` (nothing: consolidate alone) or ``stale``.
-        round: the round that waits.
-        owner: whose model it waits for.
-        held: every artifact this site still holds, received or its own.
+        rules: ``fallback`` is ``self`` (no source: the site consolidates alone) or ``stale``.
+        round: the round in progress.
+        owner: the site whose model was due.
+        on_disk: every artifact that this site still has, received or its own.
     """
-    copies = [source for source in held if source.artifact.owner == owner and source.round < round]
+    copies = [source for source in on_disk if source.artifact.owner == owner and source.round < round]
     if rules.pattern(round) == "circulate":
         newest = max(copies, key=lambda source: (source.artifact.steps, source.round), default=None)
         return () if newest is None else (stale(newest),)
     if rules.fallback == "stale":
-        sent = [source for source in copies if source.origin == owner]
-        fresh = [source for source in sent if round - source.round <= rules.staleness_rounds_max]
-        newest = max(fresh, key=lambda source: source.round, default=None)
+        from_owner = [source for source in copies if source.origin == owner]
+        recent = [source for source in from_owner if round - source.round <= rules.staleness_rounds_max]
+        newest = max(recent, key=lambda source: source.round, default=None)
         return () if newest is None else (stale(newest),)
     return ()
 
 
-def last_received(rules: Rules, *, came: Iterable[Source], held: Iterable[Source]) -> tuple[Source, ...]:
-    """Of every peer its newest artifact: the one that came, or the last that was received."""
+def last_received(rules: Rules, *, fresh: Iterable[Source], earlier: Iterable[Source]) -> tuple[Source, ...]:
+    """The newest artifact of every peer: the one of this round, or the last received one."""
     newest: dict[SiteName, Source] = {}
-    for source in sorted(held, key=lambda source: source.round):
+    for source in sorted(earlier, key=lambda source: source.round):
         if source.origin != rules.site and source.origin in rules.roster:
             newest[source.origin] = stale(source)
-    newest.update({source.origin: source for source in came})
+    newest.update({source.origin: source for source in fresh})
     return tuple(newest[origin] for origin in sorted(newest))
 
 
 def best_copy(copies: Mapping[SiteName, Source], rules: Rules) -> Source:
-    """The copy that an owner takes home: most optimiser steps, on a tie the holder with the lowest index."""
+    """The copy that its owner adopts: most optimiser steps, on a tie the lowest holder's."""
     return max(copies.values(), key=lambda source: (source.artifact.steps, -rules.roster.index(source.origin)))
 
 

@@ -1,8 +1,10 @@
-"""Global Test between real sites: at the end of a round a site lends its model, and measures those of others.
+"""Global Test between real sites: at the end of a round a site lends its model, and measures those
+of its peers.
 
-Origins serve and visited sites fetch, as for training. What a guest costs is borne beside the rounds: no wait of a
-round depends on it, and whatever fails ends in a cell with a reason. Rows precede what depends on them: ``watch`` runs
-before an event's handler and may write one, ``look`` runs after it and only gives orders.
+The lender serves and the borrower fetches, as for training. Evaluating other sites' models never
+delays a round. A failed evaluation is recorded with its reason. Rows precede the orders that depend
+on them: ``give_up_overdue`` runs before an event's handler and may write a row, ``order_due`` runs
+after it and only gives orders.
 """
 
 from __future__ import annotations
@@ -11,37 +13,39 @@ from collections.abc import Mapping
 
 from peer.core import access, commands, events, limits, rows
 from peer.core.commands import Source
-from peer.core.global_test_memory import FAILURES_MAX, GuestKey, GuestTask
+from peer.core.global_test_memory import FAILURES_MAX, BorrowedKey, BorrowedTask
 from peer.core.liveness import AWAY
 from peer.core.messages import EvaluationResult, Unavailable, Unmeasured
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.state import SiteState
 
-RESTING = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE})
-"""Phases in which no guest is fetched or measured: the data is not checked yet, or the operator wants quiet."""
+INACTIVE = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE})
+"""Phases in which no lent model is fetched or measured: data unchecked, or training stopped."""
 
 
-def watch(site: SiteState) -> None:
-    """Give up a guest that takes for ever."""
-    busy = site.hosting.measuring
-    if busy is not None and site.now_s >= busy.since_s + limits.MEASURE_S_MAX:
-        site.hosting.measuring, site.hosting.hired = None, False
-        _conclude(site, busy.key, "failed")
+def give_up_overdue(site: SiteState) -> None:
+    """End a measurement that takes longer than ``MEASURE_S_MAX``."""
+    task = site.evaluation_tasks.measuring
+    if task is not None and site.now_s >= task.since_s + limits.MEASURE_S_MAX:
+        site.evaluation_tasks.measuring, site.evaluation_tasks.process_ordered = None, False
+        _conclude(site, task.key, "failed")
         site.emit(commands.Dismiss())
 
 
-def look(site: SiteState) -> None:
-    """Order what can be done now: fetch guests, measure one of them, send reports."""
-    if site.rules.evaluation_denied is not None or site.phase in RESTING:
-        _rest(site)
+def order_due(site: SiteState) -> None:
+    """Order what can be done now: fetch lent models, measure one of them, send reports."""
+    if site.rules.evaluation_denied is not None or site.phase in INACTIVE:
+        _cancel_all(site)
         return
     for origin in site.rules.others:
-        if not _at_hand(site, origin):
+        if not _reachable(site, origin):
             continue
-        key = _due(site, origin)
-        if key is not None and origin not in site.hosting.fetching:
-            task = site.hosting.fetching[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
+        key = _next_to_fetch(site, origin)
+        if key is not None and origin not in site.evaluation_tasks.fetching:
+            task = site.evaluation_tasks.fetching[origin] = BorrowedTask(
+                key, site.evaluation_tasks.next_attempt(), site.now_s
+            )
             order = (site.memory.generation, key[2], task.attempt)
             site.emit(commands.Fetch(*order, origin, "model", "evaluate", origin))
         _send_report(site, origin)
@@ -49,56 +53,58 @@ def look(site: SiteState) -> None:
 
 
 def begin(site: SiteState) -> None:
-    """Lend again what was lent; if that is not permitted any more, delete the guests that are here."""
+    """Lend again what was lent; where policy forbids evaluation now, delete the borrowed models."""
     evaluation = site.memory.evaluation
     if site.rules.evaluation_denied is None:
-        for round, one in sorted(evaluation.lent.items()):
-            if one.artifact is not None:
-                site.emit(commands.Publish(round, one.artifact, evaluation=True))
+        for round, lent in sorted(evaluation.lent.items()):
+            if lent.artifact is not None:
+                site.emit(commands.Publish(round, lent.artifact, evaluation=True))
         return
-    for key, guest in list(evaluation.guests.items()):
-        if guest.source is not None:
-            sha256 = guest.source.artifact.sha256
+    for key, model in list(evaluation.borrowed.items()):
+        if model.source is not None:
+            sha256 = model.source.artifact.sha256
             _settle(site, key, site.rules.evaluation_denied)
             _discard(site, sha256)
 
 
 def awaited(site: SiteState) -> list[SiteName]:
-    """Peers at hand that still have to measure a model of this site, or to be told how theirs did."""
+    """Reachable peers that have yet to report on this site's model, or to get a report on theirs."""
     if site.rules.evaluation_denied is not None:
         return []
-    busy, open_ends = site.hosting, {key[0] for key in _guests(site)}
-    if busy.measuring is not None:
-        open_ends.add(busy.measuring.key[0])
-    lent = [one for one in site.memory.evaluation.lent.values() if one.artifact is not None]
+    tasks, unsettled = site.evaluation_tasks, {key[0] for key in _unsettled(site)}
+    if tasks.measuring is not None:
+        unsettled.add(tasks.measuring.key[0])
+    lent_models = [lent for lent in site.memory.evaluation.lent.values() if lent.artifact is not None]
     return [
         name
         for name in site.rules.others
-        if _at_hand(site, name)
+        if _reachable(site, name)
         and (
-            name in open_ends
-            or name in busy.fetching
-            or _due(site, name) is not None
-            or any(name not in one.reports for one in lent)
+            name in unsettled
+            or name in tasks.fetching
+            or _next_to_fetch(site, name) is not None
+            or any(name not in lent.reports for lent in lent_models)
         )
     ]
 
 
 def due_s(site: SiteState) -> list[float]:
-    """When to look again if nothing happens; monotonic seconds."""
-    busy = site.hosting.measuring
-    times = [] if busy is None else [busy.since_s + limits.MEASURE_S_MAX]
+    """When to check again if no event comes first; monotonic seconds."""
+    task = site.evaluation_tasks.measuring
+    times = [] if task is None else [task.since_s + limits.MEASURE_S_MAX]
     return times + [site.peers.silent_at_s(name) for name in awaited(site)] if site.phase == Phase.DONE else times
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
-    """A guest is on disk: it is measured when its turn comes."""
-    key, artifact = _fetched(site, event), event.artifact
+    """A lent model is on disk: it is measured when its turn comes."""
+    key, artifact = _finish_fetch(site, event), event.artifact
     if key is None:
         site.ignore(event, "this guest is not waited for")
         _discard(site, artifact.sha256)
         return
-    if event.origin_generation != key[1]:  # it was restarted just now, and says so with its next beat
+    if (
+        event.origin_generation != key[1]
+    ):  # the origin restarted just now, and tells its generation with its next heartbeat
         _settle(site, key, f"of generation {event.origin_generation}")
         _discard(site, artifact.sha256)
         return
@@ -111,28 +117,28 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
     site.persist(rows.GuestRow(key[2], origin=key[0], origin_generation=key[1], source=source))
 
 
-def _problem(site: SiteState, key: GuestKey, event: events.ArtifactArrived) -> str:
-    artifact, guest = event.artifact, site.memory.evaluation.guests.get(key)
+def _problem(site: SiteState, key: BorrowedKey, event: events.ArtifactArrived) -> str:
+    artifact, known = event.artifact, site.memory.evaluation.borrowed.get(key)
     if (artifact.kind, artifact.owner, event.true_round) != ("model", event.origin, key[2]):
         return f"lent {artifact.owner}'s {artifact.kind} of round {event.true_round}, not its model of round {key[2]}"
-    if guest is not None and guest.sha256 not in (None, artifact.sha256):
+    if known is not None and known.sha256 not in (None, artifact.sha256):
         return f"lent another model of round {key[2]} than before"
     return ""
 
 
 def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
-    """The origin does not lend it any more, or never did. (Not yet is asked again by the one who fetches.)"""
+    """The origin lends the model no more, or never did. (The fetcher asks again on NOT_YET.)"""
     if event.answer == Unavailable.NOT_YET:
         site.ignore(event)
-    elif (key := _fetched(site, event)) is None:
+    elif (key := _finish_fetch(site, event)) is None:
         site.ignore(event, "this guest is not waited for")
     else:
         _settle(site, key, str(event.answer))
 
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
-    """What came was not acceptable, or the origin said no."""
-    key = _fetched(site, event)
+    """The fetched file was not acceptable, or the origin refused the fetch."""
+    key = _finish_fetch(site, event)
     if key is None:
         site.ignore(event, "this guest is not waited for")
         return
@@ -140,9 +146,9 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     _conclude(site, key, "not_received")
 
 
-def measured(site: SiteState, event: events.Measured) -> None:
-    """The figures are in; of a small split they are withheld."""
-    key = _measured_key(site, event)
+def take_measurement(site: SiteState, event: events.Measured) -> None:
+    """The metrics of a lent model are here; those of a small test split are withheld."""
+    key = _finish_measurement(site, event)
     if key is None:
         site.ignore(event, "this guest is not being measured")
     elif event.refused:
@@ -155,37 +161,42 @@ def measured(site: SiteState, event: events.Measured) -> None:
 
 
 def fail(site: SiteState, event: events.MeasurementFailed) -> None:
-    """The process that measures died or gave up: fetch the guest once more, then say that it cannot be run."""
-    key = _measured_key(site, event)
+    """The evaluation process failed: fetch the model once more, then report that it cannot be run."""
+    key = _finish_measurement(site, event)
     if key is None:
         site.ignore(event, "this guest is not being measured")
         return
-    site.hosting.hired = False
-    guest = site.memory.evaluation.guests[key]
-    sha256 = guest.sha256
+    site.evaluation_tasks.process_ordered = False
+    model = site.memory.evaluation.borrowed[key]
+    sha256 = model.sha256
     row = rows.MislaidRow(key[2], origin=key[0], origin_generation=key[1], fault=event.fault, reason=event.reason)
     site.persist(row)
-    if guest.failures >= FAILURES_MAX:
+    if model.failures >= FAILURES_MAX:
         _conclude(site, key, "failed")
     elif sha256 is not None:
         _discard(site, sha256)
 
 
 def answer(site: SiteState, event: events.ReportAnswered) -> None:
-    """A report was taken or refused, which settles the guest; without an answer it is sent again."""
-    task = site.hosting.reporting.get(event.site)
+    """The origin took or refused a report: the model is settled. Without an answer, send it again."""
+    task = site.evaluation_tasks.reporting.get(event.site)
     if task is None or task.attempt != event.attempt:
         site.ignore(event, "this report is not under way")
         return
-    del site.hosting.reporting[event.site]
+    del site.evaluation_tasks.reporting[event.site]
     if event.answer == "none":
-        site.hosting.tries[task.key] = site.hosting.tries.get(task.key, 0) + 1
+        site.evaluation_tasks.unanswered_reports[task.key] = (
+            site.evaluation_tasks.unanswered_reports.get(task.key, 0) + 1
+        )
     else:
         _settle(site, task.key, event.reason or event.answer)
 
 
-def note(site: SiteState, event: events.ReportArrived) -> None:
-    """A site says how a model of this site did there. The first figures count; a repetition is nothing new."""
+def record_report(site: SiteState, event: events.ReportArrived) -> None:
+    """A peer reports on a model of this site.
+
+    Its first figures count; the same report again changes nothing.
+    """
     report = event.report
     problem = access.unasked(site.rules, site.memory, caller=event.site, report=report)
     if problem is not None:
@@ -195,131 +206,134 @@ def note(site: SiteState, event: events.ReportArrived) -> None:
     if known is None or known.generation < report.generation or (known.unmeasured and not report.unmeasured):
         site.persist(rows.ReportRow(report.round, site=event.site, report=report))
     elif known != report:
-        site.complain(event.site, f"reports otherwise on the model of round {report.round} than before")
+        site.report_fault(event.site, f"reports otherwise on the model of round {report.round} than before")
 
 
-# What follows from memory.
-
-
-def _at_hand(site: SiteState, name: SiteName) -> bool:
-    """Whether a peer takes part, is heard, and is not about to leave."""
+def _reachable(site: SiteState, name: SiteName) -> bool:
+    """Whether a peer takes part in evaluation, is heard, and is not away."""
     pulse = site.peers.pulse(name)
     heard = pulse is not None and not site.peers.silent(name, site.now_s) and pulse.phase not in AWAY
     return heard and site.accepts_evaluation.get(name) is True
 
 
-def _due(site: SiteState, origin: SiteName) -> GuestKey | None:
-    """The newest model that the origin lends and this site has not had; one at a time, so that files do not pile up."""
+def _next_to_fetch(site: SiteState, origin: SiteName) -> BorrowedKey | None:
+    """The newest lent model that this site has not had; ``None`` while one waits on disk."""
     pulse = site.peers.pulse(origin)
-    guests = site.memory.evaluation.guests
+    borrowed = site.memory.evaluation.borrowed
     if pulse is None:
         return None
     newest = min(pulse.committed_round, site.rules.rounds)
     for round in range(newest, max(0, newest - site.rules.pace.artifact_rounds_max), -1):
-        guest = guests.get(key := (origin, pulse.generation, round))
-        if guest is not None and guest.source is not None:
+        known = borrowed.get(key := (origin, pulse.generation, round))
+        if known is not None and known.source is not None:
             return None
-        if not site.rules.lends(round) or (guest is not None and (guest.report is not None or guest.settled)):
+        if not site.rules.lends(round) or (known is not None and (known.report is not None or known.settled)):
             continue
-        if guest is not None or sum((origin, round) == (of, at) for of, _, at in guests) < limits.GUESTS_PER_ROUND_MAX:
+        if (
+            known is not None
+            or sum((origin, round) == (of, at) for of, _, at in borrowed) < limits.LENT_MODELS_PER_ROUND_MAX
+        ):
             return key
     return None
 
 
-def _guests(site: SiteState) -> list[GuestKey]:
-    """Guests about whom something is left to do here, the newest rounds first."""
-    tries = site.hosting.tries
-    found = [
+def _unsettled(site: SiteState) -> list[BorrowedKey]:
+    """Borrowed models that have yet to be measured or reported on, the newest rounds first."""
+    tries = site.evaluation_tasks.unanswered_reports
+    keys = [
         key
-        for key, guest in site.memory.evaluation.guests.items()
-        if not guest.settled and (guest.source is not None or guest.report is not None)
+        for key, model in site.memory.evaluation.borrowed.items()
+        if not model.settled and (model.source is not None or model.report is not None)
         if tries.get(key, 0) < limits.REPORT_TRIES_MAX
     ]
-    return sorted(found, key=lambda key: (-key[2], key[0], -key[1]))
+    return sorted(keys, key=lambda key: (-key[2], key[0], -key[1]))
 
 
 def _measure(site: SiteState) -> None:
-    """Measure the newest guest, one at a time; without any guest the process may go."""
-    busy, guests = site.hosting, site.memory.evaluation.guests
-    if busy.measuring is not None:
+    """Order to measure the newest borrowed model, one at a time; without any, end the process."""
+    tasks, borrowed = site.evaluation_tasks, site.memory.evaluation.borrowed
+    if tasks.measuring is not None:
         return
-    for key in _guests(site):
-        source = guests[key].source
+    for key in _unsettled(site):
+        source = borrowed[key].source
         if source is not None:
-            busy.measuring, busy.hired = GuestTask(key, site.hosting.next_attempt(), site.now_s), True
-            site.emit(commands.Measure(site.memory.generation, key[2], busy.measuring.attempt, source))
+            tasks.measuring, tasks.process_ordered = BorrowedTask(key, tasks.next_attempt(), site.now_s), True
+            site.emit(commands.Measure(site.memory.generation, key[2], tasks.measuring.attempt, source))
             return
-    if busy.hired and not busy.fetching:
-        busy.hired = False
+    if tasks.process_ordered and not tasks.fetching:
+        tasks.process_ordered = False
         site.emit(commands.Dismiss())
 
 
 def _send_report(site: SiteState, origin: SiteName) -> None:
-    """Tell the origin how its model did; one report at a time."""
-    if origin in site.hosting.reporting:
+    """Order the next report to the origin, one at a time."""
+    if origin in site.evaluation_tasks.reporting:
         return
-    for key in _guests(site):
-        report = site.memory.evaluation.guests[key].report
+    for key in _unsettled(site):
+        report = site.memory.evaluation.borrowed[key].report
         if key[0] == origin and report is not None:
-            task = site.hosting.reporting[origin] = GuestTask(key, site.hosting.next_attempt(), site.now_s)
+            task = site.evaluation_tasks.reporting[origin] = BorrowedTask(
+                key, site.evaluation_tasks.next_attempt(), site.now_s
+            )
             site.emit(commands.SendReport(task.attempt, origin, report))
             return
 
 
-def _rest(site: SiteState) -> None:
-    """Break off what is under way."""
-    busy = site.hosting
-    if site.phase != Phase.GONE:  # the daemon has ended all of it
-        for origin in busy.fetching:
+def _cancel_all(site: SiteState) -> None:
+    """Cancel the fetches and the measurement that are under way."""
+    tasks = site.evaluation_tasks
+    if site.phase != Phase.GONE:  # then the daemon has ended them
+        for origin in tasks.fetching:
             site.emit(commands.CancelFetch(origin, "evaluate"))
-        if busy.hired:
+        if tasks.process_ordered:
             site.emit(commands.Dismiss())
-    busy.fetching, busy.measuring, busy.hired = {}, None, False
+    tasks.fetching, tasks.measuring, tasks.process_ordered = {}, None, False
 
 
-def _fetched(
+def _finish_fetch(
     site: SiteState, event: events.ArtifactArrived | events.ArtifactUnavailable | events.ArtifactRefused
-) -> GuestKey | None:
-    """The guest whose errand this event ends."""
-    task = site.hosting.fetching.get(event.origin)
+) -> BorrowedKey | None:
+    """End the fetch that this event answers; the key of its model, ``None`` if no fetch is open."""
+    task = site.evaluation_tasks.fetching.get(event.origin)
     if task is None or (task.attempt, task.key[2]) != (event.attempt, event.round):
         return None
-    del site.hosting.fetching[event.origin]
+    del site.evaluation_tasks.fetching[event.origin]
     return task.key
 
 
-def _measured_key(site: SiteState, event: events.Measured | events.MeasurementFailed) -> GuestKey | None:
-    """The guest whose measurement this event ends."""
-    task = site.hosting.measuring
+def _finish_measurement(site: SiteState, event: events.Measured | events.MeasurementFailed) -> BorrowedKey | None:
+    """End the measurement that this event answers; its model's key, or ``None`` if outdated."""
+    task = site.evaluation_tasks.measuring
     if task is None or task.attempt != event.attempt:
         return None
-    site.hosting.measuring = None
+    site.evaluation_tasks.measuring = None
     return task.key
 
 
 def _conclude(
     site: SiteState,
-    key: GuestKey,
+    key: BorrowedKey,
     unmeasured: Unmeasured,
     *,
     metrics: Mapping[str, float] | None = None,
     sha256: Sha256 | None = None,
 ) -> None:
-    """Settle what is told of a guest, durably, and delete the copy."""
-    guest = site.memory.evaluation.guests.get(key)
-    sha256 = guest.sha256 if guest is not None and guest.sha256 is not None else sha256
-    found = metrics or {}
-    told = {name: value for name, value in found.items() if name != "samples" and abs(value) <= limits.COUNT_MAX}
-    report = EvaluationResult(key[1], key[2], sha256, int(found.get("samples", 0)), told, unmeasured)
+    """Journal the report on a borrowed model, and delete its file."""
+    model = site.memory.evaluation.borrowed.get(key)
+    sha256 = model.sha256 if model is not None and model.sha256 is not None else sha256
+    metrics = metrics or {}
+    samples = int(metrics.get("samples", 0))
+    reported = {name: value for name, value in metrics.items() if name != "samples" and abs(value) <= limits.COUNT_MAX}
+    report = EvaluationResult(key[1], key[2], sha256, samples, reported, unmeasured)
     site.persist(rows.MeasuredRow(key[2], origin=key[0], origin_generation=key[1], report=report))
     if sha256 is not None:
         _discard(site, sha256)
 
 
-def _settle(site: SiteState, key: GuestKey, reason: str) -> None:
+def _settle(site: SiteState, key: BorrowedKey, reason: str) -> None:
     site.persist(rows.SettledRow(key[2], origin=key[0], origin_generation=key[1], reason=reason))
 
 
 def _discard(site: SiteState, sha256: Sha256) -> None:
-    if sha256 not in site.memory.names():
+    if sha256 not in site.memory.needed_digests():
         site.emit(commands.Discard(sha256))

@@ -1,7 +1,9 @@
-"""What a site remembers of remote evaluation: its models that others measure, theirs that it measures, and the figures.
+"""A site's memory of remote evaluation: its models that peers measure, theirs that it measures, and
+the metrics.
 
-A model is *lent* at the end of a round; at another site it is a *guest*. Guests are fetched, measured by a process of
-their own and deleted; what goes back are sums over the test split, never a prediction.
+A site *lends* its model at the end of a round; each peer *borrows* it: the peer fetches the model,
+measures it in a process of its own, and deletes it. The report back holds sums over the test split,
+never a prediction.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from peer.core.commands import Source
 from peer.core.messages import Artifact, EvaluationResult, Unmeasured
 from peer.core.roster import Sha256, SiteName
 
-GuestKey = tuple[SiteName, int, int]
-"""Whose model, of which generation of that site, at the end of which round."""
+BorrowedKey = tuple[SiteName, int, int]
+"""The site whose model it is, the generation of that site, and the round that the model ended."""
 
 FAILURES_MAX = 2
-"""A guest whose measurement failed is fetched once more: its file or the process may have been lost by accident."""
+"""A model whose measurement failed is fetched once more: file or process may be lost by accident."""
 OTHER_SPLIT = "validation_"
 COUNTS = frozenset({"samples", "auc_undefined", "psnr_undefined", "empty"})
-"""Metrics that count, and of which a mean says nothing."""
+"""Metrics that are counts; a mean of them says nothing."""
 REASONS: Mapping[Unmeasured, str] = {
     "withheld": "withheld: too few test samples to say",
     "not_received": "could not fetch the model",
@@ -34,18 +36,20 @@ NO_GLOBAL_TEST = "federation.toml has no global_test"
 
 
 @dataclass(slots=True)
-class Lent:
-    """The local model at the end of a round, and who said how it did; no artifact once the file is gone."""
+class LentModel:
+    """The local model at the end of a round, and peers' reports; no artifact once the file is gone."""
 
     artifact: Artifact | None
     reports: dict[SiteName, EvaluationResult] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Guest:
-    """Another site's model: with a ``source`` it waits to be measured, with a ``report`` that has to be told.
+class BorrowedModel:
+    """Another site's model: with a ``source`` it has yet to be measured, with a ``report`` to be
+    reported on.
 
-    ``sha256`` is that of the first file that came, ``settled`` means that nothing is left to do.
+    ``sha256`` is the digest of the first file that arrived; ``settled`` means that nothing is left
+    to do.
     """
 
     sha256: Sha256 | None = None
@@ -59,25 +63,25 @@ class Guest:
 class Evaluation:
     """The part of a site's memory that remote evaluation needs; it changes by rows of the journal only."""
 
-    lent: dict[int, Lent] = field(default_factory=dict)
-    guests: dict[GuestKey, Guest] = field(default_factory=dict)
+    lent: dict[int, LentModel] = field(default_factory=dict)
+    borrowed: dict[BorrowedKey, BorrowedModel] = field(default_factory=dict)
 
-    def names(self) -> set[Sha256]:
+    def needed_digests(self) -> set[Sha256]:
         """Digests of the files that are still needed."""
-        lent = {one.artifact.sha256 for one in self.lent.values() if one.artifact is not None}
-        return lent | {guest.source.artifact.sha256 for guest in self.guests.values() if guest.source is not None}
+        lent = {model.artifact.sha256 for model in self.lent.values() if model.artifact is not None}
+        return lent | {model.source.artifact.sha256 for model in self.borrowed.values() if model.source is not None}
 
-    def keep(self, present: set[Sha256]) -> None:
-        """Forget what cannot be used without files that are gone."""
-        for one in self.lent.values():
-            if one.artifact is not None and one.artifact.sha256 not in present:
-                one.artifact = None
-        for guest in self.guests.values():
-            if guest.source is not None and guest.source.artifact.sha256 not in present:
-                guest.source = None
+    def forget_missing_files(self, present: set[Sha256]) -> None:
+        """Forget the artifacts whose files are gone."""
+        for lent in self.lent.values():
+            if lent.artifact is not None and lent.artifact.sha256 not in present:
+                lent.artifact = None
+        for borrowed in self.borrowed.values():
+            if borrowed.source is not None and borrowed.source.artifact.sha256 not in present:
+                borrowed.source = None
 
     def apply(self, row: rows.JournalRow) -> None:
-        """Remember one row of the kinds in ``ROWS``; other kinds change nothing."""
+        """Apply one row of the kinds in ``ROWS``; other kinds change nothing."""
         match row:
             case rows.ReportRow(round, site=site, report=report):
                 if round in self.lent:
@@ -85,47 +89,48 @@ class Evaluation:
             case rows.LapsedRow(round, retired=True):
                 self.lent.pop(round, None)
             case rows.GuestRowBase(round, origin=origin, origin_generation=generation):
-                self._apply_to_guest(row, self.guests.setdefault((origin, generation, round), Guest()))
+                self._apply_to_borrowed(row, self.borrowed.setdefault((origin, generation, round), BorrowedModel()))
 
-    def _apply_to_guest(self, row: rows.GuestRowBase, guest: Guest) -> None:
+    def _apply_to_borrowed(self, row: rows.GuestRowBase, model: BorrowedModel) -> None:
         match row:
             case rows.GuestRow():
-                guest.source = row.source
-                guest.sha256 = guest.sha256 or row.source.artifact.sha256
+                model.source = row.source
+                model.sha256 = model.sha256 or row.source.artifact.sha256
             case rows.MislaidRow():
-                guest.source, guest.failures = None, guest.failures + 1
+                model.source, model.failures = None, model.failures + 1
             case rows.MeasuredRow():
-                guest.source, guest.report = None, row.report
+                model.source, model.report = None, row.report
             case rows.SettledRow():
-                guest.source, guest.settled = None, True
+                model.source, model.settled = None, True
 
 
 @dataclass(frozen=True, slots=True)
-class GuestTask:
-    """An order about a guest that is under way since a monotonic time, in seconds."""
+class BorrowedTask:
+    """An order about a borrowed model, under way since a monotonic time in seconds."""
 
-    key: GuestKey
+    key: BorrowedKey
     attempt: int
     since_s: float
 
 
 @dataclass(slots=True)
-class Hosting:
-    """What a site does with guests right now, and forgets at a restart: by origin, but one measurement at a time.
+class EvaluationTasks:
+    """The orders about borrowed models that are under way, by origin; a restart forgets them.
 
-    ``hired`` means that the process which measures may be running; ``tries`` counts reports that were not answered.
-    Attempts are numbered apart from those of the rounds, whose newest order alone may be answered.
+    One model is measured at a time. ``process_ordered`` means that the evaluation process may be
+    running; ``unanswered_reports`` counts reports without an answer. Attempts are numbered apart
+    from those of the rounds, where only the newest order may be answered.
     """
 
-    fetching: dict[SiteName, GuestTask] = field(default_factory=dict)
-    measuring: GuestTask | None = None
-    reporting: dict[SiteName, GuestTask] = field(default_factory=dict)
-    tries: dict[GuestKey, int] = field(default_factory=dict)
-    hired: bool = False
+    fetching: dict[SiteName, BorrowedTask] = field(default_factory=dict)
+    measuring: BorrowedTask | None = None
+    reporting: dict[SiteName, BorrowedTask] = field(default_factory=dict)
+    unanswered_reports: dict[BorrowedKey, int] = field(default_factory=dict)
+    process_ordered: bool = False
     attempt: int = 0
 
     def next_attempt(self) -> int:
-        """A number that no earlier order about a guest had in this run."""
+        """The number of the next order; no earlier order about a borrowed model had it in this run."""
         self.attempt += 1
         return self.attempt
 
@@ -138,7 +143,8 @@ ROWS: tuple[type[rows.JournalRow], ...] = (
     rows.MeasuredRow,
     rows.SettledRow,
 )
-"""Rows of remote evaluation: the first two at the site whose model it is, the others at the one that measures it.
+"""Rows of remote evaluation: the first two at the site that lends the model, the others at the
+borrower.
 
 A model is lent by the row ``evaluated`` that holds its artifact.
 """
@@ -147,18 +153,19 @@ A model is lent by the row ``evaluated`` that holds its artifact.
 def evaluation_records(
     stored: Iterable[tuple[str, int, Mapping[str, Any]]], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[dict[str, Any]]:
-    """What the journal knows of the site's models on every site's test split, oldest first.
+    """The evaluations of the site's models on every site's test split that the journal has, oldest
+    first.
 
     Args:
         stored: rows of the kinds ``evaluated``, ``report`` and ``lapsed``, oldest first.
         own: the site.
         sites: the roster.
-        global_test: whether the federation has models measured at other sites.
+        global_test: whether the federation has its models measured at other sites.
 
     Returns:
-        ``round``; ``cells``, by site either ``metrics`` and ``counts`` or a ``reason``; ``mean``, of each metric the
-        unweighted mean over the ``sites`` that gave it; ``global_test``, the same only for metrics that all sites gave,
-        or nothing where a cell is missing.
+        ``round``; ``cells``: by site either ``metrics`` and ``counts``, or a ``reason``; ``mean``:
+        of each metric the unweighted mean over the ``sites`` that gave it; ``global_test``: the
+        same, only for metrics that all sites gave, and ``None`` where a cell has no metrics.
     """
     cells: dict[int, dict[str, dict[str, Any]]] = {}
     for kind, round, body in stored:
@@ -174,17 +181,17 @@ def evaluation_records(
                 for site, why in row.reasons.items():
                     if "reason" in cells[round].get(site, {}):
                         cells[round][site] = {"reason": why}
-    return [record(round, found) for round, found in sorted(cells.items())]
+    return [record(round, by_site) for round, by_site in sorted(cells.items())]
 
 
 def record(round: int, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """One row of the table, with its means; see ``evaluation_records``."""
+    """One record of ``evaluation_records``."""
     values: dict[str, list[float]] = {}
     for _, cell in sorted(cells.items()):
         for name, value in cell.get("metrics", {}).items():
             values.setdefault(name, []).append(value)
-    mean = {name: {"value": sum(found) / len(found), "sites": len(found)} for name, found in sorted(values.items())}
-    everywhere = {name: one["value"] for name, one in mean.items() if one["sites"] == len(cells)}
+    mean = {name: {"value": sum(given) / len(given), "sites": len(given)} for name, given in sorted(values.items())}
+    everywhere = {name: entry["value"] for name, entry in mean.items() if entry["sites"] == len(cells)}
     complete = all("metrics" in cell for cell in cells.values())
     return {"round": round, "cells": dict(cells), "mean": mean, "global_test": everywhere if complete else None}
 
@@ -200,6 +207,6 @@ def _reported(report: EvaluationResult) -> dict[str, Any]:
     return _cell({**report.metrics, "samples": report.samples})
 
 
-def _cell(figures: Mapping[str, float]) -> dict[str, Any]:
-    counts = {name: int(value) for name, value in figures.items() if name in COUNTS}
-    return {"metrics": {name: value for name, value in figures.items() if name not in COUNTS}, "counts": counts}
+def _cell(metrics: Mapping[str, float]) -> dict[str, Any]:
+    counts = {name: int(value) for name, value in metrics.items() if name in COUNTS}
+    return {"metrics": {name: value for name, value in metrics.items() if name not in COUNTS}, "counts": counts}

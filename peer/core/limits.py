@@ -4,9 +4,10 @@ from __future__ import annotations
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
+STREAM_WINDOW_BYTES = 4 << 20  # sent ahead of a receiver's slow disk; 100 MB/s over a line with a round trip of 40 ms
 MESSAGE_BYTES_MAX = CHUNK_BYTES + (64 << 10)  # a chunk and its envelope; no other message needs more
 MANIFEST_BYTES_MAX = 1 << 20  # 10,000 tensor names of 60 bytes still fit in one message
-ARTIFACT_BYTES_MAX = 8 << 30  # twice the largest network that anybody trains at a hospital today
+ARTIFACT_BYTES_MAX = 8 << 30  # twice the largest network that a hospital trains today
 TENSORS_MAX = 10_000  # ResNet-101 with buffers has 626
 TENSOR_NAME_BYTES_MAX = 256  # the deepest MONAI name seen has 74
 TENSOR_DIMS_MAX = 8  # batch of volumes in several channels has 5
@@ -15,10 +16,15 @@ SAFETENSORS_HEADER_BYTES_MAX = 4 << 20  # 10,000 entries of 400 bytes; the forma
 DISK_RESERVE_BYTES = 32 << 20  # no artifact takes these: journal, ledger and logs of a thousand rounds still fit
 TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, never parsed
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
+STEPS_MAX = (
+    1 << 40
+)  # optimiser steps of a travelling model: 30,000 years at one a second; a host's own steps never pass it
+CONNECTIONS_MAX = 512  # before TLS, in all: eight for each of 64 sites; one costs the daemon some 50 KB of memory
+DESCRIPTORS_RESERVED = 128  # journal, ledger, artifacts, worker and log keep these, however many strangers connect
 SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 EVALUATION_SAMPLES_MIN = 10  # a site's default: sums over fewer test samples could tell of one of them
-GUESTS_PER_ROUND_MAX = 3  # generations of one site's model of a round: each costs a transfer and journal rows
+LENT_MODELS_PER_ROUND_MAX = 3  # generations of one site's model of a round: each costs a transfer and journal rows
 MEASURE_S_MAX = 3600.0  # a lent model that takes longer on a test split than a slow round is given up
 REPORT_WAIT_S = 4.0  # until a report is in the journal; under HELLO_TIMEOUT_S, so that the caller hears of it
 REPORT_TRIES_MAX = 10  # in a run, each of two ledger rows; a restart tries again
@@ -44,15 +50,15 @@ WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until i
 DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
 DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
 DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
-DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker's start and what it has to redo
+DEADLINE_FLOOR_S = 60.0  # a restarted site needs the silence limit, its worker's start and its lost work again
 CERTIFICATE_DAYS_MIN = 30  # the founder's holidays, and a bundle that travels by mail; below it a site is warned
 CLOCK_SKEW_WARNING_S = 5.0  # only reported; no decision looks at another site's clock
 
 ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receivers that lag
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
-REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's breaches of protocol may cost in a run: it words the reasons
-FIRST_DIGESTS_PER_PEER_MAX = 16  # what a peer sent first, of its newest artifacts: no older one is asked for again
-GENERATIONS_AHEAD_MAX = 1000  # what a peer may claim to know beyond ours: a backup is a few restarts old, a lie is not
+REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
+FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again
+GENERATIONS_AHEAD_MAX = 1000  # how far a peer may claim this site's generation was: a backup is a few restarts old
 
 CHECKPOINT_S = 300.0
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer

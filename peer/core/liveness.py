@@ -1,4 +1,7 @@
-"""Who is alive, how far the others are, and how long to wait: judged by the receiver's own monotonic clock alone."""
+"""The failure detector: which peers are alive, how far they are, and how long to wait for them.
+
+It uses this site's own monotonic clock alone.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from peer.core.roster import SiteName
 from peer.core.rules import PaceRules
 
 AWAY = frozenset({"paused", "leaving", "failed", "gone"})
-"""Phases of a peer that will publish nothing more for now."""
+"""Phases in which a peer publishes nothing more for now."""
 FINISHED = frozenset({"done", "leaving", "gone"})
 
 
 @dataclass(slots=True)
 class Peers:
-    """What a site knows of its peers. Times are seconds of the monotonic clock."""
+    """When each peer was heard last, and its state. Times are seconds of the monotonic clock."""
 
     silence_s: float
     began_s: float = 0.0
@@ -26,42 +29,42 @@ class Peers:
     begun: set[SiteName] = field(default_factory=set)
 
     def hear(self, site: SiteName, pulse: Heartbeat | None, now_s: float) -> None:
-        """An authenticated byte came from the site, with its state or without."""
+        """Record an authenticated byte from the site, and its state if it came with a heartbeat."""
         before = self.heard.get(site, LastHeard())
         self.heard[site] = replace(before, last_s=now_s, pulse=pulse if pulse is not None else before.pulse)
         if pulse is not None and pulse.round >= 1:
             self.begun.add(site)
 
     def pulse(self, site: SiteName) -> Heartbeat | None:
-        """The site's newest state, however old."""
+        """The newest known state of the site, however old."""
         return self.heard[site].pulse if site in self.heard else None
 
     def done(self, site: SiteName, rounds: int) -> bool:
-        """The site said that its last round is over; one that left before it was over may come back for it."""
+        """Whether the site said that its last round is over; one that left earlier may come back."""
         pulse = self.pulse(site)
         return pulse is not None and pulse.phase in FINISHED and pulse.committed_round >= rounds
 
     def silent_at_s(self, site: SiteName) -> float:
-        """When the site counts as silent unless it is heard before; nobody is silent before he could be heard."""
+        """When the site counts as silent unless it is heard before: ``silence_s`` after this start or later."""
         last_s = self.heard[site].last_s if site in self.heard else self.began_s
         return max(last_s, self.began_s) + self.silence_s
 
     def silent(self, site: SiteName, now_s: float) -> bool:
-        """No authenticated byte for ``silence_s``."""
+        """Whether no authenticated byte has arrived for ``silence_s``."""
         return now_s >= self.silent_at_s(site)
 
     def present(self, sites: Iterable[SiteName], now_s: float) -> list[SiteName]:
-        """Those heard within the silence limit, and heard at all."""
+        """The sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
     def rounds(self, sites: Iterable[SiteName], now_s: float) -> list[int]:
-        """The rounds of those who are present and at work, ascending."""
+        """The rounds of the sites that are present and not away, ascending."""
         pulses = (self.pulse(site) for site in self.present(sites, now_s))
         return sorted(pulse.round for pulse in pulses if pulse is not None and pulse.phase not in AWAY)
 
 
 def lower_median(rounds: Sequence[int]) -> int | None:
-    """The lower median of ascending numbers; nothing of nothing."""
+    """The lower median of ascending numbers; ``None`` of an empty sequence."""
     return rounds[(len(rounds) - 1) // 2] if rounds else None
 
 
@@ -70,7 +73,7 @@ def slow_after_s(waits_s: Sequence[float], pace: PaceRules) -> float:
 
     Args:
         waits_s: how long this site waited in its last rounds, seconds, newest last.
-        pace: ``wait_max_s`` is the bound, and the answer until three rounds are seen.
+        pace: ``wait_max_s`` is the upper bound, and the result until three waits are known.
     """
     recent = list(waits_s)[-limits.DEADLINE_HISTORY :]
     if len(recent) < limits.DEADLINE_ROUNDS_MIN:

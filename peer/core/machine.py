@@ -1,10 +1,10 @@
 """The state machine of a site: events in, commands out, no clock, no file, no network.
 
-``SiteMachine.handle`` is the only mutator. What it may do is the table ``TRANSITIONS`` of ``peer.core.transitions``,
-and how
-the phases follow each other is the graph ``NEXT`` of ``peer.core.phases``; what is not there is a bug of ours and
-raises. Memory changes only through rows that are persisted, and a ``Persist`` precedes whatever depends on it. Each
-row names the event that caused it.
+``SiteMachine.handle`` is the only mutator. The table ``TRANSITIONS`` of ``peer.core.transitions``
+lists what each event does in each phase. The graph ``NEXT`` of ``peer.core.phases`` lists which
+phase may follow which. An event or a step that is missing there is a bug of this program, and
+raises. Memory changes only through rows that are persisted, and a ``Persist`` precedes the commands
+that depend on it. Each row names the event that caused it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from peer.core.transitions import TRANSITIONS
 
 
 class SiteMachine(SiteState):
-    """One site's course through the rounds."""
+    """The state machine of one site, over all rounds."""
 
     def handle(self, event: events.Event, *, now_s: float) -> list[Command]:
-        """Take in one event; returns the commands to carry out, in order.
+        """Process one event and return the commands for the daemon, in order.
 
         Args:
             event: what happened.
             now_s: seconds of a monotonic clock.
 
         Raises:
-            IllegalTransitionError: the event cannot occur in this phase, or led to a phase that cannot follow it.
+            IllegalTransitionError: the event cannot occur in this phase, or led to a phase that may
+                not follow it.
         """
         handler = TRANSITIONS.get((self.phase, type(event)))
         if handler is None:
@@ -35,12 +36,12 @@ class SiteMachine(SiteState):
         self.now_s, self.steps = now_s, []
         peer: str = getattr(event, "site", "") or getattr(event, "origin", "")
         self.cause = Cause(self.cause.event_number + 1, type(event).__name__, peer)
-        global_test.watch(self)
+        global_test.give_up_overdue(self)
         handler(self, event)
-        while self.ended:  # a loop and not a recursion: rounds that need no work may follow each other in one event
-            self.ended = False
+        while self.round_ended:  # not a recursion: many rounds without work may pass in one event
+            self.round_ended = False
             rounds.go_on(self)
-        global_test.look(self)
+        global_test.order_due(self)
         self.wake(global_test.due_s(self))
-        out, self.out = self.out, []
-        return out
+        commands, self.out = self.out, []
+        return commands

@@ -1,4 +1,4 @@
-"""What sites tell each other: manifests, greetings and beats, as the core knows them (the wire has its own types)."""
+"""Messages between sites, as the core knows them; the wire has its own types."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ PURPOSES: tuple[Purpose, ...] = ("train", "handback", "evaluate")
 DTYPES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-"""Element types of a safetensors file that may travel, with their bytes."""
+"""Element types that a safetensors file from another site may have, with their bytes."""
 
 
 Unmeasured = Literal["", "withheld", "not_received", "refused", "failed"]
 UNMEASURED: tuple[Unmeasured, ...] = ("withheld", "not_received", "refused", "failed")
-"""Why a site says nothing of a model that it was lent; words of its own could tell what must stay there."""
+"""Why a site reports no metrics of a lent model: fixed words, since free text could leak data."""
 
 
 class Unavailable(enum.StrEnum):
-    """Why a site has no artifact for a round; the receiver asks again on NOT_YET and falls back on the others."""
+    """Why a site has no artifact for a round.
+
+    The receiver asks again on NOT_YET, and falls back otherwise.
+    """
 
     NOT_YET = "not_yet"
     RETIRED = "retired"
@@ -43,10 +46,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a worker wrote: a safetensors file named by its digest, not yet anybody's to see.
+    """A safetensors file that a worker wrote, named by its digest.
 
-    ``steps`` counts the optimiser steps that the state has seen; ``owner`` is whose model it is (the site itself,
-    except in circulating rounds).
+    ``steps`` counts the optimiser steps of the model. ``owner`` is the site whose model it is: the
+    writer itself, except in circulating rounds.
     """
 
     kind: Kind
@@ -63,7 +66,8 @@ class Artifact:
 class Manifest:
     """The signed description of an artifact; ``round`` is the round that consumes it.
 
-    An artifact for ``evaluation`` is measured and not trained with; it is the origin's model at the end of ``round``.
+    An artifact for ``evaluation`` is the origin's model at the end of ``round``: receivers measure
+    it and do not train with it.
     """
 
     federation: Sha256
@@ -80,10 +84,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """How a site's model of a round did on another site's test split, in sums only.
+    """The metrics of a site's model of a round on another site's test split, in sums only.
 
-    ``generation`` is that of the site whose model it is, ``sha256`` names what was measured and is missing only where
-    the model was not received, ``samples`` counts those of the split.
+    ``generation`` is that of the site whose model it is. ``sha256`` is the digest of the measured
+    model, ``None`` only where the model was not received. ``samples`` is the size of the split.
     """
 
     generation: int
@@ -105,7 +109,7 @@ class SignedManifest:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest artifact that one site remembers from another: how a restored backup learns that it forgot."""
+    """The newest artifact that a site remembers of another; shows that a backup was restored there."""
 
     generation: int
     round: int
@@ -118,10 +122,13 @@ NO_TAG = Sha256("0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The content of a Hello, in either direction. ``clock_s`` is Unix time, only ever reported.
+    """The content of a Hello, in either direction.
 
-    ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would disagree on every turn.
-    ``evaluates`` says whether the site takes part in remote evaluation; nothing where its program knows none.
+    ``clock_s`` is Unix time; no decision depends on it.
+
+    ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would
+    disagree on every order. ``evaluates`` says whether the site takes part in remote evaluation;
+    ``None`` where its program does not support it.
     """
 
     protocol: int
@@ -139,8 +146,8 @@ class Hello:
 class Heartbeat:
     """The content of a Beat, in either direction.
 
-    ``progress`` is the share of the phase that is done, in [0, 1]; ``aggregate`` is the digest of the mean that the
-    committed round ended with.
+    ``progress`` is the share of the phase that is done, in [0, 1]. ``aggregate`` is the digest of
+    the mean that the committed round ended with.
     """
 
     generation: int
@@ -154,7 +161,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    """A site's last known state, kept by the receiver's own monotonic clock."""
+    """A site's last known state, and when it was heard: seconds of this site's monotonic clock."""
 
     pulse: Heartbeat | None = None
     last_s: float = field(default=float("-inf"))

@@ -1,6 +1,7 @@
-"""The phases of a site and which may follow which: the one graph that the state machine checks and README draws.
+"""The phases of a site and which may follow which: the graph that the state machine checks.
 
-``python -m peer.core.phases`` prints the drawing in ``peer/README.md``; a test in ``tests/meta`` says when it is stale.
+``python -m peer.core.phases`` prints its drawing for ``peer/README.md``; a test in ``tests/meta``
+compares the two.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 
 class Phase(enum.StrEnum):
-    """What a site is doing."""
-
     NEW = "new"
     INITIALISING = "initialising"
     GATHERING = "gathering"
@@ -34,14 +33,14 @@ BUSY = frozenset({Phase.INITIALISING, Phase.TRAIN, Phase.AGGREGATE, Phase.EVALUA
 """Phases in which the worker has an order."""
 
 IN_ROUND = frozenset({Phase.EXCHANGE, Phase.TRAIN, Phase.AGGREGATE})
-"""The phases that a method's plan orders as it likes."""
+"""Phases whose order a method's plan determines."""
 IDLE_STOP = frozenset({Phase.PAUSED, Phase.GONE})
-"""What the operator can do to a phase in which the worker has no order."""
+"""Phases that the operator can enforce while the worker has no order."""
 BUSY_STOP = frozenset({Phase.PAUSED, Phase.LEAVING})
-"""What the operator can do to a phase in which the worker must write its checkpoint first."""
+"""Phases that the operator can enforce while the worker must first write its checkpoint."""
 AFTER_COMMIT = frozenset({Phase.PACING, Phase.HANDBACK})
 RESUMED = IN_ROUND | {Phase.INITIALISING, Phase.GATHERING, Phase.PACING, Phase.EVALUATE, Phase.HANDBACK}
-"""Where a site goes on after a pause: wherever its memory says that it was."""
+"""Phases in which a site may go on after a pause: its memory says which."""
 
 NEXT: Mapping[Phase, frozenset[Phase]] = {
     Phase.NEW: RESUMED | {Phase.DONE},
@@ -64,12 +63,12 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
 """phase -> the phases that may follow it. Any other step is a bug of this program, and raises."""
 
 BESIDE = (Phase.NEW, Phase.PAUSED, Phase.FAILED, Phase.LEAVING, Phase.GONE)
-"""Phases that are drawn beside the course of the rounds."""
+"""Phases that the drawing shows beside the rounds."""
 COURSE = tuple(phase for phase in Phase if phase not in BESIDE)
 
 
 def drawing() -> str:
-    """The graph as a Mermaid state diagram: the course of the rounds as one box, the other phases around it."""
+    """The graph as a Mermaid state diagram: the rounds as one box, the other phases around it."""
     lines = ["stateDiagram-v2", "    [*] --> new", '    state "the rounds" as rounds {']
     lines += [f"        {phase} --> {after}" for phase, after in _steps(COURSE, COURSE)]
     lines.append("    }")
@@ -87,7 +86,7 @@ def _steps(before: Sequence[Phase], after: Sequence[Phase]) -> Iterator[tuple[Ph
 
 
 def _named(word: str, phases: Sequence[Phase]) -> str:
-    """The phases of the box that an arrow is about, by the shorter of the two lists."""
+    """An arrow's label: its phases inside the box, or all but the others if that is shorter."""
     others = [phase for phase in COURSE if phase not in phases]
     if not others:
         return f"{word} any phase"

@@ -20,7 +20,7 @@ Shared = Literal["maybe", "itself", "beside"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
 SHARE_SLACK = 1e-9
-"""0.29 of 100 rounds are 29, although the product in floating point is a little less."""
+"""0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
 KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
 METHOD_KEYS = ("name", "package")
@@ -39,7 +39,7 @@ class Parameter:
     choices: tuple[Value, ...] | None = None
 
     def problem(self, value: object) -> str | None:
-        """Why the value is not allowed, or nothing."""
+        """Why the value is not allowed; ``None`` when it is."""
         if isinstance(self.default, tuple):
             if not isinstance(value, list | tuple) or not value:
                 return f"must be a non-empty list, not {value!r}"
@@ -63,7 +63,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How long one training stage lasts and how it steps; the paper's figures are the defaults.
+    """How long one training stage lasts, and its optimiser's settings; the defaults are the
+    paper's.
 
     ``decay`` multiplies the learning rate from round to round.
     """
@@ -84,25 +85,27 @@ class Plan:
     """The choreography of one method.
 
     Attributes:
-        implementation: where the stages are, as ``module:OBJECT``: a ``peer.methods.method.Method``. Only the worker
-            imports that module.
+        implementation: where the stages are, as ``module:OBJECT``: a
+            ``peer.methods.method.Method``. Only the worker imports that module.
         pattern: which sites receive an artifact from which in a round.
         artifact: what a site sends.
         state: what of the network that is, in words.
-        published: the phase after which the artifact appears: ``commit`` is the end of the round before the one that
-            consumes it, a stage's name is that stage of the same round.
+        published: the phase after which the artifact appears: ``commit`` is the end of the round
+            before the one that consumes it, a stage's name is that stage of the same round.
         phases: of a round, in order.
         stages: how long each training stage lasts.
         never_leaves: the kinds of artifact that no setting of a site can let out.
         parameters: the keys of ``[method]`` beside its name.
-        circulating_share: the parameter that holds the share of the rounds, from the first one on, that only circulate
-            models before ``pattern`` starts.
-        keeps_last_received: a site keeps the last artifact of every peer, and uses it where no newer one arrived.
-        shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one ``itself``, or (``maybe``)
-            the local one if the federation chooses to be homogeneous.
+        circulating_share: the parameter that holds the share of the rounds, from the first one on,
+            that only circulate models before ``pattern`` starts.
+        keeps_last_received: whether a site keeps the last artifact of every peer, and uses it where
+            no newer one arrived.
+        shared: what ``[shared_model]`` is: a network ``beside`` the local one, the local one
+            ``itself``, or (``maybe``) the local one if the federation chooses to be homogeneous.
         shared_default: by task, the network that ``[shared_model]`` is where the file has none.
         not_for: the tasks for which the method is not defined.
-        stays: what of a site's prediction cannot be lent, where a model may leave that is not all of it.
+        stays: the part of a site's prediction that cannot be lent, where the model that may leave
+            is only a part of it.
         source: the paper.
     """
 
@@ -124,7 +127,7 @@ class Plan:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Freeze the tables, and refuse a plan that contradicts itself."""
+        """Freeze the tables; ``ValueError`` for a plan that contradicts itself."""
         if not OBJECT.fullmatch(self.implementation):
             raise ValueError(f"implementation must be module:OBJECT, not {self.implementation!r}")
         named = {phase.removeprefix("train:") for phase in self.phases if phase.startswith("train")}
@@ -139,7 +142,7 @@ class Plan:
 
     @property
     def evaluation_denied(self) -> str | None:
-        """Why the model that a site predicts with is evaluated at no other site; nothing where it may be."""
+        """Why no other site may evaluate the model that a site predicts with; ``None`` if it may."""
         if "model" in self.never_leaves:
             return "the method lets no private model leave its site"
         return self.stays or None
@@ -149,18 +152,18 @@ class Plan:
         return {name: parameter.default for name, parameter in self.parameters.items()}
 
     def problems(self, parameters: Mapping[str, object]) -> list[tuple[str, str]]:
-        """What is wrong with these parameters: (name, reason) pairs; unknown names have the reason ``unknown``."""
-        found = []
+        """The faults of these parameters as (name, reason) pairs; ``unknown`` for an unknown name."""
+        problems = []
         for name, value in parameters.items():
             known = self.parameters.get(name)
             reason = "unknown" if known is None else known.problem(value)
             if reason is not None:
-                found.append((name, reason))
-        return found
+                problems.append((name, reason))
+        return problems
 
 
 def circulating(plan: Plan, *, rounds: int, parameters: Mapping[str, object]) -> int:
-    """After how many rounds the slots go back to their owners; 0 where nothing circulates."""
+    """The round after which the slots go back to their owners; 0 where no model circulates."""
     if plan.pattern == "circulate":
         return rounds
     share = parameters.get(plan.circulating_share, 0.0) if plan.circulating_share is not None else 0.0

@@ -57,12 +57,12 @@ def federation_digest(document: Mapping[str, Any]) -> Sha256:
 
 
 def roster_digest(names: Sequence[str]) -> Sha256:
-    """SHA-256 of a roster's names, in its order, joined by line feeds: do two sites count the same peers?"""
+    """SHA-256 of a roster's names, in its order, joined by line feeds."""
     return Sha256(hashlib.sha256("\n".join(names).encode("ascii")).hexdigest())
 
 
 def round_key_tag(key: RoundKey, federation: Sha256) -> Sha256:
-    """What a site says to prove that it has the round key: HMAC-SHA256(key, "mhfl/hello/v1" || federation digest)."""
+    """Proof of having the round key: HMAC-SHA256(key, "mhfl/hello/v1" || federation digest)."""
     return Sha256(hmac.digest(key, b"mhfl/hello/v1" + bytes.fromhex(federation), "sha256").hex())
 
 
@@ -89,7 +89,7 @@ class Roster:
     names: tuple[SiteName, ...]
 
     def __post_init__(self) -> None:
-        """Refuse an empty, unsorted or repeating roster: indices would not agree between sites."""
+        """Refuse an empty, unsorted or repeating roster: its indices would differ between sites."""
         if not self.names:
             raise ValueError("a roster needs at least one site")
         if list(self.names) != sorted(set(self.names)):
@@ -115,14 +115,14 @@ class Roster:
         return name in self.names
 
     def index(self, name: str) -> int:
-        """The site's index; ``ValueError`` names a stranger."""
+        """The site's index; ``ValueError`` for a site that is not in the roster."""
         try:
             return self.names.index(SiteName(name))
         except ValueError:
             raise ValueError(f"site {name!r} is not in the roster ({', '.join(self.names)})") from None
 
     def others(self, name: str) -> tuple[SiteName, ...]:
-        """Everybody but the named site, in roster order."""
+        """All sites but the named one, in roster order."""
         return tuple(other for other in self.names if other != name)
 
     @property

@@ -1,5 +1,8 @@
-"""What a round does with its exchange: ask, drop, settle. Settling changes memory; what follows from that is
-``peer.core.rounds``."""
+"""The course of the rounds: when a round opens, what its exchange waits for, and which phase comes
+next.
+
+What comes next is read from memory alone, so a restarted site goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.state import IllegalTransitionError, SiteState
 
 SLOW_FACTOR = 2.0
-"""A peer that was too slow needs longer than we waited: the wait counts double, so that the next deadline grows."""
+"""A wait that ended with a slow peer counts double, so that the next deadline is later."""
 
 
 def open_exchange(site: SiteState) -> None:
@@ -29,14 +32,14 @@ def open_exchange(site: SiteState) -> None:
         slot = rules.turn(round)
         origin = rules.holder(round, slot) if pattern == "circulate" else slot
         if origin == rules.site and (round, slot) not in site.memory.published:
-            origin = slot  # it should be here, but this site had no copy to train in the round before
+            origin = slot  # this site should hold the model, but had no copy to train in the round before
         if origin != rules.site:
             want(site, origin, owner=slot)
     site.enter(Phase.EXCHANGE)
 
 
 def hand_back(site: SiteState) -> None:
-    """Ask every peer for the own model after the last circulating round; nobody if it is here already."""
+    """Ask the peers for this site's own model after the last circulating round, unless it is here."""
     rules = site.rules
     round = rules.circulating + 1
     _begin(site, round, "handback")
@@ -53,26 +56,28 @@ def _begin(site: SiteState, round: int, purpose: Purpose) -> None:
 
 
 def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
-    """Wait for one artifact: take it from disk if it came before, ask for it otherwise."""
+    """Wait for one artifact: use the received file if there is one, fetch it otherwise."""
     current, kind = site.exchange, site.rules.plan.artifact
     if current is None or kind is None:
         raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
     wanted = current.wants[origin] = Want(origin, owner, site.next_attempt(), site.now_s)
-    for source in site.memory.held.values():
+    for source in site.memory.received.values():
         if (source.origin, source.round, source.artifact.owner) == (origin, current.round, owner):
-            wanted.came = source
+            wanted.received = source
     if origin in site.rules.without:
         wanted.dropped = exchange.ABSENT
-    elif wanted.came is None:
+    elif wanted.received is None:
         generation = site.memory.generation
         site.emit(commands.Fetch(generation, current.round, wanted.attempt, origin, kind, current.purpose, owner))
 
 
 def settle(site: SiteState) -> bool:
-    """Drop what there is no point in waiting for; once nothing is left to wait for, choose what to go on with.
+    """Drop the peers that are not worth a longer wait; once no want is open, choose the round's
+    sources.
 
     Returns:
-        Whether the exchange is over and memory holds the choice. A hand-back usually ends in an order to adopt instead.
+        Whether the exchange is over and memory holds the choice. A hand-back usually ends with an
+        order to adopt instead.
     """
     current, rules = site.exchange, site.rules
     if current is None:
@@ -81,7 +86,7 @@ def settle(site: SiteState) -> bool:
         site.emit(commands.CancelFetch(dropped.origin, current.purpose))
     if current.purpose == "handback":
         scheduled = current.wants.get(rules.holder(current.round, rules.site))
-        if not current.settled() and (scheduled is None or scheduled.came is None):
+        if not current.settled() and (scheduled is None or scheduled.received is None):
             return False
         return _bring_home(site, current)
     if current.pattern == "circulate" and current.settled() and current.wants and not current.sources():
@@ -97,23 +102,23 @@ def settle(site: SiteState) -> bool:
 
 def _choose(site: SiteState, current: Exchange) -> None:
     rules, memory = site.rules, site.memory
-    came, missing = current.sources(), current.missing()
-    sources = came
+    received, missing = current.sources(), current.missing()
+    sources = received
     if current.pattern == "all_to_all":
         if rules.plan.keeps_last_received:
-            sources = exchange.last_received(rules, came=came, held=memory.held.values())
-    elif not came:
+            sources = exchange.last_received(rules, fresh=received, earlier=memory.received.values())
+    elif not received:
         slot = rules.turn(current.round)
-        here = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
-        if here is not None:
-            sources = (Source(rules.site, current.round, here),)
+        local_copy = memory.published.get((current.round, slot)) if current.pattern == "circulate" else None
+        if local_copy is not None:
+            sources = (Source(rules.site, current.round, local_copy),)
         elif current.pattern == "circulate" or current.wants:
-            sources = exchange.fallback(rules, round=current.round, owner=slot, held=site.held())
+            sources = exchange.fallback(rules, round=current.round, owner=slot, on_disk=site.artifacts_on_disk())
     slow = "slow" in missing.values()
     waited_s = None
-    if came or slow:  # who is silent or away teaches nothing of how long the living take
+    if received or slow:  # a wait for silent peers alone says nothing about the pace of the others
         waited_s = (site.now_s - current.opened_s) * (SLOW_FACTOR if slow else 1.0)
-    below = current.pattern == "all_to_all" and len(came) < rules.quorum_others
+    below = current.pattern == "all_to_all" and len(received) < rules.quorum_others
     position = rules.plan.phases.index("exchange")
     site.exchange = None
     choose(site, sources, missing, position=position, waited_s=waited_s, below_quorum=below)
@@ -128,15 +133,18 @@ def choose(
     waited_s: float | None = None,
     below_quorum: bool = False,
 ) -> None:
-    """Settle what the round goes on with, durably. A circulating round without any copy of its slot idles.
+    """Journal the sources that the round goes on with.
+
+    A circulating round without a copy of its slot idles.
 
     Args:
         site: the site.
-        sources: what the next stages use, in roster order.
-        missing: who did not contribute, and why.
-        position: index of the phase that is over with this.
-        waited_s: how long the exchange took, for the adaptive deadline; nothing where nobody was waited for.
-        below_quorum: fewer came than the federation asks for.
+        sources: the artifacts that the next stages use, in roster order.
+        missing: the peers that did not contribute, each with the reason.
+        position: index of the phase that this choice ends.
+        waited_s: how long the exchange took, for the adaptive deadline; ``None`` where the wait
+            does not count.
+        below_quorum: fewer artifacts arrived than the federation's quorum asks for.
     """
     rules, current = site.rules, site.opened
     idle = rules.pattern(current.number) == "circulate" and not sources
@@ -152,7 +160,7 @@ def choose(
 
 
 def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
-    """Choose again without an artifact that the worker found unusable; its file goes unless something else needs it."""
+    """Choose again without an artifact that the worker found unusable; delete its file if unneeded."""
     rules, opened = site.rules, site.opened
     number, missing = opened.number, dict(opened.missing)
     for source in opened.sources:
@@ -160,59 +168,59 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
             site.refuse(source.origin, reason)
             missing[source.origin] = "refused"
     sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
-    if sha256 in site.memory.held:
+    if sha256 in site.memory.received:
         site.persist(rows.DiscardedRow(number, sha256=sha256))
     below = False
     if rules.pattern(number) == "all_to_all":
         exchanged = opened.position > rules.plan.phases.index("exchange")
         below = exchanged and sum(not source.fallback for source in sources) < rules.quorum_others
     elif not sources:
-        held = [source for source in site.held() if source.artifact.sha256 != sha256]
-        sources = exchange.fallback(rules, round=number, owner=rules.turn(number), held=held)
+        usable = [source for source in site.artifacts_on_disk() if source.artifact.sha256 != sha256]
+        sources = exchange.fallback(rules, round=number, owner=rules.turn(number), on_disk=usable)
     choose(site, sources, missing, position=opened.position - 1, below_quorum=below)
-    if sha256 not in site.memory.names():
+    if sha256 not in site.memory.needed_digests():
         site.emit(commands.Discard(sha256))
 
 
 def own_copy(site: SiteState) -> Source | None:
-    """The site's own newest copy of its model in circulating rounds."""
+    """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
     name = site.rules.site
-    own = [source for source in site.held() if source.artifact.owner == name and source.origin == name]
+    own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
     return max(own, key=lambda source: source.artifact.steps, default=None)
 
 
 def adopt(site: SiteState, source: Source) -> None:
-    """Have the worker replace the local model."""
+    """Order the worker to replace the local model by a copy."""
     site.enter(Phase.ADOPT)
     memory, attempt = site.memory, site.next_attempt()
     site.emit(commands.Adopt(memory.generation, memory.committed, attempt, memory.state, source))
 
 
-def remember_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
-    """Write down that the own model is home; without a state it is as it was before it circulated."""
+def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
+    """Journal that the site's own model is back; without a state it is unchanged."""
     round, rules = site.memory.committed, site.rules
     publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
     site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
 
 
 def _bring_home(site: SiteState, current: Exchange) -> bool:
-    copies = {origin: wanted.came for origin, wanted in current.wants.items() if wanted.came is not None}
-    wanted, own = bool(current.wants), own_copy(site)
+    copies = {origin: want.received for origin, want in current.wants.items() if want.received is not None}
+    asked, own = bool(current.wants), own_copy(site)
     if own is not None:
         copies[site.rules.site] = own
     site.cancel_exchange()
     best = exchange.best_copy(copies, site.rules) if copies else None
-    if wanted and (best is None or best.origin == site.rules.site):
+    if asked and (best is None or best.origin == site.rules.site):
         site.persist(rows.SlotLostRow(current.round - 1))
     if best is None:
-        remember_home(site)
+        record_homecoming(site)
         return True
     adopt(site, best)
     return False
 
 
 def go_on(site: SiteState) -> None:
-    """Do what comes next. Everything that matters is read from memory, so a restart goes on where it was."""
+    """Enter the phase that follows from memory: a restarted site goes on where it was."""
     site.cancel_exchange()
     memory, rules = site.memory, site.rules
     if not memory.state:
@@ -226,10 +234,10 @@ def go_on(site: SiteState) -> None:
         check_done(site)
     elif memory.open is not None:
         next_phase(site)
-    elif circulated and not memory.home:
+    elif circulated and not memory.model_is_home:
         hand_back(site)
         review(site)
-    elif circulated and rules.evaluates(memory.committed) and not memory.measured:
+    elif circulated and rules.evaluates(memory.committed) and not memory.evaluated_after_handback:
         _evaluate(site, memory.committed, memory.state)
     elif memory.committed == 0 and rules.plan.pattern != "none":
         site.enter(Phase.GATHERING)
@@ -239,25 +247,27 @@ def go_on(site: SiteState) -> None:
 
 
 def review(site: SiteState) -> None:
-    """Look at the exchange; go on if it is over."""
+    """Settle the exchange, and go on if it is over."""
     if settle(site):
         go_on(site)
 
 
 def check_gathered(site: SiteState) -> None:
-    """Begin round 1 once everybody answered, after ``gather_s``, or when others have begun.
+    """Begin round 1 once every peer has greeted, after ``gather_s``, or when enough peers have
+    begun.
 
-    Peers that have begun do without the site that is missing here; to wait for that site would hold them up, too.
+    Peers that have begun go on without the missing one; a site that still waited for it would delay
+    them, too.
     """
     gather_s, others = site.rules.pace.gather_s, site.rules.others
-    waited = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
+    timed_out = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
     begun = len(site.peers.begun) >= site.rules.witnesses_of_a_start
-    if waited or begun or len(site.greeted) == len(others):
+    if timed_out or begun or len(site.greeted) == len(others):
         set_pace(site)
 
 
 def set_pace(site: SiteState) -> None:
-    """Between rounds: finish, wait for the others, jump after them, or open the next round."""
+    """Between rounds: finish, wait for the peers, jump to their round, or open the next one."""
     rules, memory = site.rules, site.memory
     if site.phase != Phase.ISOLATED:
         site.enter(Phase.PACING)
@@ -285,7 +295,7 @@ def set_pace(site: SiteState) -> None:
 
 
 def _jump(site: SiteState, round: int) -> int:
-    """Leave out the rounds that the others have passed; the newest own artifact serves the round that comes now."""
+    """Skip the rounds that the peers have passed; the newest own artifact serves the next round."""
     publish = round if site.rules.plan.published == "commit" else None
     site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish))
     site.publish_due()
@@ -293,7 +303,7 @@ def _jump(site: SiteState, round: int) -> int:
 
 
 def _alone(site: SiteState) -> bool:
-    """Whether to go on although nobody is heard: only after ``isolated_s`` of isolation."""
+    """Whether to go on without any peer: only after ``isolated_s`` of isolation."""
     if site.alone:
         return True
     if not all(site.peers.silent(name, site.now_s) for name in site.rules.others):
@@ -307,8 +317,8 @@ def _alone(site: SiteState) -> bool:
 
 def open_round(site: SiteState, round: int) -> None:
     """Begin a round; a method that keeps the last received artifacts uses them from its first stage on."""
-    keeps, held = site.rules.plan.keeps_last_received, site.memory.held.values()
-    sources = exchange.last_received(site.rules, came=(), held=held) if keeps else ()
+    keeps, received = site.rules.plan.keeps_last_received, site.memory.received.values()
+    sources = exchange.last_received(site.rules, fresh=(), earlier=received) if keeps else ()
     site.persist(rows.OpenedRow(round, sources=sources))
     next_phase(site)
 
@@ -347,12 +357,12 @@ def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...
 
 
 def commit(site: SiteState) -> None:
-    """End the round: one row that holds all of it, then what follows from it."""
+    """End the round with one row that holds all of its results; publish and tidy up after it."""
     current, rules, memory = site.opened, site.rules, site.memory
-    round, artifact, needed = current.number, current.artifact, memory.names()
+    round, artifact, needed_before = current.number, current.artifact, memory.needed_digests()
     visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
-    consumed = rules.plan.published == "commit" and (visiting or round < last)
+    serves_next = rules.plan.published == "commit" and (visiting or round < last)
     row = rows.CommittedRow(
         round,
         generation=memory.generation,
@@ -370,19 +380,21 @@ def commit(site: SiteState) -> None:
         threads=current.threads,
         duration_s=current.duration_s,
         state=current.state,
-        artifact=artifact,
-        publish=round + 1 if consumed and artifact is not None else None,
+        publish=round + 1 if serves_next and artifact is not None else None,
         visiting=visiting,
     )
     site.persist(row)
     compare(site, rules.others)
     site.publish_due()
-    tidy(site, needed)
-    site.ended = True
+    tidy(site, needed_before)
+    site.round_ended = True
 
 
 def compare(site: SiteState, names: Iterable[SiteName]) -> None:
-    """Note who ended the last committed round with the same mean; other contributors make another one, and may."""
+    """Journal which peers ended the last committed round with this site's mean, and which did not.
+
+    A peer with other contributors has another mean, which is no fault.
+    """
     memory = site.memory
     if memory.aggregate is None:
         return
@@ -396,46 +408,46 @@ def compare(site: SiteState, names: Iterable[SiteName]) -> None:
 
 
 def tidy(site: SiteState, needed_before: set[Sha256]) -> None:
-    """Let go of artifacts that no later round, fallback or receiver can need.
+    """Discard artifacts that no later round, fallback or receiver can need.
 
     Args:
         site: the site.
-        needed_before: the digests that memory named before the row that ended the round.
+        needed_before: the digests that memory needed before the row that ended the round.
     """
     rules, memory = site.rules, site.memory
     newest: dict[SiteName, int] = {}
-    for source in memory.held.values():
+    for source in memory.received.values():
         newest[source.artifact.owner] = max(newest.get(source.artifact.owner, 0), source.round)
-    for digest, source in list(memory.held.items()):
+    for digest, source in list(memory.received.items()):
         last = source.round == newest[source.artifact.owner]
         cached = last and (rules.plan.keeps_last_received or memory.committed < rules.circulating)
         age = memory.committed - source.round
-        fresh = last and rules.fallback == "stale" and age < rules.staleness_rounds_max
-        used = age >= 0 or (memory.home and source.artifact.owner == rules.site)
-        if used and not cached and not fresh:
+        may_replace = last and rules.fallback == "stale" and age < rules.staleness_rounds_max
+        used = age >= 0 or (memory.model_is_home and source.artifact.owner == rules.site)
+        if used and not cached and not may_replace:
             site.persist(rows.DiscardedRow(memory.committed, sha256=digest))
     old = memory.committed - rules.pace.artifact_rounds_max
-    away = rules.circulating > 0 and not memory.home
+    away = rules.circulating > 0 and not memory.model_is_home
     own = max((key for key in memory.published if key[1] == rules.site), default=None) if away else None
     if any(key[0] <= old and key != own for key in memory.published):
         site.persist(rows.RetiredRow(old, kept=own))
     for round in [round for round in memory.evaluation.lent if round <= old]:
         site.lapse(round, retired=True)
-    for digest in sorted(needed_before - memory.names()):
+    for digest in sorted(needed_before - memory.needed_digests()):
         site.emit(commands.Discard(digest))
 
 
 def come_home(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
-    """End the circulating rounds with the own model where it belongs."""
-    needed = site.memory.names()
-    remember_home(site, state, artifact)
+    """End the circulating rounds: the site's own model is back. Then go on."""
+    needed_before = site.memory.needed_digests()
+    record_homecoming(site, state, artifact)
     site.publish_due()
-    tidy(site, needed)
+    tidy(site, needed_before)
     go_on(site)
 
 
 def check_done(site: SiteState) -> None:
-    """Leave once nobody can need this site any more, or it lingered long enough."""
+    """Leave once no peer can need this site any more, or after ``linger_s``."""
     rules = site.rules
     needed = unfinished(site) or global_test.awaited(site)
     if not rules.stay and (not needed or site.now_s >= site.since_s + rules.pace.linger_s):
@@ -443,7 +455,7 @@ def check_done(site: SiteState) -> None:
 
 
 def unfinished(site: SiteState) -> list[SiteName]:
-    """Who may still need this site: whoever has not said that it is done, silent, stopped or not."""
+    """The peers that may still need this site: those that have not said that they are done."""
     rules = site.rules
     if rules.plan.pattern == "none":
         return []
@@ -451,7 +463,10 @@ def unfinished(site: SiteState) -> list[SiteName]:
 
 
 def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
-    """A backup was restored here: go on as a new generation, so that what is made again is not taken for a forgery."""
+    """A backup was restored here: go on as a new generation.
+
+    Otherwise peers would take the artifacts that this site makes again for forgeries.
+    """
     memory, busy = site.memory, site.phase in BUSY
     generation = seen.generation + 1
     row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)

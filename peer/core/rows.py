@@ -1,8 +1,9 @@
-"""The journal's kinds of rows: one frozen dataclass each, with the JSON body that lies on disk.
+"""The journal's kinds of rows: one frozen dataclass a kind, with its JSON body on disk.
 
-A row's fields are the keys of its body. A body that an earlier program wrote stays readable: a key that this program
-does not know is skipped, a key with a default may be missing, and any other change raises the ``version`` of the kind
-and adds to ``MIGRATIONS`` the function that rewrites the former body. ``Memory`` is the fold of these rows.
+A row's fields are the keys of its body. A body that an earlier program wrote stays readable:
+decoding skips an unknown key, and a key with a default may be missing. Any other change raises the
+``version`` of the kind, and adds to ``MIGRATIONS`` the function that rewrites the former body.
+``Memory`` is the fold of these rows.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from peer.core.worker_protocol import from_json, to_json
 Body = Mapping[str, Any]
 """A row's JSON object."""
 ON_DISK = "on_disk"
-"""Metadata of a field: its key on disk, where that is not its name."""
+"""Metadata of a field whose key on disk is not its name: that key."""
 OMITTED = {"omitted": True}
-"""Metadata of a field whose key is left out where it has no value."""
+"""Metadata of a field whose key is left out of the body where the value is ``None``."""
 
 
 class RowError(ValueError):
-    """A row whose body is not what its kind says; the message names kind, round and key."""
+    """A row whose body does not fit its kind; the message names kind, round and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """The event that made the state machine write a row.
 
-    ``event_number`` counts the events since the daemon began: rows with the same number are of one event. ``event`` is
-    the name of its type, ``peer`` the site that it came from, where it came from one.
+    ``event_number`` counts the events since the daemon began: rows with the same number are of one
+    event. ``event`` is the name of its type, ``peer`` the site that caused it, or empty.
     """
 
     event_number: int
@@ -111,10 +112,12 @@ class ArrivedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRow(JournalRow):
-    """The exchange is over. ``missing`` names the peers that did not contribute, and why.
+    """The exchange is over.
 
-    ``position`` is the index of the plan's phase that is over, ``waited_s`` how long the exchange took; it is empty
-    where the wait teaches nothing about the peers' pace.
+    ``missing`` names the peers that did not contribute, each with the reason.
+
+    ``position`` is the index of the plan's phase that is over. ``waited_s`` is how long the
+    exchange took, ``None`` where the wait says nothing about the peers' pace.
     """
 
     kind = "chosen"
@@ -153,7 +156,10 @@ class AggregatedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRow(JournalRow):
-    """The model was evaluated on the site's own test split. With an ``artifact`` other sites may evaluate it, too."""
+    """The model was evaluated on the site's own test split.
+
+    The ``artifact``, if any, is lent to other sites.
+    """
 
     kind = "evaluated"
     metrics: Mapping[str, float]
@@ -175,8 +181,10 @@ class UsedSource:
 class CommittedRow(JournalRow):
     """A round is over.
 
-    ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the artifact serves, if
-    any; the artifact of a ``visiting`` model is another site's.
+    ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the
+    artifact serves, if any. The artifact of a ``visiting`` model belongs to another site. The
+    artifact itself stands in the row ``trained``: its list of tensors is many times the size of
+    this row. Earlier programs wrote a copy of it here.
     """
 
     kind = "committed"
@@ -192,14 +200,13 @@ class CommittedRow(JournalRow):
     threads: int
     duration_s: float
     state: str
-    artifact: Artifact | None = None
     publish: int | None = None
     visiting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow(JournalRow):
-    """A peer ended the same round with this mean; whether it ``agrees`` with the own one."""
+    """A peer ended the same round with the mean of this digest; ``agrees`` if it is this site's."""
 
     kind = "compared"
     site: SiteName
@@ -209,7 +216,7 @@ class ComparedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow(JournalRow):
-    """The site jumped after its peers: the rounds from ``first`` to the one before this row's were left out."""
+    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's."""
 
     kind = "skipped"
     first: int = field(metadata={ON_DISK: "from"})
@@ -218,7 +225,7 @@ class SkippedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow(JournalRow):
-    """The artifact serves the row's round from now on."""
+    """The site serves the artifact for the row's round from now on."""
 
     kind = "published"
     artifact: Artifact
@@ -226,7 +233,7 @@ class PublishedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredRow(JournalRow):
-    """Artifacts up to the row's round are served no more, but for the one that is ``kept``: its round and owner."""
+    """The site serves no artifact up to the row's round any more, except ``kept`` (round, owner)."""
 
     kind = "retired"
     kept: tuple[Any, ...] | None = None
@@ -252,7 +259,7 @@ class RegeneratedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedRow(JournalRow):
-    """The own model is home after the circulating rounds; an empty ``state`` means that nothing changed it."""
+    """The site's own model is back after the circulating rounds; unchanged if ``state`` is empty."""
 
     kind = "adopted"
     state: str
@@ -262,7 +269,7 @@ class AdoptedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLostRow(JournalRow):
-    """No usable copy of the own model came home."""
+    """No usable copy of the site's own model was handed back."""
 
     kind = "slot_lost"
 
@@ -316,7 +323,7 @@ class WorkFailedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow(JournalRow):
-    """What a peer sent or did was not acceptable."""
+    """The site refused something that a peer sent or did."""
 
     kind = "refused"
     origin: SiteName
@@ -325,7 +332,7 @@ class RefusedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IgnoredRow(JournalRow):
-    """An event came too late, or was meant for another phase."""
+    """An event came too late or belongs to another phase."""
 
     kind = "ignored"
     event: str
@@ -333,12 +340,12 @@ class IgnoredRow(JournalRow):
     reason: str | None = field(default=None, metadata=OMITTED)
 
 
-# Remote evaluation: the first two kinds at the site whose model it is, the others at the site that measures it.
+# Remote evaluation: the first two kinds at the site that lends the model, the others at the borrower.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRow(JournalRow):
-    """A peer told how the model of the round did on its test split."""
+    """A peer reported the metrics of the round's model on its test split."""
 
     kind = "report"
     site: SiteName
@@ -347,7 +354,7 @@ class ReportRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LapsedRow(JournalRow):
-    """Why peers have not evaluated the model of the round; a ``retired`` model is not lent any more."""
+    """The peers that have not reported on the round's model; a ``retired`` model is lent no more."""
 
     kind = "lapsed"
     reasons: Mapping[SiteName, str]
@@ -364,7 +371,7 @@ class GuestRowBase(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestRow(GuestRowBase):
-    """Another site's model is on disk, to be measured."""
+    """A model that another site lent is on disk, to be measured."""
 
     kind = "guest"
     source: Source
@@ -372,7 +379,7 @@ class GuestRow(GuestRowBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MislaidRow(GuestRowBase):
-    """The process that measures failed."""
+    """The evaluation process failed."""
 
     kind = "mislaid"
     fault: str = ""
@@ -381,7 +388,7 @@ class MislaidRow(GuestRowBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRow(GuestRowBase):
-    """What its origin is to be told of a model."""
+    """The report on a borrowed model, which its origin has yet to get."""
 
     kind = "measured"
     report: EvaluationResult
@@ -389,7 +396,7 @@ class MeasuredRow(GuestRowBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledRow(GuestRowBase):
-    """Nothing is left to do about a model."""
+    """Nothing is left to do about a borrowed model."""
 
     kind = "settled"
     reason: str = ""
@@ -400,19 +407,17 @@ class SettledRow(GuestRowBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredRow(JournalRow):
-    """What the generation was begun with; ``site`` holds the keys of site.toml, written as ``table.key``."""
+    """The generation's first configuration; ``site`` holds the keys of site.toml as ``table.key``."""
 
     kind = "configured"
     federation: Sha256
     site: Mapping[str, Any]
 
     def body(self) -> dict[str, Any]:
-        """One flat object."""
         return {"federation": self.federation, **self.site}
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
-        """From one flat object."""
         site = {key: value for key, value in body.items() if key != "federation"}
         return cls(round, **_values(cls, {**body, "site": site}))
 
@@ -467,24 +472,25 @@ class MessageCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenRow(JournalRow):
-    """What left for each peer beside artifacts since the daemon began."""
+    """Messages sent to each peer beside artifacts, since the daemon began.
+
+    On disk the peers are the keys.
+    """
 
     kind = "spoken"
     by_peer: Mapping[str, MessageCount]
 
     def body(self) -> dict[str, Any]:
-        """The peers are the keys."""
         return {name: to_json(count) for name, count in self.by_peer.items()}
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
-        """The peers are the keys."""
         return cls(round, **_values(cls, {"by_peer": dict(body)}))
 
 
 KINDS: Mapping[str, type[JournalRow]] = {
-    form.kind: form
-    for form in (
+    row_type.kind: row_type
+    for row_type in (
         BeganRow,
         InitialisedRow,
         OpenedRow,
@@ -530,12 +536,12 @@ MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {}
 
 
 def decode(kind: str, round: int, body: Body) -> JournalRow:
-    """The row of the current version of its kind; ``RowError`` where it is none."""
-    form = KINDS.get(kind)
-    if form is None:
+    """The row with this body of its kind's current version; ``RowError`` where it does not fit."""
+    row_type = KINDS.get(kind)
+    if row_type is None:
         raise RowError(f"no row is of kind {kind!r}")
     try:
-        return form.from_body(round, body)
+        return row_type.from_body(round, body)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RowError(f"a row {kind!r} of round {round}: {error}") from error
 
@@ -565,7 +571,7 @@ def upgrade(
 
 
 def member(kind: str, round: int, body: Body, key: str) -> Any:
-    """One key of a body, for a reader that has no need of the rest; ``RowError`` where it is missing."""
+    """The value of one key of a body, without decoding the rest; ``RowError`` where it is missing."""
     try:
         return body[key]
     except (KeyError, TypeError) as error:
@@ -573,18 +579,18 @@ def member(kind: str, round: int, body: Body, key: str) -> Any:
 
 
 @functools.cache
-def _keys(form: Any) -> list[tuple[str, str, Any, bool]]:
-    """Of each key on disk: the key, its field's name and type, and whether it must be there."""
-    hints = typing.get_type_hints(form)
+def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
+    """For each key on disk: the key, its field's name and type, and whether it is required."""
+    hints = typing.get_type_hints(row_type)
     return [
         (item.metadata.get(ON_DISK, item.name), item.name, hints[item.name], item.default is dataclasses.MISSING)
-        for item in dataclasses.fields(form)
+        for item in dataclasses.fields(row_type)
         if item.name != "round"
     ]
 
 
-def _values(form: Any, body: Body) -> dict[str, Any]:
-    missing = [key for key, _, _, needed in _keys(form) if needed and key not in body]
+def _values(row_type: Any, body: Body) -> dict[str, Any]:
+    missing = [key for key, _, _, required in _keys(row_type) if required and key not in body]
     if missing:
         raise ValueError(f"{missing[0]!r} is missing")
-    return {name: from_json(hint, body[key], path=key) for key, name, hint, _ in _keys(form) if key in body}
+    return {name: from_json(hint, body[key], path=key) for key, name, hint, _ in _keys(row_type) if key in body}

@@ -1,4 +1,4 @@
-"""What a site's state machine must know of its federation: fixed for the life of the daemon, free of I/O."""
+"""The federation as a site's state machine sees it: fixed for the life of the daemon, free of I/O."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PaceRules:
 class Rules:
     """The federation as one site sees it.
 
-    ``global_test`` is the federation's wish that sites measure each other's models; ``evaluation_permitted`` and
-    ``evaluation_samples_min`` are this site's policy.
+    ``global_test`` is the federation's setting that sites measure each other's models;
+    ``evaluation_permitted`` and ``evaluation_samples_min`` are this site's policy.
     """
 
     site: SiteName
@@ -56,51 +56,49 @@ class Rules:
 
     @functools.cached_property
     def circulating(self) -> int:
-        """The last round that only moves models on; 0 where none does."""
+        """The last round in which models circulate; 0 where none does."""
         return circulating(self.plan, rounds=self.rounds, parameters=self.parameters)
 
     @functools.cached_property
     def index(self) -> int:
-        """The site's own index."""
         return self.roster.index(self.site)
 
     @functools.cached_property
     def others(self) -> tuple[SiteName, ...]:
-        """Every peer that takes part, in roster order."""
+        """The peers that take part, in roster order."""
         return tuple(name for name in self.roster.others(self.site) if name not in self.without)
 
     @functools.cached_property
     def peers(self) -> frozenset[SiteName]:
-        """The same as a set, for the question that every event asks: does its origin take part?"""
+        """``others`` as a set: every event is checked against it."""
         return frozenset(self.others)
 
     @property
     def quorum_others(self) -> int:
-        """How many peers' artifacts are enough at the slow deadline; by default half of them, rounded up."""
+        """How many artifacts are enough at the adaptive deadline; by default half, rounded up."""
         return self.quorum if self.quorum is not None else half_rounded_up(len(self.roster) - 1)
 
     @property
     def witnesses_of_a_start(self) -> int:
-        """How many peers must have begun the rounds before this site begins without a missing one.
+        """How many peers must have begun the rounds before this site begins without a missing peer.
 
-        Two, where there are two besides the missing one, so that no single site can start a federation early.
+        Two, where there are two beside the missing one, so that no single site can start a
+        federation early.
         """
         return min(2, half_rounded_up(len(self.others)))
 
     def pattern(self, round: int) -> Pattern:
-        """The exchange pattern of a round."""
         return "circulate" if round <= self.circulating else self.plan.pattern
 
     def order(self, round: int) -> tuple[int, ...]:
-        """The round's order."""
         return _order(self.round_key, self.federation, round, len(self.roster), self.schedule_kind)
 
     def turn(self, round: int) -> SiteName:
-        """Whose artifact this site receives in a round; its own name means self-consolidation."""
+        """The site whose artifact this site receives; its own name means self-consolidation."""
         return self.roster.names[self.order(round)[self.index]]
 
     def holder(self, round: int, slot: SiteName) -> SiteName:
-        """Who holds a circulating slot when a round begins: its host of the round before, at first its owner."""
+        """The site that holds a circulating slot when a round begins; in round 1, its owner."""
         if round <= 1:
             return slot
         return self.roster.names[schedule.receiver(self.order(round - 1), self.roster.index(slot))]
@@ -111,7 +109,7 @@ class Rules:
 
     @property
     def evaluation_denied(self) -> str | None:
-        """Why this site's model is evaluated at no other site, and no other's here; nothing where both may be."""
+        """Why this site neither lends nor borrows models for evaluation; ``None`` where it does."""
         if not self.global_test:
             return "federation.toml does not have global_test = true"
         if self.plan.evaluation_denied is not None:
@@ -119,7 +117,7 @@ class Rules:
         return None if self.evaluation_permitted else f"not permitted by {self.site}: its [egress] evaluate is false"
 
     def lends(self, round: int) -> bool:
-        """Whether the model at the end of a round may be measured by others; none is at home before the hand-back."""
+        """Whether the site lends its model after a round; before the hand-back its model is away."""
         within = max(1, self.circulating) <= round <= self.rounds
         return within and self.evaluates(round) and self.evaluation_denied is None
 

@@ -1,8 +1,11 @@
-"""Who receives from whom: the order of a round, drawn from the shared round key and specified to the bit.
+"""The order of a round: which site receives from which.
 
-``seed(t) = HMAC-SHA256(round_key, "mhfl/order/v1" || federation_digest || u64be(t))``. The byte stream of a round is
-``HMAC-SHA256(seed, u64be(0)) || HMAC-SHA256(seed, u64be(1)) || ...``; a draw takes the next eight bytes as a big-endian
-integer and rejects it at or above the largest multiple of its bound. Known answers: ``proto/vectors/schedule.json``.
+It follows from the shared round key, bit by bit.
+
+``seed(t) = HMAC-SHA256(round_key, "mhfl/order/v1" || federation_digest || u64be(t))``. The byte
+stream of a round is ``HMAC-SHA256(seed, u64be(0)) || HMAC-SHA256(seed, u64be(1)) || ...``; a draw
+takes the next eight bytes as a big-endian integer and rejects it at or above the largest multiple
+of its bound. Known answers: ``proto/vectors/schedule.json``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Seeds that are functions of their purpose: nothing random in training has a state that a resume would need.
+"""Seeds that are functions of their purpose, so that a resumed training needs no generator's state.
 
-A seed is derived from (federation digest, site, round, stage, purpose, ...). What all sites must start alike is derived
-without the site.
+A seed is derived from (federation digest, site, round, stage, purpose, ...). The seed of a state
+that all sites must share is derived without the site.
 """
 
 from __future__ import annotations

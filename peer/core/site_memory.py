@@ -1,7 +1,7 @@
-"""A site's memory as the fold of its journal: what a restart knows is what the running site knew.
+"""A site's memory as the fold of its journal: a restarted site knows what the running site knew.
 
-The state machine changes its memory only by the rows that it persists, so recovery is the same code and not a second
-reading of the same facts.
+The state machine changes its memory only by the rows that it persists, so recovery runs the same
+code.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from typing import Any
 
 from peer.core import global_test_memory, limits, rows
 from peer.core.commands import Source
-from peer.core.global_test_memory import Evaluation, Lent
+from peer.core.global_test_memory import Evaluation, LentModel
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 
 Row = tuple[str, int, Mapping[str, Any]]
-"""Kind, round and body of a journal row, as it is stored; ``peer.core.rows`` has the typed ones."""
+"""Kind, round and body of a journal row, as stored; ``peer.core.rows`` has the typed rows."""
 
-WAITS_KEPT = 10
+WAITS_MAX = 10
 
 
 @dataclass(slots=True)
 class OpenRound:
-    """The round in progress. ``position`` counts the plan's phases that are over, ``exchanged`` names the exchange."""
+    """The round in progress.
+
+    ``position`` counts the plan's phases that are over. ``exchanged`` is the index of the exchange
+    that chose the sources, -1 before it.
+    """
 
     number: int
     state: str
@@ -44,23 +48,28 @@ class OpenRound:
 
 @dataclass(slots=True)
 class Memory:
-    """All that must survive a crash. ``state`` names the checkpoint that the next stage starts from.
+    """All that must survive a crash.
 
-    ``publication_due`` is an artifact and the round that it serves, until it is published. ``first_digests`` has, by
-    origin, the digest of what it sent first for a generation, round and owner: another one later would be a forgery.
-    ``aggregate`` is the mean that the last committed round ended with, ``compared`` names the peers that told theirs.
+    ``state`` names the checkpoint that the next stage starts from.
+
+    ``publication_due`` is the round that an artifact serves, and the artifact, until it is
+    published. ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
+    the digest that the origin sent first for a generation, round and owner: a different one later
+    would be a forgery. ``aggregate`` is the digest of the mean that the last committed round ended
+    with, ``compared`` names the peers that told theirs. ``model_is_home`` and
+    ``evaluated_after_handback`` belong to the end of circulating rounds.
     """
 
     generation: int = 1
     state: str = ""
     artifact: Artifact | None = None
     committed: int = 0
-    home: bool = False
-    measured: bool = False
+    model_is_home: bool = False
+    evaluated_after_handback: bool = False
     publication_due: tuple[int, Artifact] | None = None
     open: OpenRound | None = None
     published: dict[tuple[int, SiteName], Artifact] = field(default_factory=dict)
-    held: dict[Sha256, Source] = field(default_factory=dict)
+    received: dict[Sha256, Source] = field(default_factory=dict)
     first_digests: dict[SiteName, dict[tuple[int, int, SiteName], Sha256]] = field(default_factory=dict)
     aggregate: Sha256 | None = None
     compared: set[SiteName] = field(default_factory=set)
@@ -71,29 +80,30 @@ class Memory:
     evaluation: Evaluation = field(default_factory=Evaluation)
 
     def apply(self, row: rows.JournalRow) -> None:
-        """Remember one row; kinds that only inform a reader change nothing."""
+        """Apply one row; kinds that only inform a reader change nothing."""
         change = APPLY.get(type(row))
         if change is not None:
             change(self, row)
         else:
             self.evaluation.apply(row)
 
-    def names(self) -> set[Sha256]:
-        """Digests of every artifact that a row still needs: all other files may go."""
-        kept = {artifact.sha256 for artifact in self.published.values()} | set(self.held) | self.evaluation.names()
+    def needed_digests(self) -> set[Sha256]:
+        """Digests of every artifact that memory needs; all other files may be deleted."""
+        digests = {artifact.sha256 for artifact in self.published.values()}
+        digests |= set(self.received) | self.evaluation.needed_digests()
         if self.artifact is not None:
-            kept.add(self.artifact.sha256)
+            digests.add(self.artifact.sha256)
         if self.publication_due is not None:
-            kept.add(self.publication_due[1].sha256)
+            digests.add(self.publication_due[1].sha256)
         if self.open is not None:
-            kept |= {source.artifact.sha256 for source in self.open.sources}
+            digests |= {source.artifact.sha256 for source in self.open.sources}
             if self.open.artifact is not None:
-                kept.add(self.open.artifact.sha256)
-        return kept
+                digests.add(self.open.artifact.sha256)
+        return digests
 
-    def keep(self, present: set[Sha256]) -> None:
-        """Forget what cannot be used without files that are gone."""
-        self.held = {digest: source for digest, source in self.held.items() if digest in present}
+    def forget_missing_files(self, present: set[Sha256]) -> None:
+        """Forget everything that needs an artifact whose file is gone."""
+        self.received = {digest: source for digest, source in self.received.items() if digest in present}
         self.published = {key: value for key, value in self.published.items() if value.sha256 in present}
         if self.artifact is not None and self.artifact.sha256 not in present:
             self.artifact = None
@@ -101,10 +111,10 @@ class Memory:
             self.publication_due = None
         if self.open is not None:
             self._reopen(self.open, present)
-        self.evaluation.keep(present)
+        self.evaluation.forget_missing_files(present)
 
     def _reopen(self, current: OpenRound, present: set[Sha256]) -> None:
-        """Go back in the open round to where the files that it needs can be had again: the exchange, or the start."""
+        """Go back in the open round to where missing files can be had again: the exchange or the start."""
         if current.artifact is not None and current.artifact.sha256 not in present:
             self.open = None
         elif current.position == current.exchanged + 1 and any(
@@ -118,8 +128,9 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
 
     Args:
         stored: the journal, oldest first.
-        present: digests of the artifact files on disk; what needs a file that is gone is forgotten.
-        generation: the lowest that the site may have, which is the number of its folder.
+        present: digests of the artifact files on disk; memory forgets everything that needs another
+            file.
+        generation: the lowest that the site may have: the number of its folder.
 
     Raises:
         RowError: a row is damaged.
@@ -129,7 +140,7 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
         if kind in REMEMBERED:
             memory.apply(rows.decode(kind, round, body))
     if present is not None:
-        memory.keep(present)
+        memory.forget_missing_files(present)
     memory.generation = max(memory.generation, generation)
     return memory
 
@@ -154,13 +165,13 @@ def _opened(memory: Memory, row: rows.OpenedRow) -> None:
 
 def _arrived(memory: Memory, row: rows.ArrivedRow) -> None:
     source = row.source
-    first = memory.first_digests.setdefault(source.origin, {})
-    first.setdefault((row.origin_generation, source.round, source.artifact.owner), source.artifact.sha256)
-    if len(first) > limits.FIRST_DIGESTS_PER_PEER_MAX:
-        del first[min(first)]
-    known = memory.held.setdefault(source.artifact.sha256, source)
-    if known.origin == source.origin:  # who sends another's bytes as its own must not take their place
-        memory.held[source.artifact.sha256] = source
+    digests = memory.first_digests.setdefault(source.origin, {})
+    digests.setdefault((row.origin_generation, source.round, source.artifact.owner), source.artifact.sha256)
+    if len(digests) > limits.FIRST_DIGESTS_PER_PEER_MAX:
+        del digests[min(digests)]
+    known = memory.received.setdefault(source.artifact.sha256, source)
+    if known.origin == source.origin:  # a peer that sends another's bytes must not replace that peer's source
+        memory.received[source.artifact.sha256] = source
 
 
 def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
@@ -171,7 +182,7 @@ def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
         memory.open.exchanged = row.position
         memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
     if row.waited_s is not None:
-        memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_KEPT:]
+        memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_MAX:]
 
 
 def _trained(memory: Memory, row: rows.TrainedRow) -> None:
@@ -195,20 +206,21 @@ def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
 
 
 def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
-    memory.measured = memory.open is None
+    memory.evaluated_after_handback = memory.open is None
     if row.artifact is not None:
-        memory.evaluation.lent[row.round] = Lent(row.artifact)
+        memory.evaluation.lent[row.round] = LentModel(row.artifact)
     if memory.open is not None:
         memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True
 
 
 def _committed(memory: Memory, row: rows.CommittedRow) -> None:
+    artifact = memory.open.artifact if memory.open is not None else None
     memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
     memory.aggregate, memory.compared = row.aggregate_sha256, set()
-    _make_due(memory, row.publish, row.artifact)
-    if row.artifact is not None and not row.visiting:
-        memory.artifact = row.artifact
+    _make_due(memory, row.publish, artifact)
+    if artifact is not None and not row.visiting:
+        memory.artifact = artifact
 
 
 def _compared(memory: Memory, row: rows.ComparedRow) -> None:
@@ -233,7 +245,7 @@ def _retired(memory: Memory, row: rows.RetiredRow) -> None:
 
 
 def _discarded(memory: Memory, row: rows.DiscardedRow) -> None:
-    memory.held.pop(row.sha256, None)
+    memory.received.pop(row.sha256, None)
 
 
 def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:
@@ -241,7 +253,7 @@ def _regenerated(memory: Memory, row: rows.RegeneratedRow) -> None:
 
 
 def _adopted(memory: Memory, row: rows.AdoptedRow) -> None:
-    memory.home = True
+    memory.model_is_home = True
     memory.state = row.state or memory.state
     memory.artifact = row.artifact or memory.artifact
     _make_due(memory, row.publish, memory.artifact)
@@ -270,12 +282,12 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
     rows.AdoptedRow: _adopted,
     rows.FinishedRow: _finished,
 }
-REMEMBERED = tuple(form.kind for form in (*APPLY, *global_test_memory.ROWS))
+REMEMBERED = tuple(row_type.kind for row_type in (*APPLY, *global_test_memory.ROWS))
 """Kinds of rows that change memory."""
 
 
 def used_sources(stored: Iterable[Row]) -> tuple[Source, ...]:
-    """What the last committed round used of other sites; a model that predicts with their heads needs them again."""
+    """The sources of the last committed round, which a model that predicts with peers' heads needs."""
     chosen: Row | None = None
     used: Row | None = None
     for row in stored:

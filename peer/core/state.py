@@ -1,4 +1,4 @@
-"""What a site knows and the few ways in which that may change; ``peer.core.machine`` is the door to it."""
+"""A site's state and the few operations that change it; ``peer.core.machine`` handles its events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from peer.core import commands, events, limits, rows
 from peer.core.commands import Command, Source
 from peer.core.exchange import Exchange
-from peer.core.global_test_memory import NO_ANSWER, Hosting, Lent
+from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
 from peer.core.liveness import AWAY, Peers
 from peer.core.messages import Heartbeat, LastHeard, Seen
 from peer.core.phases import NEXT, Phase
@@ -19,7 +19,7 @@ from peer.core.site_memory import Memory, OpenRound
 from peer.core.worker_protocol import to_json
 
 HALT_S = 60.0
-"""How long a leaving site waits for the worker's checkpoint; a second is usual, a slow disk takes longer."""
+"""How long a leaving site waits for the worker's checkpoint: usually 1 s, more on a slow disk."""
 
 
 class IllegalTransitionError(Exception):
@@ -27,13 +27,15 @@ class IllegalTransitionError(Exception):
 
 
 class SiteState:
-    """One site's course through the rounds: its memory, its phase, and the commands of the event in hand.
+    """A site's memory, its phase, and the commands of the event that it processes.
 
     Args:
         rules: the federation as the site sees it.
-        memory: what the journal says, from ``peer.core.site_memory.recover``; empty for a new site.
-        heard: when each peer was heard last, and its state; a simulator shares one table among its sites.
-        greeted: peers that need not answer Hello first.
+        memory: the fold of the journal, from ``peer.core.site_memory.recover``; empty for a new
+            site.
+        heard: when each peer was heard last, and its state. The simulator shares one table among
+            its sites.
+        greeted: peers that count as greeted from the start.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class SiteState:
         self.peers = Peers(silence_s=rules.pace.silence_s, heard={} if heard is None else heard)
         self.greeted = set(greeted)
         self.accepts_evaluation: dict[SiteName, bool | None] = {}
-        self.hosting = Hosting()
+        self.evaluation_tasks = EvaluationTasks()
         self.exchange: Exchange | None = None
         self.progress: events.Progressed | None = None
         self.refusals: deque[dict[str, Any]] = deque(maxlen=limits.REFUSALS_SHOWN_MAX)
@@ -59,7 +61,7 @@ class SiteState:
         self.attempt = 0
         self.failures = 0
         self.alone = False
-        self.ended = False
+        self.round_ended = False
         self.now_s = 0.0
         self.since_s = 0.0
         self.wake_s: float | None = None
@@ -73,42 +75,41 @@ class SiteState:
         return self.memory.open.number if self.memory.open is not None else self.memory.committed
 
     def pulse(self) -> Heartbeat:
-        """What a beat says."""
-        done, total = (self.progress.step, self.progress.steps) if self.progress is not None else (0, 0)
+        """The site's own heartbeat."""
+        step, steps = (self.progress.step, self.progress.steps) if self.progress is not None else (0, 0)
         return Heartbeat(
             generation=self.memory.generation,
             round=self.number,
             phase=str(self.phase),
-            progress=min(1.0, max(0.0, done / total)) if total else 0.0,
+            progress=min(1.0, max(0.0, step / steps)) if steps else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
             aggregate=self.memory.aggregate,
         )
 
     def seen(self, site: SiteName) -> Seen | None:
-        """The newest artifact remembered from a site."""
-        first = self.memory.first_digests.get(site, {})
-        newest = max(first, default=None)
-        return None if newest is None else Seen(newest[0], newest[1], first[newest])
+        """The newest artifact that this site remembers from a peer."""
+        digests = self.memory.first_digests.get(site, {})
+        newest = max(digests, default=None)
+        return None if newest is None else Seen(newest[0], newest[1], digests[newest])
 
     @property
     def opened(self) -> OpenRound:
-        """The round in progress; only called where there is one."""
+        """The round in progress; ``IllegalTransitionError`` when there is none."""
         if self.memory.open is None:
             raise IllegalTransitionError(f"no round is open in phase {self.phase}")
         return self.memory.open
 
     def emit(self, command: Command) -> None:
-        """Append a command."""
         self.out.append(command)
 
     def persist(self, row: rows.JournalRow) -> None:
-        """Change memory by one row, and have that row written first."""
+        """Apply a row to memory, and order the daemon to append it to the journal."""
         self.memory.apply(row)
         self.emit(commands.Persist(row.kind, row.round, row.body(), to_json(self.cause)))
 
     def enter(self, phase: Phase) -> None:
-        """Change the phase; peers hear of it at once, but of several changes in one event only of the last."""
+        """Change the phase and announce it to the peers; of several changes in an event, only the last."""
         if phase != self.phase:
             if phase not in NEXT[self.phase]:
                 raise IllegalTransitionError(f"from phase {self.phase} to {phase}")
@@ -118,19 +119,19 @@ class SiteState:
             self.emit(commands.Announce())
 
     def publish_due(self) -> None:
-        """Publish the artifact that the last row made due, if it did: a crash in between only delays it."""
+        """Publish the artifact that the last row made due, if any; after a crash the restart does."""
         if self.memory.publication_due is not None:
             round, artifact = self.memory.publication_due
             self.persist(rows.PublishedRow(round, artifact=artifact))
             self.emit(commands.Publish(round, artifact))
 
     def ignore(self, event: events.Event, reason: str | None = None) -> None:
-        """Write down that something came too late, or was meant for another phase, and do no more."""
+        """Journal an event that came too late or belongs to another phase, and change nothing else."""
         name, phase = type(event).__name__, str(self.phase)
         self.persist(rows.IgnoredRow(self.number, event=name, phase=phase, reason=reason))
 
-    def unreported(self, lent: Lent) -> dict[SiteName, str]:
-        """Who has not said how a lent model did, and why not."""
+    def unreported(self, lent: LentModel) -> dict[SiteName, str]:
+        """The peers that have not reported on a lent model, each with the reason."""
         reasons = {}
         for name in self.rules.roster.others(self.rules.site):
             pulse = self.peers.pulse(name)
@@ -149,37 +150,44 @@ class SiteState:
         return reasons
 
     def lapse(self, round: int, *, retired: bool) -> None:
-        """Write down who has not said how the model of a round did; ``retired``: it is not lent any more."""
+        """Journal which peers have not reported on the lent model of a round.
+
+        ``retired`` ends the lending.
+        """
         reasons = self.unreported(self.memory.evaluation.lent[round])
         if reasons or retired:
             self.persist(rows.LapsedRow(round, reasons=reasons, retired=retired))
 
     def refuse(self, origin: SiteName, reason: str) -> None:
-        """Note what a peer sent or did that was not acceptable, and name the peer."""
+        """Journal why something that a peer sent or did was refused."""
         self.persist(rows.RefusedRow(self.number, origin=origin, reason=reason))
         self.refusals.append({"site": origin, "round": self.number, "reason": reason})
 
-    def complain(self, name: SiteName, reason: str) -> None:
-        """Name a peer that broke the protocol, once for each reason: it words them, and may not fill the disk."""
-        known = self.reported_faults.setdefault(name, set())
-        if reason not in known and len(known) < limits.REFUSALS_PER_PEER_MAX:
-            known.add(reason)
+    def report_fault(self, name: SiteName, reason: str) -> None:
+        """Journal that a peer broke the protocol: once a reason, and at most
+        ``REFUSALS_PER_PEER_MAX`` times.
+
+        The peer's own words are in the reason, so without a bound it could fill the disk.
+        """
+        reported = self.reported_faults.setdefault(name, set())
+        if reason not in reported and len(reported) < limits.REFUSALS_PER_PEER_MAX:
+            reported.add(reason)
             self.refuse(name, reason)
 
-    def held(self) -> list[Source]:
-        """Every artifact on disk: received ones, and the site's own as sources."""
+    def artifacts_on_disk(self) -> list[Source]:
+        """Received artifacts, and the site's own ones as sources."""
         own = [Source(self.rules.site, key[0], artifact) for key, artifact in self.memory.published.items()]
         if self.memory.artifact is not None:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
-        return [*self.memory.held.values(), *own]
+        return [*self.memory.received.values(), *own]
 
     def next_attempt(self) -> int:
-        """A number that no earlier order of this process had."""
+        """The number of the next order; no earlier order of this process had it."""
         self.attempt += 1
         return self.attempt
 
     def cancel_exchange(self) -> None:
-        """Stop waiting for anything."""
+        """End the exchange and cancel its fetches."""
         if self.exchange is not None:
             for want in self.exchange.wants.values():
                 if want.open:
@@ -187,7 +195,7 @@ class SiteState:
         self.exchange = None
 
     def leave(self, fault: str = "", reason: str = "") -> None:
-        """End in order; ``fault`` names what made it impossible to go on."""
+        """End the daemon in order; ``fault`` names what made it impossible to go on."""
         self.cancel_exchange()
         for round in self.memory.evaluation.lent:
             self.lapse(round, retired=False)
@@ -196,7 +204,10 @@ class SiteState:
         self.emit(commands.Exit(fault, reason))
 
     def wake(self, others_s: Iterable[float] = ()) -> None:
-        """Ask for a tick when the next wait ends, of the rounds or at one of the other times, if that changed."""
+        """Order a tick for the end of the next wait: one of the rounds, or one of ``others_s``.
+
+        Nothing is ordered where that time has not changed.
+        """
         due = [at_s for at_s in (*self._due(), *others_s) if at_s > self.now_s]
         at_s = min(due, default=None)
         if at_s != self.wake_s:

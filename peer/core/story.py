@@ -1,6 +1,8 @@
-"""Why a round went as it went, told from its journal rows: who was waited for, what came, what was refused, what next.
+"""The story of a round from its journal rows: which peers the site waited for, what arrived, what
+was refused.
 
-A row says what the site decided, its cause says which event decided it. Rows of an earlier program have no cause.
+A row says what the site decided, its cause names the event that led to it. Rows of an earlier
+program have no cause.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from peer.core.worker_protocol import from_json
 Record = Mapping[str, Any]
 """A stored row: ``time``, ``kind``, ``round``, ``body`` and ``cause``."""
 Sentences = Callable[[str, Any, rows.Cause | None], list[str]]
-"""What a row of one kind says of a site, and of the row's cause."""
+"""Makes the sentences of a row: from the site, the row and its cause."""
 
 MISSING: Mapping[str, str] = {
     "absent": "was named absent when this daemon was started",
@@ -30,7 +32,7 @@ MISSING: Mapping[str, str] = {
     "skipped": "has no artifact for this round",
     "refused": "sent what was not acceptable",
 }
-"""Why a peer did not contribute: the words of ``chosen``, and what they mean."""
+"""Why a peer did not contribute: each reason in a row ``chosen``, as the end of a sentence."""
 CAUSES: Mapping[str, str] = {
     "Began": "the daemon started",
     "Ticked": "a deadline passed",
@@ -51,27 +53,33 @@ CAUSES: Mapping[str, str] = {
     "Evaluated": "the evaluation was over",
     "WorkFailed": "the worker failed",
 }
-"""What happened, by the type of the event."""
+"""A clause for each type of event."""
 
 
 def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
-    """The story of a round of a site.
+    """Tell the story of a round of a site.
 
     Args:
-        records: the journal's rows from the end of the round before on, oldest first; empty if there are none.
-        site: whose journal it is.
-        round: which round.
+        records: the journal's rows since the end of the round before, oldest first.
+        site: the site whose journal it is.
+        round: the round's number.
 
     Returns:
-        ``round``; ``state``: ``committed``, ``open``, ``skipped`` or ``unknown``; ``waited_for``: each ``site`` with
-        its ``outcome``, ``came`` or why it is missing; ``refused``: each ``site`` with the ``reason``; ``went_on``:
-        ``because`` of what and after how long (``waited_s``), or nothing while the exchange lasts; ``story``: one
-        sentence (``text``) a row, with its ``time`` and ``kind``.
+        ``round``; ``state``: ``committed``, ``open``, ``skipped`` or ``unknown``; ``waited_for``:
+        each ``site`` with its ``outcome``, which is ``came`` or the reason why it is missing;
+        ``refused``: each ``site`` with the ``reason``; ``went_on``: ``because`` of which event and
+        after how long (``waited_s``), or ``None`` during the exchange; ``story``: one sentence
+        (``text``) a row, with its ``time`` and ``kind``.
 
     Raises:
         RowError: a row is damaged.
     """
-    every = [(record, rows.decode(record["kind"], record["round"], record["body"])) for record in _told(records)]
+    kinds = {row_type.kind for row_type in SENTENCES}
+    every = [
+        (record, rows.decode(record["kind"], record["round"], record["body"]))
+        for record in records
+        if record["kind"] in kinds
+    ]
     decoded = [(record, row) for record, row in every if row.round == round or not isinstance(row, rows.OpenedRow)]
     chosen = [(record, row) for record, row in decoded if isinstance(row, rows.ChosenRow)]
     outcomes: dict[str, str] = {}
@@ -100,11 +108,6 @@ def tell(records: Sequence[Record], *, site: str, round: int) -> dict[str, Any]:
     }
 
 
-def _told(records: Iterable[Record]) -> list[Record]:
-    kinds = {form.kind for form in SENTENCES}
-    return [record for record in records if record["kind"] in kinds]
-
-
 def _state(decoded: Iterable[rows.JournalRow], round: int) -> str:
     state = "unknown"
     for row in decoded:
@@ -123,7 +126,7 @@ def _cause(record: Record) -> rows.Cause | None:
 
 
 def _because(cause: rows.Cause | None) -> str:
-    """What happened when the row was written; empty for a row of an earlier program."""
+    """The clause of the row's cause; empty for a row of an earlier program."""
     return "" if cause is None else CAUSES.get(cause.event, cause.event).format(peer=cause.peer)
 
 
@@ -169,7 +172,7 @@ def _chosen(site: str, row: rows.ChosenRow, cause: rows.Cause | None) -> list[st
 
 
 def _waited_s(row: rows.ChosenRow) -> float | None:
-    """How long the exchange took; the row counts a wait that ended as "slow" more than once."""
+    """How long the exchange took: a row counts the wait for a slow peer ``SLOW_FACTOR`` times."""
     if row.waited_s is None or "slow" not in row.missing.values():
         return row.waited_s
     return row.waited_s / SLOW_FACTOR
@@ -238,4 +241,4 @@ SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
     rows.LeftRow: _left,
     rows.FinishedRow: lambda site, row, cause: [f"{site} had finished its last round."],
 }
-"""The sentences of each kind of row that belongs to the story; the other kinds are left out."""
+"""The kinds of rows in the story, with their sentences."""

@@ -1,4 +1,4 @@
-"""The kinds of tasks: the metrics that judge each, which of them classify, and which stages are minor."""
+"""The kinds of tasks: their metrics, which of them classify, and which stages are minor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "segmentation": ("dice", "pixel_accuracy"),
     "super_resolution": ("psnr", "ssim"),
 }
-"""The metrics that a report shows of each kind of task; the first one judges it."""
+"""The metrics that a report shows of each kind of task; the first is the main one."""
 CLASSIFYING = frozenset({"classification", "time_series"})
 """Kinds of tasks whose labels are one class a sample."""
 MINOR = frozenset({"distill", "decide"})

@@ -1,7 +1,8 @@
-"""The law of the state machine: which event may occur in which phase, and what then happens.
+"""The table of the state machine: what each event does in each phase.
 
-Everything that a peer, a timer, an operator or a late result can cause has a row in every phase; where it does not
-matter the row is ``ignore``, which journals why. A pair without a row can only be a bug of this program.
+Every event that a peer, a timer, an operator or a late result can cause has a handler in every
+phase. Where the event does not matter the handler is ``ignore``, which journals why. A pair of
+phase and event without a handler can only be a bug of this program.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Handler = Callable[[SiteState, Any], None]
 
 BETWEEN = (Phase.PACING, Phase.ISOLATED)
 WAITING = (Phase.EXCHANGE, Phase.HANDBACK)
-ALL = tuple(phase for phase in Phase if phase != Phase.NEW)
+RUNNING = tuple(phase for phase in Phase if phase != Phase.NEW)
 
 
 def begin(site: SiteState, event: events.Began) -> None:
-    """Start, or go on from the journal; what was published is served again first."""
+    """Start, or go on from the journal. Published artifacts are served again first."""
     site.peers.began_s = site.since_s = site.now_s
     site.persist(rows.BeganRow(site.memory.committed, generation=site.memory.generation))
     for (round, _), artifact in sorted(site.memory.published.items()):
@@ -34,7 +35,7 @@ def begin(site: SiteState, event: events.Began) -> None:
 
 
 def pause(site: SiteState, event: events.PauseRequested) -> None:
-    """Stop training, keep serving; peers are told before it takes effect."""
+    """Stop training and keep serving. The peers are told before the worker halts."""
     busy = site.phase in BUSY
     site.cancel_exchange()
     site.persist(rows.PausedRow(site.number))
@@ -51,7 +52,7 @@ def resume(site: SiteState, event: events.ResumeRequested) -> None:
 
 
 def stop(site: SiteState, event: events.StopRequested) -> None:
-    """Leave: tell the peers, let the worker write its checkpoint, then end."""
+    """Leave: announce it to the peers, let the worker write its checkpoint, then end."""
     busy = site.phase in BUSY
     site.cancel_exchange()
     if not busy:
@@ -62,45 +63,52 @@ def stop(site: SiteState, event: events.StopRequested) -> None:
 
 
 def greet(site: SiteState, event: events.PeerGreeted) -> None:
-    """A peer belongs to us. If it remembers more of this site than the site itself, a backup was restored here.
+    """A peer of this federation greeted.
 
-    Backups are restored before a start, so only a peer's first greeting can tell: a liar restarts our work once a run.
+    If it knows a newer artifact of this site, a backup was restored here.
+
+    Backups are restored before a start, so only a peer's first greeting counts: a peer that lies
+    can make this site start a new generation once a run.
     """
     if event.site not in site.rules.peers:
         return
     seen, memory = event.greeting.seen, site.memory
-    first = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
+    first_greeting = event.site not in site.greeted and site.phase not in (Phase.DONE, Phase.LEAVING)
     site.greeted.add(event.site)
     site.accepts_evaluation[event.site] = event.greeting.evaluates
     site.peers.hear(event.site, None, site.now_s)
     last = max((round for round, _ in memory.published), default=0)
-    if first and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
+    if first_greeting and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
         if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
             rounds.regenerate(site, reported_by=event.site, seen=seen)
             return
         site.refuse(event.site, f"claims to know generation {seen.generation} of this site, now at {memory.generation}")
-    look(site)
+    check_wait(site)
 
 
 def hear(site: SiteState, event: events.PeerHeard) -> None:
-    """A peer lives; what it does may end a wait."""
+    """A peer was heard; its state may end a wait."""
     if event.site in site.rules.peers:
-        site.peers.hear(event.site, event.pulse, site.now_s)
+        pulse = event.pulse
+        if pulse is not None and max(pulse.round, pulse.committed_round, pulse.published_round) > site.rules.rounds:
+            site.report_fault(event.site, f"claims a round after the last one ({site.rules.rounds})")
+            pulse = None  # the peer lives, and its claim counts for nothing
+        site.peers.hear(event.site, pulse, site.now_s)
         rounds.compare(site, (event.site,))
-        look(site)
+        check_wait(site)
 
 
 def tick(site: SiteState, event: events.Ticked) -> None:
-    """Time passed."""
-    site.wake_s = None  # a clock that rang early must be set again
+    """Time passed; it may end a wait."""
+    site.wake_s = None  # after an early tick the clock must be set again
     if site.phase == Phase.LEAVING and site.now_s >= site.since_s + HALT_S:
         site.leave()
         return
-    look(site)
+    check_wait(site)
 
 
-def look(site: SiteState) -> None:
-    """Whether what is known now ends what the site waits for."""
+def check_wait(site: SiteState) -> None:
+    """End the wait of the current phase if its condition holds now."""
     if site.phase == Phase.GATHERING:
         rounds.check_gathered(site)
     elif site.phase in BETWEEN:
@@ -111,22 +119,22 @@ def look(site: SiteState) -> None:
         rounds.check_done(site)
 
 
-def shun(site: SiteState, event: events.PeerRefused) -> None:
-    """A peer broke the protocol or is of another federation: name it once for each reason, go on without it."""
-    site.complain(event.site, event.reason)
+def report_fault(site: SiteState, event: events.PeerRefused) -> None:
+    """A peer broke the protocol or is of another federation: journal it, go on without the peer."""
+    site.report_fault(event.site, event.reason)
 
 
 def ignore(site: SiteState, event: events.Event) -> None:
-    """Too late, or meant for another phase: write down that it came, and no more."""
+    """The event came too late or belongs to another phase: journal it, and change nothing."""
     site.ignore(event)
 
 
-def let_pass(site: SiteState, event: events.Event) -> None:
-    """Nothing to do, and nothing worth a row."""
+def do_nothing(site: SiteState, event: events.Event) -> None:
+    """The event changes nothing and needs no row."""
 
 
 def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
-    """An artifact is on disk: remember it first, then see whether that was the last one."""
+    """A fetched artifact is on disk: remember it, then check whether it was the last one."""
     wanted = _wanted(site, event)
     if wanted is None:
         discard(site, event)
@@ -138,22 +146,25 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
-        wanted.came = Source(event.origin, event.true_round, event.artifact, late)
-        row = rows.ArrivedRow(event.round, source=wanted.came, origin_generation=event.origin_generation)
+        wanted.received = Source(event.origin, event.true_round, event.artifact, late)
+        row = rows.ArrivedRow(event.round, source=wanted.received, origin_generation=event.origin_generation)
         site.persist(row)
     rounds.review(site)
 
 
 def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> str:
-    """Why the artifact is not the one that was due; empty when it is. Only a circulating model may be an older copy."""
+    """Why the artifact is not the one that was due; empty when it is.
+
+    Only a circulating model may be an older copy.
+    """
     artifact, kind = event.artifact, site.rules.plan.artifact
-    older = site.exchange is not None and site.exchange.pattern == "circulate"
+    may_be_older = site.exchange is not None and site.exchange.pattern == "circulate"
     key = (event.origin_generation, event.true_round, artifact.owner)
     first = site.memory.first_digests.get(event.origin, {}).get(key, artifact.sha256)
     if first != artifact.sha256:
         digests = f"{artifact.sha256[:12]}, not {first[:12]}"
         return f"sent another artifact for round {event.true_round} than before ({digests})"
-    if not (1 if older else event.round) <= event.true_round <= event.round:
+    if not (1 if may_be_older else event.round) <= event.true_round <= event.round:
         return f"sent the artifact of round {event.true_round} for round {event.round}"
     if artifact.owner != wanted.owner or artifact.kind != kind:
         return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
@@ -161,14 +172,14 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
 
 
 def discard(site: SiteState, event: events.ArtifactArrived) -> None:
-    """What nobody waits for is deleted, unless something else needs the same bytes."""
+    """Delete an artifact that this site does not wait for, unless memory needs the same bytes."""
     ignore(site, event)
-    if event.artifact.sha256 not in site.memory.names():
+    if event.artifact.sha256 not in site.memory.needed_digests():
         site.emit(commands.Discard(event.artifact.sha256))
 
 
 def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
-    """The origin will not have it: fall back at once. (Not yet is asked again by the one who fetches.)"""
+    """The origin will not have the artifact: fall back at once. (The fetcher repeats on NOT_YET.)"""
     wanted = _wanted(site, event)
     if wanted is None or event.answer == Unavailable.NOT_YET:
         ignore(site, event)
@@ -178,7 +189,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
 
 
 def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
-    """What came was not acceptable: that counts as silence, and the origin is named."""
+    """The fetched artifact was not acceptable: name the origin, and go on as if it were silent."""
     site.refuse(event.origin, event.reason)
     wanted = _wanted(site, event)
     if wanted is not None:
@@ -187,7 +198,7 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
 
 
 def _wanted(site: SiteState, event: Any) -> Want | None:
-    """The open want that the event answers; an answer to an earlier order has none."""
+    """The open want that the event answers; ``None`` for an answer to an earlier order."""
     current = site.exchange
     if current is None or (event.generation, event.round) != (site.memory.generation, current.round):
         return None
@@ -195,48 +206,51 @@ def _wanted(site: SiteState, event: Any) -> Want | None:
     return wanted if wanted is not None and wanted.open and wanted.attempt == event.attempt else None
 
 
-def of_purpose(guest: Handler, artifact: Handler) -> Handler:
-    """The handler of a fetch's end: a guest's is the same in every phase, and none of the round's business."""
+def by_purpose(evaluation: Handler, exchange: Handler) -> Handler:
+    """The handler of a fetch's end, by the fetch's purpose.
 
-    def routed(site: SiteState, event: Any) -> None:
-        (guest if event.purpose == "evaluate" else artifact)(site, event)
+    Fetches for evaluation end in every phase alike, and change nothing of the round.
+    """
 
-    return routed
+    def handle(site: SiteState, event: Any) -> None:
+        (evaluation if event.purpose == "evaluate" else exchange)(site, event)
+
+    return handle
 
 
-FROM_OUTSIDE: Mapping[type[events.Event], Handler] = {
+IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.Ticked: tick,
     events.PauseRequested: pause,
     events.ResumeRequested: ignore,
     events.StopRequested: stop,
     events.PeerGreeted: greet,
     events.PeerHeard: hear,
-    events.PeerRefused: shun,
-    events.ArtifactArrived: of_purpose(global_test.arrive, discard),
-    events.ArtifactUnavailable: of_purpose(global_test.miss, ignore),
-    events.ArtifactRefused: of_purpose(global_test.refuse, refuse),
+    events.PeerRefused: report_fault,
+    events.ArtifactArrived: by_purpose(global_test.arrive, discard),
+    events.ArtifactUnavailable: by_purpose(global_test.miss, ignore),
+    events.ArtifactRefused: by_purpose(global_test.refuse, refuse),
     events.Initialised: ignore,
-    events.Progressed: let_pass,
+    events.Progressed: do_nothing,
     events.Trained: ignore,
     events.Aggregated: ignore,
     events.Adopted: ignore,
     events.Evaluated: ignore,
     events.Rehearsed: ignore,
-    events.Halted: let_pass,
+    events.Halted: do_nothing,
     events.ArtifactRejected: ignore,
     events.WorkFailed: ignore,
-    events.Measured: global_test.measured,
+    events.Measured: global_test.take_measurement,
     events.MeasurementFailed: global_test.fail,
-    events.ReportArrived: global_test.note,
+    events.ReportArrived: global_test.record_report,
     events.ReportAnswered: global_test.answer,
 }
-"""What each event does unless a phase says otherwise."""
+"""What each event does where ``BY_PHASE`` does not say otherwise."""
 
 EXCHANGING: Mapping[type[events.Event], Handler] = {
-    events.ArtifactArrived: of_purpose(global_test.arrive, arrive),
-    events.ArtifactUnavailable: of_purpose(global_test.miss, miss),
+    events.ArtifactArrived: by_purpose(global_test.arrive, arrive),
+    events.ArtifactUnavailable: by_purpose(global_test.miss, miss),
 }
-SPECIAL: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
+BY_PHASE: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
     Phase.INITIALISING: {events.Initialised: worker_events.initialise, events.WorkFailed: worker_events.fail},
     Phase.EXCHANGE: EXCHANGING,
     Phase.HANDBACK: EXCHANGING,
@@ -267,13 +281,13 @@ SPECIAL: Mapping[Phase, Mapping[type[events.Event], Handler]] = {
         events.StopRequested: ignore,
     },
     Phase.GONE: {
-        **dict.fromkeys(FROM_OUTSIDE, let_pass),
+        **dict.fromkeys(IN_EVERY_PHASE, do_nothing),
     },
 }
 
 TRANSITIONS: Mapping[tuple[Phase, type[events.Event]], Handler] = {
     (Phase.NEW, events.Began): begin,
-    **{(phase, kind): handler for phase in ALL for kind, handler in FROM_OUTSIDE.items()},
-    **{(phase, kind): handler for phase, rows in SPECIAL.items() for kind, handler in rows.items()},
+    **{(phase, kind): handler for phase in RUNNING for kind, handler in IN_EVERY_PHASE.items()},
+    **{(phase, kind): handler for phase, handlers in BY_PHASE.items() for kind, handler in handlers.items()},
 }
 """(phase, event type) -> what happens. An absent pair raises ``IllegalTransitionError``."""

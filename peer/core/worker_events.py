@@ -1,4 +1,7 @@
-"""What the worker's answers to its orders change; an answer to an older order is written down and changes nothing."""
+"""The worker's answers to its orders.
+
+An answer to an older order is journalled and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Handler = Callable[[SiteState, Any], None]
 
 
 def current(handler: Handler) -> Handler:
-    """The handler for answers to the newest order only; others are ignored."""
+    """Make a handler ignore answers to earlier orders."""
 
     def guarded(site: SiteState, event: Any) -> None:
         (handler if _answers(site, event) else SiteState.ignore)(site, event)
@@ -28,7 +31,7 @@ def _answers(site: SiteState, event: Any) -> bool:
 
 @current
 def initialise(site: SiteState, event: events.Initialised) -> None:
-    """The initial model exists: it is the artifact of round 1 where models travel at the commit."""
+    """The initial model exists; it serves round 1 where the plan publishes at the commit."""
     site.failures = 0
     row = rows.InitialisedRow(
         0,
@@ -44,14 +47,14 @@ def initialise(site: SiteState, event: events.Initialised) -> None:
 
 
 def advance(site: SiteState, event: events.Progressed) -> None:
-    """A stage moved; only shown."""
+    """A stage progressed; ``status`` shows it."""
     if _answers(site, event):
         site.progress = event
 
 
 @current
 def train(site: SiteState, event: events.Trained) -> None:
-    """A stage is over; publish after it where the plan says so."""
+    """A stage is over; publish its artifact where the plan says so."""
     site.failures = 0
     opened = site.opened
     row = rows.TrainedRow(
@@ -87,7 +90,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
 
 @current
 def evaluate(site: SiteState, event: events.Evaluated) -> None:
-    """The metrics are in; what others may measure is lent from now on."""
+    """The local model was measured; lend it from now on where that is permitted."""
     site.failures = 0
     lent = event.artifact if site.rules.lends(event.round) else None
     denied = (site.rules.evaluation_denied or "") if lent is None and site.rules.global_test else None
@@ -100,16 +103,17 @@ def evaluate(site: SiteState, event: events.Evaluated) -> None:
 
 @current
 def adopt(site: SiteState, event: events.Adopted) -> None:
-    """The own model is home."""
+    """The site's own model is back."""
     site.failures = 0
     rounds.come_home(site, event.state, event.artifact)
 
 
 @current
 def reject(site: SiteState, event: events.ArtifactRejected) -> None:
-    """The worker found an artifact unusable: go on as if it had not come, and name its origin.
+    """The worker found an artifact unusable: go on without it, and name its origin.
 
-    An own artifact, or one that the order did not name, is no peer's fault: to go on without it could go on for ever.
+    The site's own artifact, or one that the order did not name, is no peer's fault: it counts as a
+    crash, since going on without it could repeat for ever.
     """
     used = {source.artifact.sha256: source.origin for source in site.opened.sources}
     if used.get(event.sha256, site.rules.site) == site.rules.site:
@@ -121,7 +125,7 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
 
 @current
 def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
-    """The copy that came home is unusable: the owner goes on from its own newest one, or else as it is."""
+    """The copy that was handed back is unusable: adopt the own newest copy, or go on unchanged."""
     own = rounds.own_copy(site)
     site.persist(rows.SlotLostRow(site.memory.committed))
     if own is None or event.sha256 == own.artifact.sha256:
@@ -133,7 +137,7 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
 
 @current
 def fail(site: SiteState, event: events.WorkFailed) -> None:
-    """A crash is tried again from the last checkpoint; what would only fail again stops the site's training."""
+    """Try again after a crash, from the last checkpoint; after another fault, stop the training."""
     _fail(site, event.fault, event.reason)
 
 
@@ -151,12 +155,12 @@ def _fail(site: SiteState, fault: str, reason: str) -> None:
 
 @current
 def halted(site: SiteState, event: events.Halted) -> None:
-    """The checkpoint is written: a leaving site may end now."""
+    """The worker's checkpoint is on disk: a leaving site ends now."""
     if site.phase == Phase.LEAVING:
         site.leave()
 
 
 @current
 def fail_leaving(site: SiteState, event: events.WorkFailed) -> None:
-    """The worker died instead of halting; the journal is as good as after a kill."""
+    """The worker died instead of halting: end without its checkpoint; the journal is complete."""
     site.leave()

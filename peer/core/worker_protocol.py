@@ -1,8 +1,9 @@
-"""The JSON lines between the daemon and its worker: core's own commands and events, one object a line.
+"""The JSON lines between the daemon and its worker: core's own commands and events, one object a
+line.
 
-``{"type": "Train", ...}`` goes to the worker, ``{"type": "Trained", ...}`` comes back. The first line to a worker is a
-``WorkerSetting``. Decoding checks every field against its declared type: a worker runs a researcher's network code,
-and what it says is checked like anything from outside the daemon.
+The daemon sends ``{"type": "Train", ...}``, the worker answers ``{"type": "Trained", ...}``. The
+first line to a worker is a ``WorkerSetting``. Decoding checks every field against its declared
+type: a worker runs a researcher's network code, so the daemon does not trust its answers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from peer.core.roster import Sha256, SiteName, sha256, site_name
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetting(commands.Command):
-    """What a worker must know before its first command.
+    """The configuration that a worker gets before its first command.
 
-    ``federation`` and ``site`` are the validated documents (``federation.toml``, ``site.toml``) as plain JSON values;
-    ``home`` is the generation's folder, which holds ``artifacts/`` and ``checkpoints/``. A worker whose ``duty`` is to
-    measure guests writes nothing there.
+    ``federation`` and ``site`` are the validated documents (``federation.toml``, ``site.toml``) as
+    plain JSON values. ``home`` is the generation's folder, which holds ``artifacts/`` and
+    ``checkpoints/``. A worker with the ``duty`` to measure lent models writes nothing there.
     """
 
     site_name: str
@@ -40,7 +41,7 @@ class WorkerSetting(commands.Command):
 
 
 IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
-"""How a text becomes an identity: a digest names a file, so no other text may pass for one."""
+"""The parser of each identity type: a digest names a file, so no other text may pass for one."""
 
 TO_WORKER: dict[str, type] = {
     kind.__name__: kind
@@ -94,7 +95,7 @@ def decode(line: bytes, table: Mapping[str, type]) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """A frozen dataclass, or anything made of them, as plain JSON values; messages get their type's name."""
+    """A dataclass or a container of them as JSON values; messages get their type's name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         document = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if isinstance(value, commands.Command | events.Event):
@@ -108,7 +109,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any, *, path: str = "") -> Any:
-    """The JSON value as an instance of the declared type; ``ValueError`` names the path of what does not fit."""
+    """The JSON value as an instance of the declared type; ``ValueError`` names the path of a misfit."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from peer.config.reload import FollowedConfig
+from peer.config.reload import SiteTomlWatcher
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.toml import suggestion
 from peer.core.roster import SiteName
@@ -106,7 +106,7 @@ class AddressBook:
     """
 
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
-        self._federation, self._file = federation, FollowedConfig(site, "addresses")
+        self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
         self._peers = {
             name: Candidates(written=site.addresses.get(name), founded=federation.addresses.get(name))
             for name in federation.roster.others(own)
@@ -128,13 +128,13 @@ class AddressBook:
 
     def reread(self) -> None:
         """Take over ``[addresses]`` if the file was changed; one that is broken is named once, and nothing changes."""
-        site = self._file.news()
+        site = self._file.read_change()
         if site is None:
             return
         addresses = site.addresses
         for stranger in addresses.keys() - set(self._federation.roster):
             hint = suggestion(stranger, self._federation.roster)
-            self._file.refuse(ConfigError(f"{site.where}: addresses.{stranger}: not in the roster{hint}"))
+            self._file.log_unusable(ConfigError(f"{site.where}: addresses.{stranger}: not in the roster{hint}"))
             return
         for name, candidates in self._peers.items():
             candidates.write(addresses.get(name))

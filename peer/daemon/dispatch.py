@@ -26,10 +26,9 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Manifest, SignedManifest
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
-from peer.daemon.fetcher import ArtifactFetcher, encoded
+from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.service import PeerService
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
@@ -37,7 +36,7 @@ from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import tls, wire
+from peer.transport import tls
 from peer.transport.client import ExchangeClient
 from peer.transport.server import ExchangeServer
 
@@ -105,7 +104,7 @@ class Daemon:
             journal=self.journal,
             ledger=self.ledger,
             artifacts=self.artifacts,
-            sign=self._sign,
+            pki=pki,
             report=self.report,
         )
         reports = self.service.report if federation.global_test else None
@@ -266,32 +265,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
-    def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
-        """The signed manifest of a published artifact, journalled with the end of the egress chain that it carries."""
-        head = self.ledger.head
-        manifest = Manifest(
-            federation=self.federation.digest,
-            generation=self.round.memory.generation,
-            method=self.federation.method.name,
-            origin=self.own.name,
-            round=round,
-            artifact=artifact,
-            egress_count=head.count,
-            egress_head=head.hash,
-            evaluation=evaluation,
-            reexport=self.site.egress.reexport,
-        )
-        body = wire.encode_manifest(manifest)
-        own = self._pki.load()
-        signed = SignedManifest(
-            body, certificates.sign_manifest(own.key, body), certificates.certificate_der(own.certificate)
-        )
-        self.journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **encoded(signed)}))
-        return signed
-
     def _remove_strays(self) -> None:
         """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
-        needed = self.round.memory.names()
+        needed = self.round.memory.needed_digests()
         for path in self.artifacts.glob("*.safetensors"):
             if path.stem not in needed:
                 path.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from peer import errors
 from peer.core import commands, events, limits, rows
-from peer.core.messages import SignedManifest, Unavailable
+from peer.core.messages import Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.status import TransferInProgress
@@ -22,7 +21,9 @@ from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
+from peer.transport.tls import NO_DESCRIPTORS
 from peer.transport.transfer import PART_SUFFIX, InsufficientSpace
 from peer.transport.wire import encode_report
 
@@ -155,8 +156,8 @@ class ArtifactFetcher:
         if not all(task.done() for task in self._tasks.values()):
             return
         oldest_s = time.time() - self._rules.pace.wait_max_s
-        for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # the next fetch looks again
+            for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
                 if part.stat().st_mtime < oldest_s:
                     part.unlink()
                     log.info("part of an artifact removed", extra={"sha256": part.stem})
@@ -209,11 +210,15 @@ class ArtifactFetcher:
                     break
                 except (Unreachable, errors.CertificateError):
                     failures += 1
-                    await asyncio.sleep(backoff_s(failures))
+                except OSError as error:
+                    if error.errno not in NO_DESCRIPTORS:
+                        raise
+                    failures += 1
+                await asyncio.sleep(backoff_s(failures))
         finally:
             if self.receiving.get(task) is moving:  # and not already the next task's
                 del self.receiving[task]
-        signed = encoded(offer.signed)
+        signed = to_base64(offer.signed)
         row = rows.ReceivedRow(
             command.round,
             peer=origin,
@@ -237,9 +242,3 @@ class ArtifactFetcher:
 def backoff_s(failures: int) -> float:
     """How long to wait before asking again."""
     return limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)]
-
-
-def encoded(signed: SignedManifest) -> dict[str, str]:
-    """The manifest as a journal row keeps it, so that its signature can be checked for ever."""
-    parts = {"body": signed.body, "signature": signed.signature, "certificate_der": signed.certificate_der}
-    return {name: base64.b64encode(part).decode("ascii") for name, part in parts.items()}

@@ -20,7 +20,7 @@ from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
+from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.status import TransferInProgress
 from peer.errors import CertificateError
@@ -28,7 +28,10 @@ from peer.files import artifact_path
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
+from peer.transport.bounds import WireError
+from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.transport.server import Grant, Outcome, Refusal, Status
+from peer.transport.tls import Pki
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +78,10 @@ class PeerService:
         federation: the federation.
         site: the site's private configuration, with its egress policy.
         round: the state machine; only read here.
-        journal: takes what was denied.
+        journal: takes signed manifests and denials.
         ledger: takes intents and outcomes.
         artifacts: the folder that published artifacts lie in.
-        sign: makes the signed manifest of a published artifact, of its round and of whether it is for evaluation.
+        pki: the site's key and certificate, which sign manifests.
         report: hands an event to the state machine.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
@@ -92,7 +95,7 @@ class PeerService:
         journal: Journal,
         ledger: Ledger,
         artifacts: Path,
-        sign: Callable[[int, Artifact, bool], SignedManifest],
+        pki: Pki,
         report: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,7 +105,7 @@ class PeerService:
         self._journal = journal
         self._ledger = ledger
         self._artifacts = artifacts
-        self._sign = sign
+        self._pki = pki
         self._report = report
         self._clock = clock
         self._changed = asyncio.Event()
@@ -126,8 +129,27 @@ class PeerService:
         self._compare_with_policy(round, artifact, evaluation=evaluation)
         try:
             self._signed[key] = self._sign(round, artifact, evaluation)
-        except CertificateError as error:
+        except (CertificateError, WireError) as error:
             log.error("published, but not signed", extra={"round": round, "reason": str(error)})
+
+    def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
+        """Sign the manifest of a published artifact, with the present head of the ledger, and journal it."""
+        head = self._ledger.head
+        manifest = Manifest(
+            federation=self._federation.digest,
+            generation=self._round.memory.generation,
+            method=self._federation.method.name,
+            origin=self._round.rules.site,
+            round=round,
+            artifact=artifact,
+            egress_count=head.count,
+            egress_head=head.hash,
+            evaluation=evaluation,
+            reexport=self._site.egress.reexport,
+        )
+        signed = sign_manifest(self._pki.load(), encode_manifest(manifest))
+        self._journal.write(rows.ManifestRow.from_body(round, {"artifact": artifact.sha256, **to_base64(signed)}))
+        return signed
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Say at once that a bound is too low for what the method sends, and not only when receivers are denied."""
@@ -293,7 +315,7 @@ class PeerService:
         """The manifest of what was published, signed now if it could not be before; nothing while it cannot be."""
         key = (round, artifact.sha256, evaluation)
         if key in self._signed and self._signed[key] is None:
-            with contextlib.suppress(CertificateError):
+            with contextlib.suppress(CertificateError, WireError):
                 self._signed[key] = self._sign(round, artifact, evaluation)
         return self._signed.get(key)
 

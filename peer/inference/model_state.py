@@ -24,8 +24,8 @@ from peer.config.site_folder import SiteFolder
 from peer.core import site_memory
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting, to_json
-from peer.daemon import startup
 from peer.records.journal import Journal
+from peer.records.kept_configuration import find_change
 
 TRIES = 5
 """A daemon with rounds of seconds may delete a state once while it is taken, hardly five times."""
@@ -101,7 +101,7 @@ def trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[Fede
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     check_site(federation, site, folder.site)
-    problem = startup.changed(folder, federation, site)
+    problem = find_change(folder, federation, site)
     if problem is not None:
         raise problem
 

@@ -44,7 +44,7 @@ def trainer_of(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) 
     """A trainer that holds a finished state, ready to predict and for nothing else; see ``model_of``."""
     with undisturbed():
         trainer = Trainer(setting)
-        trainer.hold(state, sources)
+        trainer.load(state, sources)
         return trainer
 
 

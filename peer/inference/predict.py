@@ -238,7 +238,7 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
 
 def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
     trainer = Trainer(from_json(WorkerSetting, request["setting"]))
-    trainer.hold(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
+    trainer.load(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
     return predict(trainer, inputs, out)
 
 

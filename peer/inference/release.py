@@ -30,7 +30,7 @@ from peer.inference.model_state import ModelState
 from peer.records.history import recent_rounds
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import wire
+from peer.transport.manifest import decode_manifest
 
 PROCESS = "peer.inference.export.process"
 PURPOSE = "export"
@@ -139,7 +139,7 @@ def consented(journal: Journal, sources: Iterable[Source], *, own: str) -> Conse
 def _refusal(body: bytes) -> str:
     """Why the artifact of a manifest may not be exported, empty if it may; its signature was verified when it came."""
     try:
-        manifest = wire.decode_manifest(body)
+        manifest = decode_manifest(body)
     except ValueError as error:
         return f"its manifest cannot be read: {error}"
     return "" if manifest.reexport else "its manifest does not say reexport = true"

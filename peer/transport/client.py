@@ -23,12 +23,13 @@ from peer.core.messages import EvaluationResult, Heartbeat, Hello, Manifest, Sig
 from peer.core.roster import Sha256, SiteName
 from peer.errors import CertificateError, one_line
 from peer.files import artifact_path
-from peer.identity.certificates import Identity, is_refused, verify_certificate, verify_manifest
+from peer.identity.certificates import Identity, is_refused, verify_certificate
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
+from peer.transport.manifest import verify_manifest
 from peer.transport.transfer import ArtifactWrong, Incoming, holds
 from peer.transport.wire import encode_report
 
@@ -165,8 +166,7 @@ class ExchangeClient:
                 certificate = verify_certificate(reply.certificate_der, line.own.ca, peer, self._pki.clock())
                 if is_refused(certificate, self._refused):
                     raise ValueError("the certificate is refused here")
-                verify_manifest(certificate, reply.signature, reply.body)
-                manifest = wire.decode_manifest(reply.body)
+                manifest = verify_manifest(reply, certificate)
                 self._compare(manifest, request, peer)
             except ValueError as error:
                 raise Misbehaved(peer, f"manifest: {error}") from error

@@ -142,7 +142,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         door = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
-        server = grpc.aio.server(options=tls.SERVER_OPTIONS)
+        server = grpc.aio.server(options=tls.server_options())
         rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, door, self._reports), server)
         well = dict.fromkeys(("", SERVICE), lambda: True)  # who hears the answer has reached a server that serves
         health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(well, door), server)
@@ -304,7 +304,7 @@ class ExchangeServicer(rpc.ExchangeServicer):
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and tell the service how it ended even when the caller or the server goes away."""
-        outgoing: Outgoing | None = None
+        outgoing = Outgoing(grant.path, offset=offset)
         outcome: Outcome = "broken"
         message = pb.Chunk()
 
@@ -317,15 +317,16 @@ class ExchangeServicer(rpc.ExchangeServicer):
                 raise asyncio.CancelledError from error
 
         try:
-            outgoing = Outgoing(grant.path, offset=offset)
             await outgoing.send(write)
             outcome = "complete"
         except TimeoutError:
             raise Refusal(Status.BUSY, f"no byte was taken for {limits.STALL_S:g} s") from None
         except OSError as error:
+            if error.errno in tls.NO_DESCRIPTORS:
+                raise Refusal(Status.BUSY, "this site has no file descriptor free") from error
             log.error("artifact not readable", extra={"path": str(grant.path), "reason": str(error)})
             raise Refusal(Status.MISSING, "the artifact cannot be read from this site's disk") from error
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
         finally:
-            self._service.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)
+            self._service.sent(grant, size=outgoing.sent, outcome=outcome)

@@ -1,26 +1,22 @@
-"""A report on a lent model between its domain type and the message ``Metrics``: every field is checked, both ways."""
+"""Messages between their domain types and their protobuf types; every field is checked in both directions.
+
+The body of a manifest is in ``peer.transport.manifest``.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-
-from google.protobuf.message import DecodeError
 
 from peer.core import limits
 from peer.core.messages import (
-    DTYPES,
     PURPOSES,
     UNMEASURED,
-    Artifact,
     EvaluationResult,
     Heartbeat,
     Hello,
-    Manifest,
     Purpose,
     Seen,
     SignedManifest,
-    TensorSpec,
     Unavailable,
     Unmeasured,
 )
@@ -32,15 +28,11 @@ from peer.transport.bounds import (
     at_most,
     digest,
     finite,
-    json_object,
     known,
     number,
     site,
-    specification,
-    tensor_bytes,
     text,
 )
-from peer.transport.header import LENGTH_BYTES
 
 REASON_OF: dict[pb.Unmeasured.ValueType, Unmeasured] = {
     pb.Unmeasured.Value(f"UNMEASURED_{reason.upper()}"): reason for reason in UNMEASURED if reason != "withheld"
@@ -121,114 +113,6 @@ class ArtifactRequest:
     purpose: Purpose
     owner: SiteName
     earlier: bool = False
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes that are signed and that travel; ``WireError`` when other sites would refuse them."""
-    _check_manifest(manifest)
-    artifact = manifest.artifact
-    spec = json.dumps(artifact.spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    at_most("manifest.spec", len(spec.encode()), limits.SPEC_BYTES_MAX, "bytes")
-    message = pb.Manifest(
-        federation=bytes.fromhex(manifest.federation),
-        generation=manifest.generation,
-        method=manifest.method,
-        origin=manifest.origin,
-        round=manifest.round,
-        kind=KIND[artifact.kind],
-        owner=artifact.owner,
-        sha256=bytes.fromhex(artifact.sha256),
-        bytes=artifact.bytes,
-        steps=artifact.steps,
-        spec=spec,
-        tensors=[pb.Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape) for spec in artifact.tensors],
-        training_samples=artifact.training_samples,
-        reexport=manifest.reexport,
-        egress_count=manifest.egress_count,
-        egress_head=bytes.fromhex(manifest.egress_head),
-        evaluation=manifest.evaluation,
-    )
-    body = message.SerializeToString(deterministic=True)
-    at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
-    return body
-
-
-def decode_manifest(body: bytes) -> Manifest:
-    """The manifest in a signed body, whose signature the caller has verified before."""
-    at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
-    try:
-        message = pb.Manifest.FromString(body)
-    except DecodeError as error:
-        raise WireError(f"manifest is not a message of mhfl.v1: {error}") from None
-    at_most("manifest.tensors", len(message.tensors), limits.TENSORS_MAX, "entries")
-    artifact = Artifact(
-        kind=known("manifest.kind", KIND_OF, message.kind),
-        owner=SiteName(message.owner),
-        sha256=Sha256(message.sha256.hex()),
-        bytes=message.bytes,
-        steps=message.steps,
-        spec=json_object("manifest.spec", message.spec, bytes_max=limits.SPEC_BYTES_MAX),
-        tensors=tuple(TensorSpec(tensor.name, tensor.dtype, tuple(tensor.shape)) for tensor in message.tensors),
-        training_samples=message.training_samples if message.HasField("training_samples") else None,
-    )
-    manifest = Manifest(
-        federation=Sha256(message.federation.hex()),
-        generation=message.generation,
-        method=message.method,
-        origin=SiteName(message.origin),
-        round=message.round,
-        artifact=artifact,
-        reexport=message.reexport,
-        egress_count=message.egress_count,
-        egress_head=message.egress_head.hex(),
-        evaluation=message.evaluation,
-    )
-    _check_manifest(manifest)
-    return manifest
-
-
-def _check_manifest(manifest: Manifest) -> None:
-    artifact = manifest.artifact
-    digest("manifest.federation", manifest.federation)
-    number("manifest.generation", manifest.generation, minimum=1, maximum=limits.ROUNDS_MAX)
-    text("manifest.method", manifest.method)
-    site("manifest.origin", manifest.origin)
-    number("manifest.round", manifest.round, minimum=1, maximum=limits.ROUNDS_MAX)
-    site("manifest.owner", artifact.owner)
-    digest("manifest.sha256", artifact.sha256)
-    number("manifest.bytes", artifact.bytes, minimum=1, maximum=limits.ARTIFACT_BYTES_MAX)
-    number("manifest.steps", artifact.steps)
-    if artifact.training_samples is not None:
-        number("manifest.training_samples", artifact.training_samples)
-    number("manifest.egress_count", manifest.egress_count)
-    if manifest.egress_head or manifest.egress_count:
-        digest("manifest.egress_head", manifest.egress_head)
-    specification("manifest.spec", artifact.spec)
-    _check_tensors(artifact)
-
-
-def _check_tensors(artifact: Artifact) -> None:
-    if not artifact.tensors:
-        raise WireError("manifest.tensors is empty")
-    at_most("manifest.tensors", len(artifact.tensors), limits.TENSORS_MAX, "entries")
-    total = 0
-    names = set()
-    for index, tensor in enumerate(artifact.tensors):
-        where = f"manifest.tensors[{index}]"
-        text(f"{where}.name", tensor.name, bytes_max=limits.TENSOR_NAME_BYTES_MAX)
-        if tensor.name in names:
-            raise WireError(f"{where}.name {tensor.name!r} appears twice")
-        names.add(tensor.name)
-        if tensor.dtype not in DTYPES:
-            raise WireError(f"{where}.dtype {tensor.dtype[:16]!r} is none of {', '.join(DTYPES)}")
-        at_most(f"{where}.shape", len(tensor.shape), limits.TENSOR_DIMS_MAX, "dimensions")
-        for size in tensor.shape:
-            number(f"{where}.shape", size)
-        total += tensor_bytes(tensor)
-    if total > artifact.bytes:
-        raise WireError(f"manifest.tensors need {total} bytes, but manifest.bytes is {artifact.bytes}")
-    header_bytes_max = LENGTH_BYTES + limits.SAFETENSORS_HEADER_BYTES_MAX
-    at_most("manifest.bytes beside its tensors", artifact.bytes - total, header_bytes_max, "bytes")
 
 
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:

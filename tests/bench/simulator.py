@@ -15,7 +15,7 @@ from peer.core.messages import Artifact
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.methods.registry import PLANS
-from peer.research.simulated_network import Perform, SimulatedNetwork, place
+from peer.research.simulated_network import Perform, SimulatedNetwork, restore_site
 
 ROUNDS = 10
 SITES, SITES_QUICK = 1000, 200
@@ -33,7 +33,7 @@ def measure(*, quick: bool) -> list[Row]:
     """The seconds from the first event to the end of the last site."""
     sites = SITES_QUICK if quick else SITES
     roster = Roster.of([f"site-{number:04d}" for number in range(sites)])
-    places = {}
+    simulated_sites = {}
     for name in roster:
         rules = Rules(
             site=name,
@@ -44,11 +44,11 @@ def measure(*, quick: bool) -> list[Row]:
             plan=PLANS["fedskd"],
             rounds=ROUNDS,
         )
-        places[name] = place(rules, (), _untrained(rules), Rows(), None)
+        simulated_sites[name] = restore_site(rules, (), _untrained(rules), Rows(), None)
     began_s = time.perf_counter()
-    SimulatedNetwork(places).run()
+    SimulatedNetwork(simulated_sites).run()
     took_s = time.perf_counter() - began_s
-    committed = {site.round.memory.committed for site in places.values()}
+    committed = {site.machine.memory.committed for site in simulated_sites.values()}
     if committed != {ROUNDS}:
         raise RuntimeError(f"sites stopped after rounds {sorted(committed)}")
     return [below(f"simulator: {sites} sites x {ROUNDS} rounds, no training", took_s, "s", LIMIT_S)]

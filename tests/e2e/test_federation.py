@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import shutil
 import signal
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from peer.daemon.startup import load
 from peer.demo.local_federation import LocalFederation
 from peer.identity import certificates
 from peer.records.ledger import Ledger
-from peer.transport import wire
+from peer.transport.manifest import from_base64, verify_manifest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -36,7 +35,7 @@ def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPat
     """The same federation after an undisturbed run."""
     home = tmp_path_factory.mktemp("calm") / "sites"
     shutil.copytree(enrolled.home, home)
-    with LocalFederation(home, enrolled.federation) as loopback:
+    with type(enrolled)(home, enrolled.federation) as loopback:
         for name in tools.sites:
             loopback.start(name)
         codes = tools.finish(loopback)
@@ -101,10 +100,9 @@ def test_receivers_keep_manifests_that_can_be_verified_for_ever(calm: LocalFeder
         for kind, round, body in tools.rows(calm, name):
             if kind != "received":
                 continue
-            signed = {part: base64.b64decode(body[part]) for part in ("body", "signature", "certificate_der")}
-            certificate = certificates.verify_certificate(signed["certificate_der"], authority, body["peer"], now())
-            certificates.verify_manifest(certificate, signed["signature"], signed["body"])
-            manifest = wire.decode_manifest(signed["body"])
+            signed = from_base64(body)
+            certificate = certificates.verify_certificate(signed.certificate_der, authority, body["peer"], now())
+            manifest = verify_manifest(signed, certificate)
             assert (manifest.origin, manifest.round, manifest.artifact.sha256) == (body["peer"], round, body["sha256"])
             checked += 1
     assert checked == ROUNDS * len(tools.sites)

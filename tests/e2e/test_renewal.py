@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,6 +19,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from fakes.drafts import draft
+from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
 from peer.core.messages import Heartbeat
@@ -31,29 +30,14 @@ from peer.demo.local_federation import LocalFederation, free_ports
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
 from peer.transport.client import ExchangeClient, Refused
+from peer.transport.manifest import from_base64
 from peer.transport.tls import Pki
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-STILL = Path(__file__).resolve().parents[1] / "bench" / "still.py"
 MEGABYTES = 100
 HELD_AFTER = 30 << 20
-LIMIT_S = 60.0
 AFRICA, EUROPE = SiteName("africa"), SiteName("europe")
-DRAFT = """
-name = "renewal"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-"""
-SITE = "[data]\ninput_size = [8]\n"
 
 
 class Valve:
@@ -103,43 +87,11 @@ class Valve:
             each.close()
 
 
-class Daemon:
-    """A site's daemon without training, and the lines that it says."""
-
-    def __init__(self, loopback: LocalFederation, name: str, megabytes: int) -> None:
-        command = [sys.executable, str(STILL), str(loopback.home), loopback.federation.name, name, str(megabytes)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
-
-    def hear(self, wanted: str) -> str:
-        """The next line that begins like this."""
-        while not (line := self.lines.get(timeout=LIMIT_S)).startswith(wanted):
-            pass
-        return line
-
-    def release(self) -> None:
-        """End the training of the round."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Kill it, and wait until it is gone."""
-        self.process.kill()
-        self.process.communicate()
-
-
 class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.found(folder, DRAFT, dict.fromkeys((AFRICA, EUROPE), SITE))
+        self.loopback = LocalFederation.found(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
@@ -148,7 +100,7 @@ class Trial:
         shutil.copytree(self.loopback.folder(EUROPE).pki, self.former)
         self.replaced = self.renew(EUROPE, days=200, new_key=True)
         self.edit(EUROPE, f"127.0.0.1:{told}", f"127.0.0.1:{self.port}")
-        self.daemons = {name: Daemon(self.loopback, name, megabytes) for name in (AFRICA, EUROPE)}
+        self.daemons = {name: StillProcess(self.loopback, name, megabytes) for name in (AFRICA, EUROPE)}
 
     def edit(self, name: SiteName, old: str, new: str) -> None:
         """Change the site's site.toml."""
@@ -265,7 +217,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         daemon.release()
     assert trial.daemons[AFRICA].hear("ordered 2") == "ordered 2 europe"
     received = [body for kind, _, body in tools.rows(trial.loopback, AFRICA) if kind == "received"]
-    signers = [x509.load_der_x509_certificate(evidence_files.unpack(body).certificate_der) for body in received]
+    signers = [x509.load_der_x509_certificate(from_base64(body).certificate_der) for body in received]
     assert [signer.serial_number for signer in signers] == [began, new_key]
     asyncio.run(trial.call_with_the_former_certificate())
     trial.edit(AFRICA, "[data]", f"refuse_certificates = {trial.replaced}\n[data]")
@@ -273,7 +225,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         asyncio.run(trial.call_with_the_former_certificate())
 
     from_africa = tmp_path / "from-africa.json"
-    from_africa.write_bytes(evidence_files.encode(verification.witness(trial.loopback.folder(AFRICA), EUROPE)))
+    from_africa.write_bytes(evidence_files.encode(verification.make_witness(trial.loopback.folder(AFRICA), EUROPE)))
     proven = verification.verify(trial.loopback.folder(EUROPE), [from_africa])
     assert (proven["problems"], proven["vouched_rows"]) == ([], 2), "manifests of every key are proof"
 

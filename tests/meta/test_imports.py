@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "transport": frozenset({"ground", "core", "pb", "identity"}),
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
     "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
-    "model files": frozenset({"ground", "daemon", "plans", "core", "config", "records", "spec", "transport"}),
+    "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
     "preflight": frozenset(
         {
             "ground",
@@ -115,9 +115,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "model files",
         }
     ),
-    "notebook": frozenset(
-        {"ground", "core", "config", "records", "transport", "daemon", "model files", "inference", "training"}
-    ),
+    "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
         {
             "ground",

@@ -39,7 +39,7 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
     return Experiment.load(request.param)
 
 
-def tables_of(experiment: Experiment) -> list[Published]:
+def referenced_tables(experiment: Experiment) -> list[Published]:
     """The published tables whose rows a preset trains."""
     if (reference := experiment.reference) is None:
         return []
@@ -59,8 +59,8 @@ def networks(experiment: Experiment) -> Iterator[NamedParameters]:
 
 
 def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
-    assert experiment.name == experiment.where.stem
-    assert f" {experiment.where.name} " in experiment.where.read_text().replace("experiments/", " ")
+    assert experiment.name == experiment.path.stem
+    assert f" {experiment.path.name} " in experiment.path.read_text().replace("experiments/", " ")
     assert experiment.title
     assert experiment.differs
     paper = experiment.reference is not None
@@ -70,9 +70,9 @@ def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
 
 def test_every_row_is_a_federation_that_daemons_would_take(experiment: Experiment) -> None:
     ran = set()
-    for partition, models, _, label in experiment.combinations():
+    for partition, network_set, _, label in experiment.combinations():
         sites = experiment.partitions[partition].sites
-        text = experiment.federation_text(label, models, sites, seed=0)
+        text = experiment.federation_text(label, network_set, sites, seed=0)
         assert FederationConfig.parse(text, label).plan is experiment.plan(label)
         ran.add(label)
     assert ran == experiment.methods.keys()
@@ -88,7 +88,7 @@ def test_every_network_exists_with_these_hyper_parameters(experiment: Experiment
 
 
 def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment) -> None:
-    tables = tables_of(experiment)
+    tables = referenced_tables(experiment)
     assert bool(tables) == (experiment.reference is not None)
     absent = {plain(row.method) for row in experiment.not_run}
     labels = {plain(label) for label in experiment.methods}
@@ -101,7 +101,7 @@ def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment
 
 
 def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
-    for table in tables_of(experiment):
+    for table in referenced_tables(experiment):
         metrics = {metric for test, _, metric in table.document["columns"] if test == "local"}
         for metric in metrics:
             for partition in experiment.partitions.values():
@@ -111,7 +111,7 @@ def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
 def test_every_published_table_has_a_preset() -> None:
     everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
     published_tables = {_key(table) for table in everything if table["kind"] in TRAINED}
-    trained_tables = {_key(table.document) for path in PRESETS for table in tables_of(Experiment.load(path))}
+    trained_tables = {_key(table.document) for path in PRESETS for table in referenced_tables(Experiment.load(path))}
     assert published_tables == trained_tables
 
 

@@ -37,7 +37,7 @@ def mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], Tensor
     made = Mixture(own="b", features=5, classes=CLASSES, spatial_dims=dims, common=6, **options)
     heads = {site: linear(dims, width, CLASSES).double() for site, width in (("c", 7), ("a", 4), ("b", 5))}
     for site, width in (("c", 7), ("a", 4)):
-        assert made.invite(site, width)
+        assert made.add_expert(site, width)
     return made.double(), heads, torch.randn(2, 5, *GRIDS[dims], dtype=torch.float64)
 
 
@@ -133,9 +133,9 @@ def test_the_gate_by_its_formula(dims):
 def test_without_a_transform_heads_take_the_feature_as_it_is():
     torch.manual_seed(0)
     made = Mixture(own="b", features=5, classes=CLASSES, transform=False)
-    assert not made.invite("a", 5)
+    assert not made.add_expert("a", 5)
     with pytest.raises(ValueError, match=r"the head of c takes 7 features, this site's body gives 5: without a transf"):
-        made.invite("c", 7)
+        made.add_expert("c", 7)
     head, feature = nn.Linear(5, CLASSES), torch.randn(2, 5)
     torch.testing.assert_close(mixed(made, feature, {"a": head, "b": head}), head(feature))
     assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"mixing"}
@@ -143,11 +143,11 @@ def test_without_a_transform_heads_take_the_feature_as_it_is():
 
 def test_a_transform_is_kept_until_the_head_has_another_width():
     transform = FeatureTransform(5, common=6).double()
-    assert transform.invite("a", 4)
+    assert transform.add_expert("a", 4)
     before = transform.own["site:a"]
-    assert not transform.invite("a", 4)
+    assert not transform.add_expert("a", 4)
     assert transform.own["site:a"] is before
-    assert transform.invite("a", 7)
+    assert transform.add_expert("a", 7)
     assert transform(torch.ones(1, 5, dtype=torch.float64), "a").shape == (1, 7)
     assert transform.own["site:a"].weight.dtype == torch.float64
 
@@ -160,14 +160,14 @@ def test_the_widths_between_the_maps():
 @pytest.mark.parametrize("site", ["keys", "type", "own", "training", "a-b"])
 def test_any_sites_name_will_do(site):
     made = Mixture(own="b", features=5, classes=CLASSES, mixing="gate")
-    made.invite(site, 4)
+    made.add_expert(site, 4)
     assert made(torch.ones(1, 5), torch.ones(1, CLASSES), {site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
 
 
 def test_autocast_does_not_reach_the_mixture():
     torch.manual_seed(0)
     made, heads = Mixture(own="b", features=5, classes=CLASSES), {"a": nn.Linear(4, CLASSES)}
-    made.invite("a", 4)
+    made.add_expert("a", 4)
     feature, said = torch.randn(2, 5).bfloat16(), torch.randn(2, CLASSES).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = made(feature, said, heads)
@@ -183,7 +183,7 @@ def sites(**options) -> dict[str, Mixture]:
         torch.manual_seed(number)
         made[own] = Mixture(own=own, features=5, classes=CLASSES, common=6, **options)
         for other in "abc".replace(own, ""):
-            made[own].invite(other, 5)
+            made[own].add_expert(other, 5)
         for value in made[own].parameters():
             nn.init.normal_(value, std=10.0 ** (4 * number))  # float32 sums of these depend on their order
     return made

@@ -231,7 +231,7 @@ def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, 
     config = site.config
     with undisturbed(), model_state.trained(site.folder) as (_, standing):
         trainer = Trainer(standing.setting)
-        trainer.hold(standing.state, standing.sources)
+        trainer.load(standing.state, standing.sources)
         theirs = predict(trainer, [Path(config.data.datalist)], tmp_path)["predictions"]
     folder = Path(config.data.datalist).parent
     by_path = site.predict([folder / row["file"] for row in theirs])

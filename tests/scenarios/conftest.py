@@ -116,7 +116,7 @@ class Scenario:
         dies_after = fields.pop("dies_after", None)
         if name in ("Began", "Restarted"):
             lost = self._artifact(fields["lost"], 0).sha256 if "lost" in fields else None
-            files = recover(self.rows).names() - {lost}
+            files = recover(self.rows).needed_digests() - {lost}
             self.site = SiteMachine(self.rules, recover(self.rows, present=files))
             self.memory = recover(self.rows, present=files)
             self.order, self.guest, self.fetches, self.reports = None, None, {}, {}

@@ -84,15 +84,15 @@ def taken_from(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tup
     Raises:
         ConfigurationError: the method predicts with more than a local network and a mixture of experts.
     """
-    trainer.hold(state, sources)
-    kept, method, settings = trainer.kept, trainer.method, trainer.settings
+    trainer.load(state, sources)
+    kept, method, settings = trainer.site_networks, trainer.method, trainer.settings
     dam = kept.dam.cpu().eval()
     description: dict[str, Any] = {"network": dam.spec}
     if method.predict is predict_locally:
         return Predictor(dam).eval(), description
     if method.predict is not dflmoe.predict:
         raise UnusableConfigurationError(f"method {settings.method!r} predicts with what no exported file can hold yet")
-    experts = {name: _bare(module) for name, module in trainer.artifact_exchange.received(sources).items()}
+    experts = {name: _bare(module) for name, module in trainer.artifact_exchange.receive_all(sources).items()}
     if not experts:
         return Predictor(dam).eval(), description
     origins = {str(source.origin): source.artifact.spec for source in sources}
@@ -147,7 +147,7 @@ def problem_of(description: Mapping[str, Any]) -> str | None:
 
 def _mixture_of(trainer: Trainer) -> dict[str, Any]:
     """The arguments with which the method made this site's mixture."""
-    feature, parameters = trainer.kept.output.penultimate, trainer.settings.parameters
+    feature, parameters = trainer.site_networks.output.penultimate, trainer.settings.parameters
     return {
         "features": feature.shape[1],
         "classes": trainer.settings.task.classes,
@@ -162,7 +162,7 @@ def _fresh(description: Mapping[str, Any], experts: Mapping[str, nn.Module]) -> 
     """A mixture for exactly these experts."""
     mixture = Mixture(own=description["site"], **description["mixture"])
     for name, expert in experts.items():
-        mixture.invite(name, mixture.features if isinstance(expert, Network) else head_width(expert))
+        mixture.add_expert(name, mixture.features if isinstance(expert, Network) else head_width(expert))
     return mixture.eval()
 
 

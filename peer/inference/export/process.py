@@ -62,9 +62,9 @@ def export(
     samples = samples_of(settings)
     listed = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
     made = model_card.facts({**facts, "form": form}, settings, listed)
-    trainer.hold(state, sources)
+    trainer.load(state, sources)
     if facts["left_out"]:  # the newest figures are of a mixture that does not leave
-        made["metrics"] = {**made["metrics"], "exported": trainer.measured(trainer.data.test)}
+        made["metrics"] = {**made["metrics"], "exported": trainer.evaluate(trainer.data.test)}
     classes = settings.task.kind != "super_resolution"
 
     def own(images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from statistics import fmean
 from peer.research.report.published import MEAN, TESTS, Published, plain
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import NOTHING, Cell, Column, Table, TableRow, Unit, unit
-from peer.research.result_files import CENTRALISED, EVERY_LINK
+from peer.research.result_files import CENTRALISED, UNDISTURBED
 from peer.research.statistics import tables
 from peer.research.statistics.significance import paired_t
 from peer.research.statistics.tables import Matrix, ResultRow, average, generalisation, global_test, local_test
@@ -46,7 +46,7 @@ def line(
     label: str,
     metric: str,
     *,
-    links: str = EVERY_LINK,
+    links: str = UNDISTURBED,
     without: Collection[str] = (),
 ) -> MethodInSetting | None:
     """A method's values, of all sites but some; nothing where it has no run."""

@@ -29,7 +29,7 @@ from peer.research.report.plotting import ReportFigure, Style
 from peer.research.report.published import Published, beside, chosen
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import Column, Table, TableRow, texts
-from peer.research.result_files import EVERY_LINK
+from peer.research.result_files import UNDISTURBED
 
 Part = str | Table | ReportFigure
 """A paragraph, a table or a picture."""
@@ -329,7 +329,7 @@ def _missing(results: Results) -> list[str]:
     if unseen:
         found.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")
     empty = [name for name in results.links if not any(run.links == name for run in results.runs)]
-    if empty and empty != [EVERY_LINK]:
+    if empty and empty != [UNDISTURBED]:
         found.append(f"No run with the links {', '.join(empty)}.")
     return found
 

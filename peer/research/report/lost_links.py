@@ -9,7 +9,7 @@ from peer.research.report import comparison
 from peer.research.report.comparison import Comparison, MethodInSetting
 from peer.research.report.results import Results
 from peer.research.report.table import Cell, Column, Table, TableRow
-from peer.research.result_files import CENTRALISED, EVERY_LINK
+from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 
 def tables(results: Results, setting: tuple[str, str], found: Comparison, *, name: str) -> list[Table]:
@@ -87,7 +87,7 @@ def _reduced(results: Results, setting: tuple[str, str], found: Comparison, keys
         cells = []
         for key in keys:
             gone = results.links[key]["removed"]
-            for links in (EVERY_LINK, key):
+            for links in (UNDISTURBED, key):
                 line = comparison.line(results, setting, label, found.metric, links=links, without=gone)
                 cells.append(_cell(line, "local", found))
         rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != CENTRALISED))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.errors import StateError, UsageError
-from peer.research.result_files import CENTRALISED, EVERY_LINK, FORMAT
+from peer.research.result_files import CENTRALISED, FORMAT, UNDISTURBED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,12 +166,12 @@ class Results:
         """What is lost, by name; the undisturbed federation first."""
         return {str(links["name"]): links for links in self.experiment["links"]}
 
-    def select(self, setting: tuple[str, str], label: str, links: str = EVERY_LINK) -> list[RunResult]:
+    def select(self, setting: tuple[str, str], label: str, links: str = UNDISTURBED) -> list[RunResult]:
         """The runs of one cell, by fold and seed."""
         chosen = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
         return sorted(chosen, key=lambda run: (run.fold, run.seed))
 
-    def ran(self, setting: tuple[str, str], links: str = EVERY_LINK) -> list[str]:
+    def ran(self, setting: tuple[str, str], links: str = UNDISTURBED) -> list[str]:
         """The labels that have a run in this setting."""
         return [label for label in self.methods if self.select(setting, label, links)]
 

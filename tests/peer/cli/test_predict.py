@@ -20,10 +20,10 @@ from peer.cli.predict import _render
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.rows import CommittedRow
-from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DataError
 from peer.records.journal import Journal
+from peer.records.kept_configuration import keep_configuration
 
 STATE = "round-000001/train"
 INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
@@ -175,7 +175,7 @@ def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(
     enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
 ) -> None:
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    startup.keep_configuration(folder, 1, federation, site)
+    keep_configuration(folder, 1, federation, site)
     folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
     result = call(enrolled, tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 6

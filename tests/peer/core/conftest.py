@@ -1,4 +1,4 @@
-"""A federation in memory: real state machines, a virtual clock, and a network and workers that do as they are told."""
+"""A federation in memory: real state machines, with a simulated clock, network and workers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model")
 
 
 def own_figures(lent: bool) -> dict[str, float]:
-    """How a site's model does at home."""
+    """The metrics of a site's model on its own test split."""
     return {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
 
 
@@ -62,10 +62,10 @@ def as_stored(row: Row) -> Row:
 
 
 class Audit:
-    """What must hold after every single event: it sees a site's rows and commands, and keeps a second memory.
+    """Checks the invariants after every event, with a second memory that it builds from the rows.
 
     Args:
-        rows: what the journal held when the site started.
+        rows: the journal when the site started.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -77,7 +77,7 @@ class Audit:
             self._persisted(row)
 
     def check(self, site: SiteMachine, out: Sequence[commands.Command], now_s: float) -> None:
-        """The commands stand in a safe order, and the site remembers what a restart would remember."""
+        """Assert that the commands are in a safe order, and that a restart would have the same memory."""
         announced = False
         for command in out:
             if isinstance(command, commands.Persist):
@@ -92,7 +92,9 @@ class Audit:
         assert self.memory == site.memory, "a restart would remember something else"
         for before, after in site.steps:
             assert after in NEXT[before], f"{after} may not follow {before}"
-        assert site.phase == (site.steps[-1][1] if site.steps else self.phase), "a phase was entered in silence"
+        assert site.phase == (site.steps[-1][1] if site.steps else self.phase), (
+            "a phase was entered without an announcement"
+        )
         self.phase = site.phase
         assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
 
@@ -114,11 +116,11 @@ class Audit:
             case commands.Publish(round, artifact, True):
                 assert memory.evaluation.lent[round].artifact == artifact
             case commands.Measure(_, round, _, source):
-                assert source in [guest.source for guest in memory.evaluation.guests.values()]
+                assert source in [model.source for model in memory.evaluation.borrowed.values()]
                 assert source.round == round
             case commands.SendReport(_, name, report):
-                guests = memory.evaluation.guests
-                assert guests[(name, report.generation, report.round)].report == report, "told before it is written"
+                borrowed = memory.evaluation.borrowed
+                assert borrowed[(name, report.generation, report.round)].report == report, "told before it is written"
             case commands.Publish(round, artifact):
                 assert memory.published[(round, artifact.owner)] == artifact
                 assert ("published", round, {"artifact": to_json(artifact)}) in self.rows
@@ -140,7 +142,7 @@ class Audit:
             case commands.Exit():
                 assert self.rows[-1][0] == "left"
             case commands.Discard(sha256):
-                assert sha256 not in site.memory.names(), "a file is deleted that a row still names"
+                assert sha256 not in site.memory.needed_digests(), "a file is deleted that a row still names"
             case commands.WakeAt(at_s):
                 assert at_s > now_s, "a wake-up in the past would spin"
             case commands.Fetch(_, round, _, origin, _, _, owner):
@@ -149,7 +151,7 @@ class Audit:
 
 
 def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:
-    """What a site with these rules says of itself."""
+    """The greeting of a site with these rules."""
     evaluates = rules.evaluation_denied is None if rules.global_test else None
     return Hello(1, FEDERATION, rules.roster.digest, generation, 0.0, seen, evaluates=evaluates)
 
@@ -158,7 +160,7 @@ WORKER_ORDERS = (commands.Initialise, commands.Train, commands.Aggregate, comman
 
 
 class Solo:
-    """One site driven by hand; its peers and its worker are whoever writes the test."""
+    """One site driven by hand: the test plays its peers and its worker."""
 
     def __init__(self, rules: Rules, rows: Sequence[Row] = ()) -> None:
         self.rules = rules
@@ -167,37 +169,37 @@ class Solo:
         self.restart(rows)
 
     def restart(self, rows: Sequence[Row] | None = None) -> list[commands.Command]:
-        """Kill it and start it again on its journal, or on another one."""
+        """Kill the site and start it again on its journal, or on other rows."""
         rows = self.audit.rows if rows is None else [as_stored(row) for row in rows]
         self.audit = Audit(rows)
         self.site = SiteMachine(self.rules, recover(rows))
         self.order: Any = None
         self.fetches: dict[SiteName, commands.Fetch] = {}
-        self.visits: dict[SiteName, commands.Fetch] = {}
+        self.evaluation_fetches: dict[SiteName, commands.Fetch] = {}
         self.wake_s: float | None = None
-        self.guest: commands.Measure | None = None
+        self.measure_order: commands.Measure | None = None
         self.reports: list[commands.SendReport] = []
         return self.feed(events.Began())
 
     def feed(self, event: events.Event, *, crash_after: int | None = None) -> list[commands.Command]:
-        """Hand it an event; returns the commands. ``crash_after`` kills it once so many of them are carried out."""
-        written = len(self.audit.rows)
+        """Handle an event; returns the commands. ``crash_after`` kills the site after so many of them."""
+        rows_before = len(self.audit.rows)
         out = self.site.handle(event, now_s=self.now_s)
         self.audit.check(self.site, out, self.now_s)
         if crash_after is not None:
-            kept = sum(isinstance(command, commands.Persist) for command in out[:crash_after])
-            return self.restart(self.audit.rows[: written + kept])
+            persisted = sum(isinstance(command, commands.Persist) for command in out[:crash_after])
+            return self.restart(self.audit.rows[: rows_before + persisted])
         for command in out:
             if isinstance(command, WORKER_ORDERS):
                 self.order = command
             elif isinstance(command, commands.Fetch):
-                (self.visits if command.purpose == "evaluate" else self.fetches)[command.origin] = command
+                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches)[command.origin] = command
             elif isinstance(command, commands.CancelFetch):
-                (self.visits if command.purpose == "evaluate" else self.fetches).pop(command.origin, None)
+                (self.evaluation_fetches if command.purpose == "evaluate" else self.fetches).pop(command.origin, None)
             elif isinstance(command, commands.Measure):
-                self.guest = command
+                self.measure_order = command
             elif isinstance(command, commands.Dismiss):
-                self.guest = None
+                self.measure_order = None
             elif isinstance(command, commands.SendReport):
                 self.reports.append(command)
             elif isinstance(command, commands.WakeAt):
@@ -205,7 +207,7 @@ class Solo:
         return out
 
     def wait(self, seconds: float) -> list[commands.Command]:
-        """Let time pass; the clock rings as often as it was set to."""
+        """Let time pass, with a tick at every time that the site asked for."""
         end_s, out = self.now_s + seconds, []
         for _ in range(100):
             if self.wake_s is None or self.wake_s > end_s:
@@ -220,7 +222,7 @@ class Solo:
     def greet(
         self, *names: str, seen: Seen | None = None, generation: int = 1, evaluates: bool | None = None
     ) -> list[commands.Command]:
-        """Peers answer Hello; all of them if none is named. They are of this site's mind about remote evaluation."""
+        """Peers greet, all if none is named. Like this site, they accept evaluation or do not."""
         out = []
         for name in names or self.rules.others:
             greeting = greeting_of(self.rules, generation, seen)
@@ -230,38 +232,40 @@ class Solo:
         return out
 
     def examine(self, **figures: float) -> list[commands.Command]:
-        """The newest guest is measured."""
-        assert self.guest is not None
-        order, self.guest = self.guest, None
+        """The evaluation process measures the model of the newest order."""
+        assert self.measure_order is not None
+        order, self.measure_order = self.measure_order, None
         return self.feed(events.Measured(order.generation, order.round, order.attempt, figures or {"samples": 20.0}))
 
     def answer(self, answer: Any = "taken", reason: str = "") -> list[commands.Command]:
-        """The oldest report gets its answer."""
+        """The origin answers the oldest report."""
         order = self.reports.pop(0)
         return self.feed(events.ReportAnswered(order.attempt, order.site, answer, reason))
 
     def report(self, name: str, round: int, artifact: Artifact | None, **changes: Any) -> list[commands.Command]:
-        """A peer says how this site's model did there."""
-        told: dict[str, Any] = {"samples": 20, "metrics": {"auc": 0.75}} if not changes.get("unmeasured") else {}
+        """A peer reports on this site's model."""
+        figures: dict[str, Any] = {"samples": 20, "metrics": {"auc": 0.75}} if not changes.get("unmeasured") else {}
         sha256 = artifact.sha256 if artifact is not None else None
-        report = EvaluationResult(**{"generation": 1, "round": round, "sha256": sha256, **told, **changes})
+        report = EvaluationResult(**{"generation": 1, "round": round, "sha256": sha256, **figures, **changes})
         return self.feed(events.ReportArrived(SiteName(name), report))
 
     def beat(self, name: str, round: int = 0, phase: str = "train", published: int = 0) -> list[commands.Command]:
-        """A peer says where it is."""
+        """A peer sends a heartbeat."""
         return self.feed(events.PeerHeard(SiteName(name), Heartbeat(1, round, phase, 0.0, published, round)))
 
     def lend(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
-        """The guest that was asked for comes from this origin."""
-        order = self.visits.pop(SiteName(origin))
+        """The lent model that the site fetches arrives from this origin."""
+        order = self.evaluation_fetches.pop(SiteName(origin))
         artifact = make_artifact(order.owner, f"{order.owner} after {order.round}")
-        return self._come(order, crash_after, {"artifact": artifact, **changes})
+        return self._arrive(order, crash_after, {"artifact": artifact, **changes})
 
     def deliver(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
-        """What was asked for comes from this origin; ``changes`` are other fields of the event or of the artifact."""
-        return self._come(self.fetches.pop(SiteName(origin)), crash_after, changes)
+        """The artifact that the site fetches arrives from this origin; ``changes`` are fields of the event."""
+        return self._arrive(self.fetches.pop(SiteName(origin)), crash_after, changes)
 
-    def _come(self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]) -> list[commands.Command]:
+    def _arrive(
+        self, order: commands.Fetch, crash_after: int | None, changes: dict[str, Any]
+    ) -> list[commands.Command]:
         fields: dict[str, Any] = {
             "generation": order.generation,
             "round": order.round,
@@ -276,17 +280,17 @@ class Solo:
         return self.feed(event, crash_after=crash_after)
 
     def unavailable(self, origin: str, answer: Unavailable) -> list[commands.Command]:
-        """The origin has not what was asked for."""
+        """The origin answers that it has no such artifact."""
         order = self.fetches.pop(SiteName(origin))
         fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
         return self.feed(events.ArtifactUnavailable(*fields, answer))
 
     def finish(self, *, crash_after: int | None = None) -> list[commands.Command]:
-        """The worker does what it was told last."""
+        """The worker carries out its newest order."""
         return self.feed(self.result(), crash_after=crash_after)
 
     def result(self) -> events.Event:
-        """What the worker answers to its newest order."""
+        """The worker's answer to its newest order."""
         order, me = self.order, self.rules.site
         planned, kind = self.rules.plan.published, self.rules.plan.artifact or "model"
         match order:
@@ -327,7 +331,7 @@ class Solo:
 
 @dataclasses.dataclass
 class Machine:
-    """One site: its process (a Round, or nothing while it is dead) and its disk."""
+    """One site: its process (``None`` while it is dead) and its disk."""
 
     rules: Rules
     round: SiteMachine | None = None
@@ -345,7 +349,7 @@ class Machine:
 
 
 class World:
-    """N sites, one heap of things to come. ``cut`` holds directed links that lose everything."""
+    """N sites and one heap of future actions. ``cut`` holds directed links that lose every message."""
 
     def __init__(
         self, sites: Sequence[str], *, seed: int = 0, work_s: float = 2.0, dead: Sequence[str] = (), **changes: Any
@@ -363,20 +367,18 @@ class World:
                 self.start(name)
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later."""
         heapq.heappush(self.heap, (self.now_s + delay_s, next(self.counter), action))
 
     def delay_s(self, scale: float = 0.05) -> float:
-        """A random delay."""
         return self.random.uniform(0.2, 1.8) * scale
 
     def start(self, name: str) -> None:
-        """Start a daemon on what its disk says; files that no row names go first."""
+        """Start a daemon on its disk, without the files that memory does not need."""
         machine = self.machines[SiteName(name)]
         machine.audit = Audit(machine.rows)
         memory = recover(machine.rows, present=set(machine.files))
         assert memory == machine.audit.memory, "a file is gone that a row names"
-        machine.files &= memory.names()
+        machine.files &= memory.needed_digests()
         machine.round = SiteMachine(machine.rules, memory)
         machine.life += 1
         machine.fetches = {}
@@ -385,7 +387,7 @@ class World:
         self.feed(machine, events.Began())
 
     def kill(self, name: str) -> None:
-        """``kill -9``: everything that is not on disk is gone."""
+        """``kill -9``: only the disk is left."""
         machine = self.machines[SiteName(name)]
         machine.round = None
         machine.life += 1
@@ -404,7 +406,7 @@ class World:
         self.at(seconds, lambda: self.feed(machine, events.ResumeRequested()))
 
     def stop_for(self, name: str, seconds: float) -> None:
-        """Have a site leave in order, and start it again later, once it has left."""
+        """Stop a site in order, and start it again later, once it has left."""
         machine = self.machines[SiteName(name)]
         if machine.round is None or machine.exit is not None:
             return
@@ -420,7 +422,7 @@ class World:
         self.at(seconds, again)
 
     def cut_for(self, sender: str, receiver: str, seconds: float) -> None:
-        """Lose everything that one site sends to another for a while."""
+        """Lose every message from one site to another for a while."""
         if sender != receiver:
             self.cut.add((sender, receiver))
             self.at(seconds, lambda: self.cut.discard((sender, receiver)))
@@ -431,7 +433,7 @@ class World:
             self.cut |= {(name, other), (other, name)}
 
     def feed(self, machine: Machine, event: events.Event) -> None:
-        """Hand an event to a site and carry out what it commands; a burnt fuse kills it in between."""
+        """Have a site handle an event, and carry out its commands; a fuse kills it between two of them."""
         if machine.round is None or machine.exit is not None:
             return
         out = machine.round.handle(event, now_s=self.now_s)
@@ -445,7 +447,7 @@ class World:
             getattr(self, "_" + type(command).__name__.lower())(machine, command)
 
     def run(self, *, until: Callable[[], bool], limit_s: float = 20_000.0) -> None:
-        """Let time pass until something holds."""
+        """Let time pass until the condition holds."""
         end_s = self.now_s + limit_s
         while not until():
             assert self.heap, "nothing can happen any more"
@@ -461,7 +463,7 @@ class World:
         return all(m.exit is not None and "finished" in self.kinds(name) for name, m in self.machines.items())
 
     def run_to_end(self, limit_s: float = 20_000.0) -> None:
-        """Until every site that lives has left."""
+        """Run until every site that runs has left."""
         self.run(
             until=lambda: all(m.exit is not None or m.round is None for m in self.machines.values()), limit_s=limit_s
         )
@@ -475,7 +477,7 @@ class World:
         return [kind for kind, _, _ in self.machines[SiteName(name)].rows]
 
     def final_states(self) -> dict[str, str]:
-        """The last checkpoint of every site: a digest of everything that made it."""
+        """The last checkpoint of every site: a digest of all that it was trained with."""
         return {name: recover(machine.rows).state for name, machine in self.machines.items()}
 
     def _later(self, machine: Machine, delay_s: float, make: Callable[[], events.Event | None]) -> None:
@@ -515,15 +517,15 @@ class World:
             answers = self._linked(name, me)
             if me not in other.round.greeted:
                 mine = greeting_of(machine.rules, pulse.generation, machine.round.seen(name))
-                self._tell(other, events.PeerGreeted(me, mine))
+                self._send(other, events.PeerGreeted(me, mine))
                 if answers:
                     theirs = greeting_of(other.rules, other.round.memory.generation, other.round.seen(me))
-                    self._tell(machine, events.PeerGreeted(name, theirs))
-            self._tell(other, events.PeerHeard(me, pulse))
+                    self._send(machine, events.PeerGreeted(name, theirs))
+            self._send(other, events.PeerHeard(me, pulse))
             if answers:
-                self._tell(machine, events.PeerHeard(name, other.round.pulse()))
+                self._send(machine, events.PeerHeard(name, other.round.pulse()))
 
-    def _tell(self, machine: Machine, event: events.Event) -> None:
+    def _send(self, machine: Machine, event: events.Event) -> None:
         self._later(machine, self.delay_s(), lambda: event)
 
     def _fetch(self, machine: Machine, command: commands.Fetch) -> None:
@@ -534,7 +536,7 @@ class World:
         def ask() -> events.Event | None:
             if machine.fetches.get(key) != command.attempt:
                 return None
-            found: Any = Unavailable.NOT_YET
+            answered: Any = Unavailable.NOT_YET
             generation = 0
             linked = self._linked(me, command.origin) and self._linked(command.origin, me)
             if linked and origin.round is not None and origin.exit is None:
@@ -542,16 +544,16 @@ class World:
                 request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
                 reason = access.denial(origin.rules, caller=me, kind=command.kind, **request)
                 assert reason is None, reason
-                found = access.answer(origin.rules, origin.round.memory, **request)
+                answered = access.answer(origin.rules, origin.round.memory, **request)
             answer = (command.generation, command.round, command.attempt, command.origin)
-            if found == Unavailable.NOT_YET:
+            if answered == Unavailable.NOT_YET:
                 self._later(machine, self.delay_s(0.5), ask)
                 return None
             del machine.fetches[key]
-            if isinstance(found, Unavailable):
-                return events.ArtifactUnavailable(*answer, command.purpose, found)
-            true_round, artifact = found
-            assert artifact.sha256 in origin.files, "what is offered is on disk"
+            if isinstance(answered, Unavailable):
+                return events.ArtifactUnavailable(*answer, command.purpose, answered)
+            true_round, artifact = answered
+            assert artifact.sha256 in origin.files, "an artifact is offered that is not on disk"
             origin.sent.append((me, command.round, command.purpose))
             machine.files.add(artifact.sha256)
             return events.ArtifactArrived(*answer, generation, true_round, command.purpose, artifact)
@@ -566,7 +568,7 @@ class World:
         machine.files.discard(command.sha256)
 
     def _wakeat(self, machine: Machine, command: commands.WakeAt) -> None:
-        """One alarm a site, as the daemon has it: a new one takes the place of the former."""
+        """One alarm a site, as in the daemon: a new one replaces the former."""
         machine.alarm_s = at_s = command.at_s
         self._later(machine, at_s - self.now_s, lambda: events.Ticked() if machine.alarm_s == at_s else None)
 
@@ -618,7 +620,7 @@ class World:
         self._work(machine, lambda: events.Aggregated(*answer, state, mean, contributors))
 
     def _adopt(self, machine: Machine, command: commands.Adopt) -> None:
-        assert command.source.artifact.sha256 in machine.files, "the copy that came home is not on disk"
+        assert command.source.artifact.sha256 in machine.files, "the copy that was handed back is not on disk"
         assert command.source.artifact.owner == machine.rules.site
         digest, artifact = self._result(machine, f"home {command.source.artifact.sha256}")
         answer = (command.generation, command.round, command.attempt)
@@ -633,8 +635,8 @@ class World:
         self._work(machine, lambda: events.Evaluated(*answer, own_figures(command.lent), lent))
 
     def _measure(self, machine: Machine, command: commands.Measure) -> None:
-        assert machine.measuring is None, "one guest at a time"
-        assert command.source.artifact.sha256 in machine.files, "a guest is not on disk"
+        assert machine.measuring is None, "two models are measured at a time"
+        assert command.source.artifact.sha256 in machine.files, "a borrowed model is not on disk"
         machine.measuring = command
         figures = {"auc": len(machine.rules.site) / 10, "samples": 20.0}
 

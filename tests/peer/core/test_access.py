@@ -1,4 +1,4 @@
-"""Authorisation is the schedule: every reason to deny, and every answer."""
+"""Authorisation: every reason to deny a peer, and every answer."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_the_round_after_the_last_is_for_the_hand_back_only(rules: Any) -> None:
 
 
 def memory(artifact: Any, *published: int, **fields: Any) -> Memory:
-    """A memory of asia's that has published for these rounds."""
-    found = {(round, "asia"): artifact("asia", f"for {round}") for round in published}
-    return Memory(state="s", published=found, **fields)
+    """The memory of asia, which has published for these rounds."""
+    artifacts = {(round, "asia"): artifact("asia", f"for {round}") for round in published}
+    return Memory(state="s", published=artifacts, **fields)
 
 
 def test_what_is_published_is_answered_with_its_round(asia: Any, artifact: Any) -> None:
@@ -170,8 +170,8 @@ def test_the_owner_answers_for_a_silent_holder_with_its_newest_copy(rules: Any, 
     assert own.holder(2, "america") == "africa"
     copies = {(1, "america"): artifact("america", "first"), (3, "america"): artifact("america", "third")}
     known = Memory(state="s", committed=3, published=copies)
-    found = answer(own, known, for_round=2, owner="america", purpose="train")
-    assert found == (1, artifact("america", "first"))
+    answered = answer(own, known, for_round=2, owner="america", purpose="train")
+    assert answered == (1, artifact("america", "first"))
     nothing = Memory(state="s", committed=3)
     assert answer(own, nothing, for_round=2, owner="america", purpose="train") == Unavailable.SKIPPED
 
@@ -180,7 +180,7 @@ def test_the_first_round_after_circulating_waits_for_the_model_to_be_home(rules:
     own = rules("asia", FOUR, rounds=4, parameters={"activation": 0.5})
     abroad = memory(artifact, committed=2)
     assert answer(own, abroad, for_round=3, owner="asia", purpose="train") == Unavailable.NOT_YET
-    home = memory(artifact, 3, committed=2, home=True)
+    home = memory(artifact, 3, committed=2, model_is_home=True)
     assert answer(own, home, for_round=3, owner="asia", purpose="train") == (3, artifact("asia", "for 3"))
 
 
@@ -230,9 +230,9 @@ def test_every_peer_may_borrow_the_model_of_an_evaluated_round(rules: Any) -> No
 def test_nobody_borrows_what_is_kept_home(
     rules: Any, rule: dict[str, Any], asked_for: dict[str, Any], reason: str
 ) -> None:
-    found = borrowed(rules("asia", FOUR, **{**LENDING, **rule}), **asked_for)
-    assert found is not None
-    assert re.search(reason, found)
+    answered = borrowed(rules("asia", FOUR, **{**LENDING, **rule}), **asked_for)
+    assert answered is not None
+    assert re.search(reason, answered)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +280,8 @@ def test_only_what_was_lent_may_be_reported_on(
     known, model = Memory(state="s", committed=4), artifact("asia", "after 4")
     known.apply(EvaluatedRow(4, metrics={}, artifact=model))
     report = EvaluationResult(**{"generation": 1, "round": 4, "sha256": model.sha256, **changes})
-    found = unasked(own, known, caller=caller, report=report)
-    assert found == reason if reason is None else found is not None and reason in found
+    refusal = unasked(own, known, caller=caller, report=report)
+    assert refusal == reason if reason is None else refusal is not None and reason in refusal
 
 
 def test_a_site_that_takes_no_part_takes_no_report(rules: Any) -> None:

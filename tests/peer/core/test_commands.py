@@ -1,4 +1,4 @@
-"""Commands are orders: nobody changes them on their way."""
+"""Commands cannot be changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are facts: nobody changes them afterwards."""
+"""Events cannot be changed."""
 
 from __future__ import annotations
 

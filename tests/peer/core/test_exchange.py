@@ -1,4 +1,4 @@
-"""When an exchange stops waiting for whom, and what a round goes on with."""
+"""When an exchange gives up a peer, and which sources a round uses then."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def waiting(pattern: str, *origins: str, round: int = 3, slow_s: float = 100.0) 
 
 
 def near(*heard: str, at_s: float, phase: str = "train", published: int = 0) -> Peers:
-    """Neighbours of whom these were heard."""
-    found = Peers(silence_s=15.0)
+    """A table of peers of which these were heard."""
+    peers = Peers(silence_s=15.0)
     for name in heard:
-        found.hear(name, Heartbeat(1, 2, phase, 0.0, published, 2), at_s)
-    return found
+        peers.hear(name, Heartbeat(1, 2, phase, 0.0, published, 2), at_s)
+    return peers
 
 
 def dropped(current: Exchange) -> dict[str, str]:
@@ -82,11 +82,11 @@ def test_deadlines_are_met_at_the_second_that_was_announced(rules: Any) -> None:
 def test_without_a_quorum_the_slow_are_waited_for(rules: Any, artifact: Any) -> None:
     own = rules("europe", FIVE, method="feddal", quorum=2, pace=PaceRules(wait_max_s=500.0))
     current = waiting("all_to_all", "africa", "america", "asia", slow_s=100.0)
-    current.wants["africa"].came = source(artifact, "africa", 3)
+    current.wants["africa"].received = source(artifact, "africa", 3)
     known = near("africa", "america", "asia", at_s=199.0)
     current.give_up(known, own, 200.0)
     assert dropped(current) == {}
-    current.wants["america"].came = source(artifact, "america", 3)
+    current.wants["america"].received = source(artifact, "america", 3)
     current.give_up(known, own, 200.0)
     assert dropped(current) == {"asia": "slow"}
 
@@ -111,60 +111,60 @@ def test_two_peers_must_have_begun_where_there_are_two_beside_a_missing_one(rule
 
 def test_sources_and_missing_are_in_roster_order(artifact: Any) -> None:
     current = waiting("all_to_all", "oceania", "asia", "africa", "america")
-    current.wants["oceania"].came = source(artifact, "oceania", 3)
-    current.wants["africa"].came = source(artifact, "africa", 3)
+    current.wants["oceania"].received = source(artifact, "oceania", 3)
+    current.wants["africa"].received = source(artifact, "africa", 3)
     current.wants["asia"].dropped = "silent"
     current.wants["america"].dropped = "refused"
-    assert [found.origin for found in current.sources()] == ["africa", "oceania"]
+    assert [received.origin for received in current.sources()] == ["africa", "oceania"]
     assert list(current.missing().items()) == [("america", "refused"), ("asia", "silent")]
 
 
 def test_self_uses_nothing(rules: Any, artifact: Any) -> None:
-    held = [source(artifact, "asia", 2)]
-    assert fallback(rules("europe", THREE), round=3, owner="asia", held=held) == ()
+    on_disk = [source(artifact, "asia", 2)]
+    assert fallback(rules("europe", THREE), round=3, owner="asia", on_disk=on_disk) == ()
 
 
 @pytest.mark.parametrize(("round", "used"), [(4, 3), (5, 3), (6, None)])
 def test_stale_uses_the_newest_within_its_age(rules: Any, artifact: Any, round: int, used: int | None) -> None:
     own = rules("europe", THREE, fallback="stale", staleness_rounds_max=2)
-    held = [source(artifact, "asia", 2), source(artifact, "asia", 3), source(artifact, "africa", 3)]
-    found = fallback(own, round=round, owner="asia", held=held)
-    assert [(copy.origin, copy.round, copy.fallback) for copy in found] == (
+    on_disk = [source(artifact, "asia", 2), source(artifact, "asia", 3), source(artifact, "africa", 3)]
+    sources = fallback(own, round=round, owner="asia", on_disk=on_disk)
+    assert [(copy.origin, copy.round, copy.fallback) for copy in sources] == (
         [("asia", used, "stale")] if used is not None else []
     )
 
 
 def test_stale_never_uses_a_model_that_another_site_trained(rules: Any, artifact: Any) -> None:
     own = rules("europe", THREE, fallback="stale", staleness_rounds_max=5, parameters={"activation": 0.5})
-    held = [source(artifact, "africa", 2, owner="asia")]
+    on_disk = [source(artifact, "africa", 2, owner="asia")]
     assert own.pattern(3) == "permutation"
-    assert fallback(own, round=3, owner="asia", held=held) == ()
+    assert fallback(own, round=3, owner="asia", on_disk=on_disk) == ()
 
 
 def test_a_circulating_slot_goes_on_with_the_copy_of_most_steps(rules: Any, artifact: Any) -> None:
     own = rules("europe", THREE, method="fedcross")
-    held = [
+    on_disk = [
         source(artifact, "asia", 1, owner="asia", steps=0),
         source(artifact, "africa", 2, owner="asia", steps=40),
         source(artifact, "africa", 3, owner="africa", steps=99),
         source(artifact, "africa", 4, owner="asia", steps=80),
     ]
-    (copy,) = fallback(own, round=4, owner="asia", held=held)
+    (copy,) = fallback(own, round=4, owner="asia", on_disk=on_disk)
     assert (copy.origin, copy.round, copy.artifact.steps, copy.fallback) == ("africa", 2, 40, "stale")
 
 
 def test_the_cache_keeps_the_newest_head_of_every_peer(rules: Any, artifact: Any) -> None:
     own = rules("europe", FIVE, method="dflmoe")
-    came = [source(artifact, "asia", 4)]
-    held = [
+    fresh = [source(artifact, "asia", 4)]
+    earlier = [
         source(artifact, "oceania", 3),
         source(artifact, "oceania", 1),
         source(artifact, "asia", 3),
         source(artifact, "europe", 3),
         source(artifact, "atlantis", 3),
     ]
-    found = last_received(own, came=came, held=held)
-    assert [(head.origin, head.round, head.fallback) for head in found] == [("asia", 4, ""), ("oceania", 3, "stale")]
+    heads = last_received(own, fresh=fresh, earlier=earlier)
+    assert [(head.origin, head.round, head.fallback) for head in heads] == [("asia", 4, ""), ("oceania", 3, "stale")]
 
 
 def test_the_best_copy_has_most_steps(rules: Any, artifact: Any) -> None:

@@ -1,4 +1,4 @@
-"""Remote evaluation of a site: what it lends, what it measures, and that neither ever stands in the way of a round."""
+"""Remote evaluation: what a site lends and measures, and that neither delays a round."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_model_at_the_end_of_the_round_is_lent_once_it_is_in_the_journal(eur
     europe.finish()
     assert europe.order.lent
     out = europe.finish()
-    (published,) = [one for one in kinds_of(out, commands.Publish) if one.evaluation]
+    (published,) = [command for command in kinds_of(out, commands.Publish) if command.evaluation]
     assert (published.round, published.artifact) == (1, europe.site.memory.evaluation.lent[1].artifact)
     assert persisted(out)[0] == "evaluated"
     assert out.index(published) > 0
@@ -86,7 +86,7 @@ def test_what_is_kept_home_is_measured_by_the_site_alone_and_says_why(
             site.finish()
     assert site.site.phase == Phase.GONE, "nobody is waited for"
     assert site.site.memory.evaluation.lent == {}
-    assert site.visits == {}
+    assert site.evaluation_fetches == {}
     assert table(site)["cells"]["asia"] == {"reason": reason}
     assert table(site)["cells"]["europe"]["metrics"] == {"auc": 0.5}
 
@@ -101,7 +101,7 @@ def test_without_the_federation_s_wish_no_row_and_no_order_differs(solo: Any) ->
     assert not site.order.lent
     site.finish()
     assert site.body("evaluated") == {"metrics": {"auc": 0.5}}
-    assert site.visits == {}
+    assert site.evaluation_fetches == {}
 
 
 def test_the_first_figures_of_a_site_count(done: Any) -> None:
@@ -147,14 +147,14 @@ def test_a_model_is_lent_as_long_as_published_ones_are(world: Any) -> None:
     for machine in run.machines.values():
         assert set(machine.round.memory.evaluation.lent) == set(range(8, 13))
         assert len([kind for kind, _, body in machine.rows if kind == "lapsed" and body["retired"]]) == 7
-        assert machine.files == machine.round.memory.names()
+        assert machine.files == machine.round.memory.needed_digests()
 
 
 # --- the site that measures ------------------------------------------------------------------------------------------
 def test_a_guest_is_fetched_measured_told_and_deleted(europe: Any) -> None:
-    """All of that in the middle of a round, which waits for none of it."""
+    """Remote evaluation runs in the middle of a round, which does not wait for it."""
     assert europe.site.phase == Phase.EXCHANGE
-    assert (europe.visits["asia"].round, europe.visits["asia"].owner) == (1, "asia")
+    assert (europe.evaluation_fetches["asia"].round, europe.evaluation_fetches["asia"].owner) == (1, "asia")
     out = europe.lend("asia")
     assert persisted(out) == ["guest"]
     (measure,) = kinds_of(out, commands.Measure)
@@ -171,7 +171,7 @@ def test_a_guest_is_fetched_measured_told_and_deleted(europe: Any) -> None:
     )
     assert kinds_of(out, commands.Dismiss), "no guest is left"
     assert persisted(europe.answer()) == ["settled"]
-    assert europe.visits == {}, "and it is not fetched again"
+    assert europe.evaluation_fetches == {}, "and it is not fetched again"
     assert europe.site.phase == Phase.EXCHANGE
 
 
@@ -180,7 +180,7 @@ def test_a_guest_is_fetched_measured_told_and_deleted(europe: Any) -> None:
 )
 def test_of_too_few_samples_nothing_is_told_or_kept(europe: Any, figures: dict[str, float]) -> None:
     europe.lend("asia")
-    order = europe.guest
+    order = europe.measure_order
     europe.feed(events.Measured(order.generation, order.round, order.attempt, figures))
     report = europe.reports[0].report
     assert (report.unmeasured, report.samples, report.metrics) == ("withheld", 0, {})
@@ -205,7 +205,7 @@ def test_figures_that_no_message_can_carry_are_left_out(europe: Any) -> None:
 
 def test_a_guest_that_the_worker_refuses_names_its_origin(europe: Any) -> None:
     europe.lend("asia")
-    order = europe.guest
+    order = europe.measure_order
     europe.feed(events.Measured(order.generation, order.round, order.attempt, {}, "tensor 'w' holds a NaN"))
     assert europe.body("refused") == {"origin": "asia", "reason": "tensor 'w' holds a NaN"}
     assert europe.reports[0].report.unmeasured == "refused"
@@ -215,16 +215,16 @@ def test_a_measurement_that_fails_is_tried_once_more_and_hurts_no_training(europ
     failures = europe.site.failures
     for _ in range(2):
         europe.lend("asia")
-        order = europe.guest
+        order = europe.measure_order
         europe.feed(events.MeasurementFailed(order.generation, order.attempt, "memory", "out of memory"))
-    assert europe.visits == {}
+    assert europe.evaluation_fetches == {}
     assert europe.reports[0].report.unmeasured == "failed"
     assert (europe.site.failures, europe.site.phase) == (failures, Phase.EXCHANGE)
 
 
 def test_another_model_under_the_same_round_is_refused(europe: Any, artifact: Any) -> None:
     europe.lend("asia")
-    order = europe.guest
+    order = europe.measure_order
     europe.feed(events.MeasurementFailed(order.generation, order.attempt, "crash", "killed"))
     europe.lend("asia", artifact=artifact("asia", "another"))
     assert europe.body("refused")["reason"] == "lent another model of round 1 than before"
@@ -235,17 +235,17 @@ def test_another_model_under_the_same_round_is_refused(europe: Any, artifact: An
     "changes", [{"true_round": 2}, {"artifact": "head"}, {"artifact": "africa"}], ids=["round", "kind", "owner"]
 )
 def test_something_else_than_the_model_is_refused(europe: Any, artifact: Any, changes: dict[str, Any]) -> None:
-    made = {"head": artifact("asia", "head", kind="head"), "africa": artifact("africa", "theirs")}
-    changes = {key: made.get(value, value) for key, value in changes.items()}
+    artifacts = {"head": artifact("asia", "head", kind="head"), "africa": artifact("africa", "theirs")}
+    changes = {key: artifacts.get(value, value) for key, value in changes.items()}
     out = europe.lend("asia", **changes)
     assert europe.body("refused")["reason"].startswith("lent ")
-    assert europe.guest is None
+    assert europe.measure_order is None
     assert "artifact" not in changes or kinds_of(out, commands.Discard)
     assert europe.reports[0].report.unmeasured == "not_received"
 
 
 def test_a_guest_that_cannot_be_had_is_reported_as_such(europe: Any) -> None:
-    order = europe.visits.pop("asia")
+    order = europe.evaluation_fetches.pop("asia")
     fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
     europe.feed(events.ArtifactRefused(*fields, "the digest is another"))
     assert europe.body("refused")["origin"] == "asia"
@@ -253,29 +253,29 @@ def test_a_guest_that_cannot_be_had_is_reported_as_such(europe: Any) -> None:
 
 
 def test_what_is_not_lent_any_more_is_let_be(europe: Any) -> None:
-    order = europe.visits.pop("asia")
+    order = europe.evaluation_fetches.pop("asia")
     fields = (order.generation, order.round, order.attempt, order.origin, order.purpose)
     europe.feed(events.ArtifactUnavailable(*fields, Unavailable.RETIRED))
     assert europe.body("settled")["reason"] == "retired"
     europe.beat("asia", 1, "done")
-    assert (europe.visits, europe.reports) == ({}, [])
+    assert (europe.evaluation_fetches, europe.reports) == ({}, [])
 
 
 def test_an_origin_of_a_new_generation_is_asked_under_it(europe: Any) -> None:
     europe.lend("asia", origin_generation=2)
-    assert europe.guest is None
+    assert europe.measure_order is None
     assert europe.body("settled")["reason"] == "of generation 2"
-    assert europe.visits == {}, "until its beat says so, too"
+    assert europe.evaluation_fetches == {}, "until its beat says so, too"
 
 
 def test_an_origin_that_claims_ever_new_generations_costs_no_more_than_a_few(europe: Any) -> None:
     for generation in range(1, 50):
         europe.feed(events.PeerHeard("asia", Heartbeat(generation, 1, "done", committed_round=1)))
-        if europe.visits:
+        if europe.evaluation_fetches:
             europe.lend("asia", origin_generation=generation)
             europe.examine()
             europe.answer()
-    assert europe.kinds.count("guest") == limits.GUESTS_PER_ROUND_MAX
+    assert europe.kinds.count("guest") == limits.LENT_MODELS_PER_ROUND_MAX
 
 
 @pytest.mark.parametrize("evaluates", [False, None])
@@ -290,7 +290,7 @@ def test_a_site_that_takes_no_part_is_not_asked_and_its_cell_says_why(solo: Any,
     site.deliver("asia")
     site.finish()
     out = site.finish()
-    assert site.visits == {}
+    assert site.evaluation_fetches == {}
     assert global_test.awaited(site.site) == []
     lapsed = next(command.body for command in kinds_of(out, commands.Persist) if command.kind == "lapsed")
     expected = "not permitted by asia" if evaluates is False else "its program does not support it"
@@ -304,10 +304,10 @@ def test_of_many_rounds_the_newest_is_fetched_and_no_more_than_are_kept(solo: An
     site.greet()
     site.beat("asia", 9)
     asked = []
-    while site.visits:
-        asked.append(site.visits["asia"].round)
+    while site.evaluation_fetches:
+        asked.append(site.evaluation_fetches["asia"].round)
         site.lend("asia")
-        assert site.visits == {}, "not before this one is measured"
+        assert site.evaluation_fetches == {}, "not before this one is measured"
         site.examine()
         site.answer()
     assert asked == [9, 8, 7]
@@ -321,11 +321,11 @@ def test_one_guest_is_measured_at_a_time_the_newest_round_first(solo: Any) -> No
         site.beat(name, round)
     for name in ("africa", "america", "asia"):
         site.lend(name)
-    assert site.guest.source.origin == "africa", "it came first, and nothing is broken off"
+    assert site.measure_order.source.origin == "africa", "it came first, and nothing is broken off"
     site.examine()
-    assert site.guest.source.origin == "america"
+    assert site.measure_order.source.origin == "america"
     site.examine()
-    assert site.guest.source.origin == "asia"
+    assert site.measure_order.source.origin == "asia"
 
 
 def test_a_guest_that_takes_for_ever_is_given_up(europe: Any) -> None:
@@ -342,14 +342,14 @@ def test_a_guest_that_takes_for_ever_is_given_up(europe: Any) -> None:
 @pytest.mark.parametrize("request_", [events.PauseRequested(), events.StopRequested()])
 def test_pause_and_stop_break_off_what_is_under_way(europe: Any, request_: events.Event) -> None:
     europe.lend("asia")
-    late = europe.guest
+    late = europe.measure_order
     out = europe.feed(request_)
     assert bool(kinds_of(out, commands.Dismiss)) == (europe.site.phase == Phase.PAUSED)
     if europe.site.phase == Phase.PAUSED:
         europe.feed(events.Measured(late.generation, late.round, late.attempt, {"samples": 20.0}))
         assert europe.body("ignored")["reason"] == "this guest is not being measured"
         europe.feed(events.ResumeRequested())
-        assert europe.guest is not None, "from the file that is still here"
+        assert europe.measure_order is not None, "from the file that is still here"
 
 
 def test_a_report_without_an_answer_is_sent_again_but_not_for_ever(europe: Any) -> None:
@@ -376,16 +376,16 @@ def test_a_report_that_is_refused_is_not_sent_again(europe: Any) -> None:
 
 def test_guests_are_deleted_once_the_policy_forbids_them(europe: Any, solo: Any) -> None:
     europe.lend("asia")
-    sha256 = europe.guest.source.artifact.sha256
+    sha256 = europe.measure_order.source.artifact.sha256
     strict = solo("europe", **{**TWO, "evaluation_permitted": False}, rows=europe.audit.rows)
     assert strict.body("settled")["reason"].startswith("not permitted by europe")
-    assert sha256 not in strict.site.memory.names()
+    assert sha256 not in strict.site.memory.needed_digests()
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 def test_a_finished_site_stays_for_evaluations_of_peers_that_are_there(done: Any) -> None:
     assert global_test.awaited(done.site) == ["asia"]
-    assert [one["artifact"] for one in status.waiting_for(done.site, now_s=done.now_s)] == ["evaluation"]
+    assert [wait["artifact"] for wait in status.waiting_for(done.site, now_s=done.now_s)] == ["evaluation"]
     done.lend("asia")
     done.examine()
     done.answer()
@@ -424,20 +424,20 @@ def test_every_site_ends_with_a_whole_row(world: Any, method: str) -> None:
     run.run_to_end()
     rounds = [4] if method == "fedcross" else [2, 4]
     for name, machine in run.machines.items():
-        found = evaluation_records(machine.rows, own=name, sites=FOUR)
-        assert [record["round"] for record in found] == rounds
-        for record in found:
+        records = evaluation_records(machine.rows, own=name, sites=FOUR)
+        assert [record["round"] for record in records] == rounds
+        for record in records:
             cells = {site: cell["metrics"]["auc"] for site, cell in record["cells"].items()}
             assert cells == {site: 0.5 if site == name else len(site) / 10 for site in FOUR}
             assert record["global_test"] is not None
         memory = machine.round.memory
-        seen = {guest.sha256 for guest in memory.evaluation.guests.values()}
+        seen = {guest.sha256 for guest in memory.evaluation.borrowed.values()}
         assert len(seen) >= len(rounds) * 3
-        assert seen & machine.files <= memory.names(), "no guest is left on disk"
+        assert seen & machine.files <= memory.needed_digests(), "no guest is left on disk"
 
 
 def test_rounds_take_no_longer_for_it(world: Any) -> None:
-    """Guests that take a hundred times as long as a stage of training do not move a single commit."""
+    """Measurements a hundred times as long as a training stage do not delay a single commit."""
 
     def commits(**changes: Any) -> dict[str, list[Any]]:
         run = world(FOUR, rounds=4, method="fedavg", **changes)
@@ -481,14 +481,14 @@ def test_kills_anywhere_lose_and_repeat_nothing(world: Any, data: st.DataObject)
     for name, machine in run.machines.items():
         reports = [(round, body["site"]) for kind, round, body in machine.rows if kind == "report"]
         assert len(reports) == len(set(reports)), "a report was taken twice"
-        told = [
+        reported = [
             (body["origin"], body["origin_generation"], round)
             for kind, round, body in machine.rows
             if kind == "measured"
         ]
-        assert len(told) == len(set(told)), "a guest was measured to the end twice"
+        assert len(reported) == len(set(reported)), "a guest was measured to the end twice"
         assert [round for round, _ in run.committed(name)] == [1, 2, 3]
         last = evaluation_records(machine.rows, own=name, sites=FOUR[1:])[-1]
         assert last["round"] == 3
         assert "metrics" in last["cells"][name]
-        assert machine.files >= machine.round.memory.names()
+        assert machine.files >= machine.round.memory.needed_digests()

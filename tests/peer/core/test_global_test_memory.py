@@ -1,4 +1,4 @@
-"""What is remembered of lent models and guests, and the table that it makes."""
+"""The memory of lent and borrowed models, and the table of evaluations."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ def table(*rows: tuple[str, int, Any]) -> list[dict[str, Any]]:
 def test_a_guest_is_needed_until_it_is_measured_and_known_for_ever(artifact: Any) -> None:
     model, memory = artifact("asia", "after 4"), Evaluation()
     memory.apply(GuestRow(**GUEST, source=Source("asia", 4, model)))
-    assert memory.names() == {model.sha256}
+    assert memory.needed_digests() == {model.sha256}
     report = EvaluationResult(1, 4, model.sha256, 20, {"auc": 0.5})
     memory.apply(MeasuredRow(**GUEST, report=report))
-    assert memory.names() == set()
-    assert memory.guests[KEY].report == report
-    assert not memory.guests[KEY].settled
+    assert memory.needed_digests() == set()
+    assert memory.borrowed[KEY].report == report
+    assert not memory.borrowed[KEY].settled
     memory.apply(SettledRow(**GUEST, reason="taken"))
-    assert memory.guests[KEY].settled
+    assert memory.borrowed[KEY].settled
 
 
 def test_a_guest_whose_file_is_gone_is_fetched_again(artifact: Any) -> None:
     model, memory = artifact("asia", "after 4"), Evaluation()
     memory.apply(GuestRow(**GUEST, source=Source("asia", 4, model)))
-    memory.keep({model.sha256})
-    assert memory.guests[KEY].source is not None
-    memory.keep(set())
-    assert memory.guests[KEY].source is None
-    assert memory.guests[KEY].sha256 == model.sha256, "another model under the same name would show"
+    memory.forget_missing_files({model.sha256})
+    assert memory.borrowed[KEY].source is not None
+    memory.forget_missing_files(set())
+    assert memory.borrowed[KEY].source is None
+    assert memory.borrowed[KEY].sha256 == model.sha256, "another model under the same name would show"
 
 
 def test_rows_of_a_model_that_is_lent_no_more_change_nothing(artifact: Any) -> None:
@@ -65,15 +65,15 @@ def test_every_cell_gives_the_unweighted_mean_over_the_sites() -> None:
         ("report", 4, told("asia", "ab" * 32, metrics={"auc": 0.6, "loss": 1.0})),
         ("report", 4, told("africa", "ab" * 32, samples=2000, metrics={"auc": 0.3, "auc_undefined": 1.0})),
     ]
-    (found,) = table(*rows)
-    assert found["round"] == 4
-    assert found["cells"] == {
+    (record,) = table(*rows)
+    assert record["round"] == 4
+    assert record["cells"] == {
         "africa": {"metrics": {"auc": 0.3}, "counts": {"samples": 2000, "auc_undefined": 1}},
         "asia": {"metrics": {"auc": 0.6, "loss": 1.0}, "counts": {"samples": 20}},
         "europe": {"metrics": {"auc": 0.9, "loss": 0.5}, "counts": {"samples": 30, "auc_undefined": 0}},
     }
-    assert found["global_test"] == {"auc": pytest.approx(0.6)}, "africa told no loss"
-    assert found["mean"] == {
+    assert record["global_test"] == {"auc": pytest.approx(0.6)}, "africa told no loss"
+    assert record["mean"] == {
         "auc": {"value": pytest.approx(0.6), "sites": 3},
         "loss": {"value": pytest.approx(0.75), "sites": 2},
     }
@@ -85,46 +85,46 @@ def test_without_all_cells_there_is_a_mean_with_its_count_and_no_global_test() -
         ("report", 4, told("asia", "ab" * 32)),
         ("lapsed", 4, {"reasons": {"africa": "silent"}, "retired": False}),
     ]
-    (found,) = table(*rows)
-    assert found["cells"]["africa"] == {"reason": "silent"}
-    assert found["global_test"] is None
-    assert found["mean"]["auc"] == {"value": pytest.approx(0.75), "sites": 2}
+    (record,) = table(*rows)
+    assert record["cells"]["africa"] == {"reason": "silent"}
+    assert record["global_test"] is None
+    assert record["mean"]["auc"] == {"value": pytest.approx(0.75), "sites": 2}
 
 
 def test_figures_that_come_late_take_the_place_of_a_reason_and_not_the_other_way_round() -> None:
     lapsed = ("lapsed", 4, {"reasons": {"asia": "silent"}, "retired": True})
     figures = ("report", 4, told("asia", "ab" * 32))
     for rows in ((lapsed, figures), (figures, lapsed)):
-        (found,) = table(("evaluated", 4, OWN), *rows)
-        assert found["cells"]["asia"]["metrics"] == {"auc": 0.6}
+        (record,) = table(("evaluated", 4, OWN), *rows)
+        assert record["cells"]["asia"]["metrics"] == {"auc": 0.6}
 
 
 @pytest.mark.parametrize("unmeasured", UNMEASURED)
 def test_a_site_that_says_nothing_says_why(unmeasured: Any) -> None:
     rows = [("evaluated", 4, OWN), ("report", 4, told("asia", "ab" * 32, samples=0, metrics={}, unmeasured=unmeasured))]
-    (found,) = table(*rows)
-    assert found["cells"]["asia"] == {"reason": REASONS[unmeasured]}
+    (record,) = table(*rows)
+    assert record["cells"]["asia"] == {"reason": REASONS[unmeasured]}
 
 
 def test_what_is_kept_home_has_the_reason_in_every_other_cell() -> None:
-    (found,) = table(("evaluated", 4, {**OWN, "kept_home": "not permitted: because"}))
-    assert found["cells"]["asia"] == found["cells"]["africa"] == {"reason": "not permitted: because"}
-    assert "metrics" in found["cells"]["europe"]
+    (record,) = table(("evaluated", 4, {**OWN, "kept_home": "not permitted: because"}))
+    assert record["cells"]["asia"] == record["cells"]["africa"] == {"reason": "not permitted: because"}
+    assert "metrics" in record["cells"]["europe"]
 
 
 def test_rounds_are_listed_in_order_and_a_site_without_a_test_split_says_so() -> None:
-    found = table(("evaluated", 8, OWN), ("evaluated", 4, {"metrics": {}}))
-    assert [one["round"] for one in found] == [4, 8]
-    assert found[0]["cells"]["europe"] == {"reason": "no test samples"}
-    assert found[1]["cells"]["asia"] == {"reason": NO_ANSWER}
+    records = table(("evaluated", 8, OWN), ("evaluated", 4, {"metrics": {}}))
+    assert [record["round"] for record in records] == [4, 8]
+    assert records[0]["cells"]["europe"] == {"reason": "no test samples"}
+    assert records[1]["cells"]["asia"] == {"reason": NO_ANSWER}
 
 
 def test_rows_of_other_rounds_and_sites_are_left_out() -> None:
-    (found,) = table(
+    (record,) = table(
         ("report", 3, told("asia", "ab" * 32)), ("evaluated", 4, OWN), ("report", 4, told("mars", "ab" * 32))
     )
-    assert set(found["cells"]) == set(SITES)
-    assert found["cells"]["asia"] == {"reason": NO_ANSWER}
+    assert set(record["cells"]) == set(SITES)
+    assert record["cells"]["asia"] == {"reason": NO_ANSWER}
 
 
 def test_nothing_measured_has_no_mean() -> None:
@@ -137,14 +137,14 @@ def test_nothing_measured_has_no_mean() -> None:
 
 
 def test_the_kinds_are_those_that_change_memory(artifact: Any) -> None:
-    made = [
+    typed = [
         GuestRow(**GUEST, source=Source("asia", 4, artifact("asia", "a"))),
         MislaidRow(**GUEST),
         MeasuredRow(**GUEST, report=EvaluationResult(1, 4, None, unmeasured="not_received")),
         SettledRow(**GUEST),
     ]
-    assert {type(row) for row in made} == set(ROWS) - {ReportRow, LapsedRow}
-    for row in made:
+    assert {type(row) for row in typed} == set(ROWS) - {ReportRow, LapsedRow}
+    for row in typed:
         memory = Evaluation()
         memory.apply(row)
         assert memory != Evaluation(), row.kind

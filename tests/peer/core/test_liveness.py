@@ -1,4 +1,4 @@
-"""Who is alive, and how long to wait: values by hand."""
+"""The failure detector and the adaptive deadline: values by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine in a federation of its kind: nothing is trained twice, nothing waits for ever."""
+"""State machines in a federation: no site trains a round twice, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 def check_invariants(world: Any) -> None:
-    """What holds in any run: rounds rise, sources are the scheduled ones and no older than allowed, nothing leaks."""
+    """Invariants of any run: rounds rise, sources are scheduled and recent, no file is left over."""
     for name, machine in world.machines.items():
         rounds = [round for round, _ in world.committed(name)]
         assert rounds == sorted(set(rounds)), f"{name} committed a round twice: {rounds}"
@@ -45,7 +45,7 @@ def check_invariants(world: Any) -> None:
             if purpose == "train" and rules.pattern(round) == "permutation":
                 assert rules.roster.names[rules.order(round)[rules.roster.index(receiver)]] == name
         if machine.round is not None:
-            assert machine.files >= machine.round.memory.names()
+            assert machine.files >= machine.round.memory.needed_digests()
 
 
 def test_everybody_trains_on_the_scheduled_artifact(world: Any) -> None:
@@ -66,7 +66,7 @@ def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_
     run = world(FOUR, rounds=12)
     run.run_to_end()
     for machine in run.machines.values():
-        assert machine.round.memory.held == {}
+        assert machine.round.memory.received == {}
         assert {round for round, _ in machine.round.memory.published} == set(range(8, 13))
         assert machine.files >= {artifact.sha256 for artifact in machine.round.memory.published.values()}
         assert len(machine.files) <= 7
@@ -254,17 +254,17 @@ def test_a_site_that_lost_its_disk_catches_up_although_another_is_dead(world: An
 
 
 def outages(longest_s: float, most: int, *, kinds: tuple[str, ...] = ("kill", "pause", "stop")) -> Any:
-    """What befalls sites: (what, site, when, for how long)."""
-    one = st.tuples(st.sampled_from(kinds), st.integers(0, 4), st.floats(0.5, 80), st.floats(0.5, longest_s))
-    return st.lists(one, max_size=most)
+    """Outages of sites: (action, index of the site, when, for how long)."""
+    trouble = st.tuples(st.sampled_from(kinds), st.integers(0, 4), st.floats(0.5, 80), st.floats(0.5, longest_s))
+    return st.lists(trouble, max_size=most)
 
 
 def befall(run: Any, troubles: list[tuple[str, int, float, float]]) -> None:
-    """Have the outages happen."""
+    """Schedule the outages."""
     names = tuple(run.machines)
-    for what, index, at_s, long_s in troubles:
+    for action, index, at_s, long_s in troubles:
         name = names[index % len(names)]
-        run.at(at_s, lambda what=what, name=name, long_s=long_s: getattr(run, f"{what}_for")(name, long_s))
+        run.at(at_s, lambda action=action, name=name, long_s=long_s: getattr(run, f"{action}_for")(name, long_s))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=FIXTURES)

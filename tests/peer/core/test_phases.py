@@ -1,4 +1,4 @@
-"""The graph of the phases: every phase can be come to and left, and no other step is taken."""
+"""The graph of the phases: every phase can be reached and left, and no other step happens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from peer.core.state import IllegalTransitionError, SiteState
 
 
 def reachable(start: Phase) -> set[Phase]:
-    found, open_ends = {start}, [start]
+    reached, open_ends = {start}, [start]
     while open_ends:
-        new = NEXT[open_ends.pop()] - found
-        found |= new
+        new = NEXT[open_ends.pop()] - reached
+        reached |= new
         open_ends += new
-    return found
+    return reached
 
 
 def test_every_phase_is_reached_and_ends_with_the_daemon() -> None:

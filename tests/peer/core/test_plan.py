@@ -1,4 +1,4 @@
-"""A plan that contradicts itself is refused when it is made."""
+"""A plan that contradicts itself is refused."""
 
 from __future__ import annotations
 

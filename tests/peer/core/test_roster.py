@@ -1,4 +1,4 @@
-"""Names, digests and rosters; canonical JSON against a writer of its own."""
+"""Names, digests and rosters; canonical JSON against an independent writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges that go wrong: refused, rejected, lost and late artifacts, and models that travel and come home."""
+"""Exchanges that fail: refused, rejected, lost and late artifacts; circulating models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RING = {"sites": ("africa", "america", "asia", "europe"), "schedule_kind": "ring
 
 
 def begun(solo: Any, **rules: Any) -> Any:
-    """A site in its first round, everybody greeted."""
+    """A site in its first round that all peers have greeted."""
     site = solo(**{**TWO, **rules})
     site.finish()
     site.greet()
@@ -296,7 +296,7 @@ def test_the_model_comes_home_with_the_steps_it_was_trained(solo: Any, artifact:
     out = site.finish()
     assert artifact("europe", "trained at asia").sha256 in discarded(out)
     assert "slot_lost" not in site.kinds
-    assert site.site.memory.home
+    assert site.site.memory.model_is_home
     assert ("published", 2) in [(kind, round) for kind, round, _ in site.audit.rows if kind == "published"]
 
 
@@ -319,7 +319,7 @@ def test_a_copy_that_is_unusable_at_home_is_replaced_by_the_own_one(solo: Any, a
     assert "slot_lost" in site.kinds
     out = site.finish()
     assert bad.sha256 in discarded(out)
-    assert site.site.memory.home
+    assert site.site.memory.model_is_home
 
 
 def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> None:
@@ -327,7 +327,7 @@ def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> No
     site.unavailable("asia", Unavailable.SKIPPED)
     own = site.order.source.artifact.sha256
     site.feed(events.ArtifactRejected(1, 1, site.order.attempt, "europe", own, "the file is cut short"))
-    assert site.site.memory.home
+    assert site.site.memory.model_is_home
     assert site.site.memory.state == "initial"
     assert site.kinds.count("refused") == 0
 

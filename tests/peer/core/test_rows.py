@@ -1,4 +1,4 @@
-"""Every kind of row has one form, is on disk what it was before, and is refused by name where it is damaged."""
+"""Rows: one dataclass a kind, the same bytes on disk as before, and damage is refused by name."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "committed": [
         {"generation": 1, "sources": [USED], "contributors": ["asia"], "missing": {"europe": "silent"},
          "below_quorum": False, "skipped": [2, 3], "artifact_sha256": DIGEST, "aggregate_sha256": None,
-         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "artifact": MODEL, "publish": 5,
-         "visiting": False}
+         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": 5, "visiting": False}
     ],
     "compared": [{"site": "asia", "sha256": DIGEST, "agrees": True}],
     "skipped": [{"from": 2, "publish": None}],
@@ -116,9 +115,9 @@ def test_domain_values_are_typed() -> None:
     row = decode("arrived", 3, WRITTEN["arrived"][0])
     assert isinstance(row, rows.ArrivedRow)
     assert isinstance(row.source, Source)
-    told = decode("report", 3, WRITTEN["report"][0])
-    assert isinstance(told, rows.ReportRow)
-    assert told.report == EvaluationResult(1, 3, DIGEST, 20, {"auc": 0.5})
+    report = decode("report", 3, WRITTEN["report"][0])
+    assert isinstance(report, rows.ReportRow)
+    assert report.report == EvaluationResult(1, 3, DIGEST, 20, {"auc": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The federation as one site sees it: who is whose, and when."""
+"""The federation as a site sees it: its turns, holders and quorums."""
 
 from __future__ import annotations
 

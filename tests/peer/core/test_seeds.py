@@ -1,4 +1,4 @@
-"""Seeds: fixed for ever, changed by every part."""
+"""Seeds are fixed for ever, and every part changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory as the fold of the journal: what a restart knows, and what it does without files that are gone."""
+"""Memory as the fold of the journal, also where files are gone."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def trained_once(solo: Any, **rules: Any) -> Any:
 
 def test_nothing_is_remembered_of_nothing() -> None:
     assert recover([]) == Memory()
-    assert Memory().names() == set()
+    assert Memory().needed_digests() == set()
 
 
 def test_rows_of_other_kinds_only_inform() -> None:
-    told: list[Any] = [
+    informing: list[Any] = [
         ("configured", 0, {}),
         ("manifest", 1, {}),
         ("denied", 1, {}),
         ("paused", 1, {}),
         ("unheard of", 9, {}),
     ]
-    assert recover(told) == Memory()
+    assert recover(informing) == Memory()
 
 
 def test_every_kind_that_changes_memory_survives_json(solo: Any) -> None:
@@ -78,13 +78,13 @@ def test_a_received_artifact_whose_file_is_gone_is_asked_for_again(solo: Any) ->
     site.greet()
     site.deliver("asia")
     site.finish()
-    (held,) = site.site.memory.held
-    kept = site.site.memory.names() - {held}
+    (received,) = site.site.memory.received
+    kept = site.site.memory.needed_digests() - {received}
     memory = recover(site.audit.rows, present=kept)
-    assert memory.held == {}
+    assert memory.received == {}
     assert memory.open is not None
     assert memory.open.number == 2
-    assert memory.names() == kept
+    assert memory.needed_digests() == kept
 
 
 def test_a_source_that_is_gone_is_exchanged_again(solo: Any) -> None:
@@ -92,7 +92,7 @@ def test_a_source_that_is_gone_is_exchanged_again(solo: Any) -> None:
     site.deliver("asia")
     opened = site.site.memory.open
     (source,) = opened.sources
-    memory = recover(site.audit.rows, present=site.site.memory.names() - {source.artifact.sha256})
+    memory = recover(site.audit.rows, present=site.site.memory.needed_digests() - {source.artifact.sha256})
     assert (memory.open.number, memory.open.position, memory.open.sources) == (2, 0, ())
     assert memory.open.state == opened.state
 
@@ -105,7 +105,7 @@ def test_a_proxy_that_is_gone_is_exchanged_again_but_nothing_is_trained_twice(so
     site.deliver("asia")
     assert site.site.phase == Phase.AGGREGATE
     received = site.order.sources[0].artifact.sha256
-    memory = recover(site.audit.rows, present=site.site.memory.names() - {received})
+    memory = recover(site.audit.rows, present=site.site.memory.needed_digests() - {received})
     assert (memory.open.position, memory.open.state, memory.open.sources) == (1, site.order.base, ())
     assert set(memory.published) == {(1, "europe")}
 
@@ -119,7 +119,7 @@ def test_a_source_that_is_used_up_may_be_gone(solo: Any) -> None:
     used = site.order.sources
     site.finish()
     assert site.site.phase == Phase.EVALUATE
-    memory = recover(site.audit.rows, present=site.site.memory.names() - {used[0].artifact.sha256})
+    memory = recover(site.audit.rows, present=site.site.memory.needed_digests() - {used[0].artifact.sha256})
     assert (memory.open.position, memory.open.sources) == (3, used)
 
 
@@ -127,7 +127,7 @@ def test_a_result_that_is_gone_is_made_again(solo: Any) -> None:
     site = trained_once(solo, evaluation_every=1)
     opened = site.site.memory.open
     assert (site.site.phase, opened.number) == (Phase.EVALUATE, 1)
-    memory = recover(site.audit.rows, present=site.site.memory.names() - {opened.artifact.sha256})
+    memory = recover(site.audit.rows, present=site.site.memory.needed_digests() - {opened.artifact.sha256})
     assert memory.open is None
     assert memory.committed == 0
 
@@ -135,7 +135,7 @@ def test_a_result_that_is_gone_is_made_again(solo: Any) -> None:
 def test_what_is_published_but_gone_is_not_offered(solo: Any) -> None:
     site = trained_once(solo)
     first = site.site.memory.published[(1, "europe")].sha256
-    memory = recover(site.audit.rows, present=site.site.memory.names() - {first})
+    memory = recover(site.audit.rows, present=site.site.memory.needed_digests() - {first})
     assert set(memory.published) == {(2, "europe")}
 
 
@@ -145,7 +145,7 @@ def test_a_due_publication_needs_its_file(solo: Any) -> None:
     due = recover(site.audit.rows[:cut])
     assert due.publication_due is not None
     assert due.publication_due[0] == 2
-    gone = recover(site.audit.rows[:cut], present=due.names() - {due.publication_due[1].sha256})
+    gone = recover(site.audit.rows[:cut], present=due.needed_digests() - {due.publication_due[1].sha256})
     assert gone.publication_due is None
     assert gone.artifact is None
 
@@ -166,6 +166,16 @@ def test_a_crash_before_the_publication_only_delays_it(solo: Any, method: str, r
     assert ("published", *expected[1:]) in [(row.kind, row.round, row.body) for row in persisted(out)]
 
 
+def test_the_copy_of_the_artifact_in_the_commit_of_an_earlier_program_changes_nothing(solo: Any, artifact: Any) -> None:
+    site = trained_once(solo)
+    earlier = [
+        (kind, round, {**body, "artifact": to_json(artifact("europe", "copy"))} if kind == "committed" else body)
+        for kind, round, body in site.audit.rows
+    ]
+    assert earlier != site.audit.rows
+    assert recover(earlier) == recover(site.audit.rows)
+
+
 def persisted(out: list[commands.Command]) -> list[commands.Persist]:
     return [command for command in out if isinstance(command, commands.Persist)]
 
@@ -178,9 +188,9 @@ def test_nobody_takes_anothers_place_with_the_same_bytes(artifact: Any) -> None:
         ("arrived", 1, {"source": to_json(Source("europe", 1, copied)), "origin_generation": 1}),
     ]
     memory = recover(rows)
-    assert memory.held == {head.sha256: Source("asia", 1, head)}
+    assert memory.received == {head.sha256: Source("asia", 1, head)}
     newer = ("arrived", 2, {"source": to_json(Source("asia", 2, head)), "origin_generation": 1})
-    assert recover([*rows, newer]).held == {head.sha256: Source("asia", 2, head)}
+    assert recover([*rows, newer]).received == {head.sha256: Source("asia", 2, head)}
 
 
 def test_a_restored_backup_begins_a_new_generation(solo: Any) -> None:

@@ -1,4 +1,4 @@
-"""What comes next: when a round may begin, who jumps, what is let go, and what one liar can do about it."""
+"""When a round begins, when a site jumps, what it discards, and what one lying peer can cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number(site: Any) -> int:
 
 
 def surrounded(solo: Any, others: dict[str, int], **rules: Any) -> Any:
-    """A site that has committed round 2 and hears at once in which rounds these are."""
+    """A site that has committed round 2 and hears peers in these rounds."""
     site = solo(sites=tuple(sorted({"europe", *others})), rows=committed(2), **{"rounds": 50, **rules})
     for name, round in others.items():
         site.site.peers.hear(name, Heartbeat(1, round, "train"), site.now_s)
@@ -154,6 +154,15 @@ def test_one_liar_alone_makes_nobody_skip_a_round_though_the_others_are_silent(s
     for _ in range(20):
         site.beat("asia", LIE)
     assert number(site) == 3
+
+
+def test_a_round_after_the_last_one_is_refused_by_name_and_moves_nobody(solo: Any) -> None:
+    site = solo(sites=FIVE[:2], site="africa", rows=committed(2), rounds=50)
+    for _ in range(20):
+        site.beat("america", 51)
+    assert number(site) == 3, "the claim counts for nothing"
+    reasons = [refusal["reason"] for refusal in site.site.refusals]
+    assert reasons == ["claims a round after the last one (50)"]
 
 
 def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
@@ -293,10 +302,10 @@ def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(worl
     run = world(FIVE[:3], method="dflmoe", rounds=9)
     run.run_to_end()
     for machine in run.machines.values():
-        assert machine.files >= machine.round.memory.names()
-        kinds = {source.origin for source in machine.round.memory.held.values()}
+        assert machine.files >= machine.round.memory.needed_digests()
+        kinds = {source.origin for source in machine.round.memory.received.values()}
         assert kinds == set(machine.rules.others), "the cache has one head of every peer"
-        assert len(machine.files - machine.round.memory.names()) <= 1 + 2 * 9, "checkpoints, and no artifact"
+        assert len(machine.files - machine.round.memory.needed_digests()) <= 1 + 2 * 9, "checkpoints, and no artifact"
 
 
 def test_an_owner_keeps_its_newest_published_copy_while_its_model_travels(solo: Any) -> None:

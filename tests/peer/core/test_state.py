@@ -1,4 +1,4 @@
-"""The few ways in which a site changes: clocks, beats, names of peers that misbehave."""
+"""The operations of a site's state: clocks, heartbeats, names of peers that misbehave."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_several_changes_in_one_event_are_one_beat_after_the_last_row(solo: Any)
     out = site.greet("africa", "america") + site.greet("asia")
     assert announcements(out) == 1
     rows = [place for place, command in enumerate(out) if isinstance(command, commands.Persist)]
-    told = next(place for place, command in enumerate(out) if isinstance(command, commands.Announce))
+    announced = next(place for place, command in enumerate(out) if isinstance(command, commands.Announce))
     assert [out[place].kind for place in rows] == ["opened"]
-    assert rows[-1] < told
+    assert rows[-1] < announced
     assert site.site.phase == Phase.EXCHANGE
 
 

@@ -1,4 +1,4 @@
-"""The table of transitions: complete, and safe for whatever comes in whatever order."""
+"""The table of transitions: complete, and safe for any event in any order."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ def test_late_answers_change_nothing_in_any_phase(phase: Phase, solo: Any, artif
         events.ReportArrived("asia", EvaluationResult(1, 1, model.sha256, 20, {"auc": 1.0})),
         events.ReportAnswered(0, "asia", "taken"),
     ]
-    before = site.site.memory.names()
+    before = site.site.memory.needed_digests()
     for event in late:
         out = site.feed(event)
         kinds = [command.kind for command in out if isinstance(command, commands.Persist)]
         assert kinds in ([], ["ignored"])
         assert site.site.phase == phase
-    assert site.site.memory.names() == before
+    assert site.site.memory.needed_digests() == before
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase != Phase.NEW])
@@ -150,21 +150,21 @@ def test_beats_and_ticks_write_no_rows_for_ever(phase: Phase, solo: Any) -> None
 
 
 def names(site: Any) -> st.SearchStrategy[Any]:
-    """Peers, the site itself, and somebody unknown."""
+    """Peers, the site itself, and an unknown name."""
     return st.sampled_from([*site.rules.roster.names, "stranger"])
 
 
 @st.composite
 def any_artifact(draw: st.DrawFn, site: Any, make: Any) -> Any:
-    """One of a few artifacts, so that the same digest comes again under other names."""
+    """One of a few artifacts, so that a digest also occurs under other names."""
     text = draw(st.sampled_from(["a", "b", "c", "initial"]))
     kinds = st.just(site.rules.plan.artifact or "model") | st.sampled_from(get_args(Kind))
     return make(draw(names(site)), text, steps=draw(st.integers(0, 9)), kind=draw(kinds))
 
 
 def any_report(machine: Any) -> st.SearchStrategy[EvaluationResult]:
-    """How a model did, which the site has lent or not."""
-    known = sorted(machine.memory.names())
+    """A report on a model that the site may or may not have lent."""
+    known = sorted(machine.memory.needed_digests())
     return st.builds(
         EvaluationResult,
         generation=st.integers(1, 2),
@@ -198,14 +198,14 @@ GREETINGS = st.builds(
 
 @st.composite
 def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
-    """An event of any type whose fields now and then are the ones that the site waits for."""
+    """An event of any type, whose fields now and then are those that the site waits for."""
     machine = site.site
     attempts = [
         machine.attempt,
         machine.attempt - 1,
-        *(order.attempt for order in (*site.fetches.values(), *site.visits.values())),
+        *(order.attempt for order in (*site.fetches.values(), *site.evaluation_fetches.values())),
     ]
-    attempts += [order.attempt for order in (site.guest, *site.reports) if order is not None]
+    attempts += [order.attempt for order in (site.measure_order, *site.reports) if order is not None]
     rounds = st.sampled_from([machine.number, machine.number + 1, machine.number - 1, -1, 10**9])
     pools: dict[str, st.SearchStrategy[Any]] = {
         "generation": st.sampled_from([machine.memory.generation] * 3 + [0, 2, 999_999]),
@@ -275,9 +275,9 @@ def test_no_event_breaks_anything_in_any_phase(solo: Any, artifact: Any, data: s
             site.finish()
         elif step == "deliver" and site.fetches:
             site.deliver(draw(st.sampled_from(sorted(site.fetches))))
-        elif step == "lend" and site.visits:
-            site.lend(draw(st.sampled_from(sorted(site.visits))))
-        elif step == "examine" and site.guest is not None:
+        elif step == "lend" and site.evaluation_fetches:
+            site.lend(draw(st.sampled_from(sorted(site.evaluation_fetches))))
+        elif step == "examine" and site.measure_order is not None:
             site.examine(auc=0.5, samples=draw(st.sampled_from([3.0, 20.0])))
         elif step == "answer" and site.reports:
             site.answer(draw(st.sampled_from(["taken", "refused", "none"])))

@@ -1,4 +1,4 @@
-"""The lines between daemon and worker: every message comes back as it went, every wrong one names its field."""
+"""The lines between daemon and worker: messages survive them, and wrong ones name their field."""
 
 from __future__ import annotations
 

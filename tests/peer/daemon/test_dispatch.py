@@ -25,6 +25,7 @@ from peer.errors import DiskError, PortInUse
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.records.journal import Journal
+from peer.records.kept_configuration import find_change
 from peer.records.ledger import Ledger
 from peer.transport import tls, wire
 from peer.transport.client import FETCH, ExchangeClient, Offer, Refused
@@ -204,7 +205,7 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
         connection.executescript(
             "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; PRAGMA user_version = 1;"
         )
-    assert startup.changed(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
+    assert find_change(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
     assert not path.with_name("journal.db.before-2").exists()
     before = running.rows("asia")
     await running.start("asia")
@@ -488,8 +489,8 @@ async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluati
         assert {("model", other, 3, "complete"), ("metrics", other, 3, "complete")} <= set(lent(running, name))
         memory = running.daemons[name].round.memory
         left = {path.stem for path in running.daemons[name].artifacts.glob("*.safetensors")}
-        assert left <= memory.names()
-        assert not left & {guest.sha256 for guest in memory.evaluation.guests.values()}, "a guest is left on disk"
+        assert left <= memory.needed_digests()
+        assert not left & {guest.sha256 for guest in memory.evaluation.borrowed.values()}, "a guest is left on disk"
         kinds = running.kinds(name)
         assert "work_failed" not in kinds
         assert kinds.count("report") == kinds.count("measured") == kinds.count("settled") == 2
@@ -527,7 +528,7 @@ async def test_only_what_was_lent_is_lent_and_reported_on(evaluating: Callable[.
     running = evaluating()
     europe = await running.start("europe", stay=True)
     await running.start("asia")
-    await until(europe, lambda status: status["phase"] == "done" and not europe.round.hosting.fetching)
+    await until(europe, lambda status: status["phase"] == "done" and not europe.round.evaluation_tasks.fetching)
     async with client_of(running, "asia") as client:
         for request, reason in (
             (wire.ArtifactRequest("model", 1, "evaluate", SiteName("europe")), "no model is lent after round 1"),

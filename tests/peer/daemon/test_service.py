@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
-from peer.core.limits import PROTOCOL_VERSION
+from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
@@ -23,8 +25,10 @@ from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
 from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService
 from peer.errors import CertificateError
+from peer.identity import certificates
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
+from peer.transport.manifest import to_base64, verify_manifest
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -66,6 +70,23 @@ class Clock:
         return self.now_s
 
 
+class FakePki:
+    """Europe's key and certificate, without files; ``load`` raises the fault while there is one."""
+
+    def __init__(self) -> None:
+        now = datetime.now(UTC)
+        authority_key, ca = certificates.new_authority("trial", now=now)
+        key = certificates.new_key()
+        certificate = certificates.issue(authority_key, ca, name=EUROPE, public_key=key.public_key(), now=now)
+        self.identity = certificates.Identity(EUROPE, key, certificate, ca, KEY)
+        self.fault: CertificateError | None = None
+
+    def load(self) -> certificates.Identity:
+        if self.fault is not None:
+            raise self.fault
+        return self.identity
+
+
 class Office:
     """Europe's desk on a real journal and a real ledger; memory changes by rows, as in the daemon."""
 
@@ -78,7 +99,7 @@ class Office:
         self.round = SiteMachine(rules)
         self.clock = Clock()
         self.events: list[events.Event] = []
-        self.fault: CertificateError | None = None
+        self.pki = FakePki()
         self.service = PeerService(
             federation=self.federation,
             site=site,
@@ -86,22 +107,24 @@ class Office:
             journal=self.journal,
             ledger=self.ledger,
             artifacts=folder / "artifacts",
-            sign=self.sign,
+            pki=self.pki,
             report=self.events.append,
             clock=self.clock,
         )
 
-    def sign(self, round: int, artifact: Artifact, evaluation: bool = False) -> SignedManifest:
-        if self.fault is not None:
-            raise self.fault
-        return SignedManifest(f"{round} {artifact.sha256} {evaluation}".encode(), b"signature", b"certificate")
+    def described(self, signed: SignedManifest) -> tuple[int, Artifact, bool]:
+        """The round, the artifact and the purpose that a manifest names, once its signature is verified."""
+        manifest = verify_manifest(signed, self.pki.identity.certificate)
+        return manifest.round, manifest.artifact, manifest.evaluation
 
     def remember(self, kind: str, round: int, **body: Any) -> None:
         self.round.memory.apply(decode(kind, round, body))
 
-    def publish(self, round: int, *, size: int = 1000) -> Artifact:
+    def publish(self, round: int, *, size: int = 1000, steps: int | None = None) -> Artifact:
         """What the daemon does with ``Persist("published")`` and ``Publish``."""
         artifact = make_artifact(round, size)
+        if steps is not None:
+            artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))
         self.service.publish(round, artifact)
         return artifact
@@ -161,8 +184,24 @@ async def test_a_published_manifest_goes_to_whose_turn_it_is(office: Callable[..
     service = office()
     artifact = service.publish(1)
     signed = await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0)
-    assert signed == service.sign(1, artifact)
+    assert service.described(signed) == (1, artifact, False)
     assert service.events == [events.PeerHeard(service.receiver(1))]
+
+
+async def test_a_manifest_has_the_ledger_s_head_and_is_in_the_journal(office: Callable[..., Office]) -> None:
+    service = office()
+    first = service.publish(1)
+    service.service.sent(service.open(1, first), size=1000, outcome="complete")
+    artifact = service.publish(2)
+    signed = await service.service.manifest(service.receiver(2), asked(2), wait_s=0.0)
+    assert isinstance(signed, SignedManifest)
+    manifest, head = verify_manifest(signed, service.pki.identity.certificate), service.ledger.head
+    assert (manifest.egress_count, manifest.egress_head) == (head.count, head.hash) == (2, head.hash)
+    assert (manifest.federation, manifest.method) == (service.federation.digest, "fedskd")
+    assert (manifest.origin, manifest.generation, manifest.reexport) == (EUROPE, 1, False)
+    rows = [(row["round"], row["body"]) for row in service.journal.records(("manifest",))]
+    assert [(round, body["artifact"]) for round, body in rows] == [(1, first.sha256), (2, artifact.sha256)]
+    assert rows[1][1] == {"artifact": artifact.sha256, **to_base64(signed)}
 
 
 async def test_a_manifest_is_waited_for_until_memory_changes(office: Callable[..., Office]) -> None:
@@ -174,7 +213,7 @@ async def test_a_manifest_is_waited_for_until_memory_changes(office: Callable[..
     assert not waiting.done()
     artifact = service.publish(1)
     service.service.look_again()
-    assert await asyncio.wait_for(waiting, 5) == service.sign(1, artifact)
+    assert service.described(await asyncio.wait_for(waiting, 5)) == (1, artifact, False)
 
 
 async def test_a_wait_ends_with_the_caller_s_patience(office: Callable[..., Office]) -> None:
@@ -205,11 +244,18 @@ async def test_nothing_is_served_between_memory_and_journal(office: Callable[...
 
 async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(office: Callable[..., Office]) -> None:
     service = office()
-    service.fault = CertificateError("cert.pem has expired")
+    service.pki.fault = CertificateError("cert.pem has expired")
     artifact = service.publish(1)
     assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
-    service.fault = None
-    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == service.sign(1, artifact)
+    service.pki.fault = None
+    signed = await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0)
+    assert service.described(signed) == (1, artifact, False)
+
+
+async def test_a_manifest_that_cannot_be_written_ends_no_daemon(office: Callable[..., Office]) -> None:
+    service = office()
+    service.publish(1, steps=STEPS_MAX + 1)
+    assert await service.service.manifest(service.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------
@@ -420,13 +466,12 @@ async def test_a_member_of_another_federation_takes_no_part_until_it_greets_as_o
 
 async def test_what_was_spoken_is_counted_for_each_peer(office: Callable[..., Office]) -> None:
     service = office()
-    artifact = service.publish(1)
+    service.publish(1)
     caller = service.receiver(1)
     await service.service.hello(caller, greeting(service))
     said = service.service.account(caller).spoken.bytes
     await service.service.beat(caller, NOW)
-    await service.service.manifest(caller, asked(1), wait_s=0.0)
-    signed = service.sign(1, artifact)
+    signed = await service.service.manifest(caller, asked(1), wait_s=0.0)
     manifest = len(signed.body) + len(signed.signature) + len(signed.certificate_der)
     assert said > 100
     assert service.service.account(caller).spoken.messages == 3
@@ -453,7 +498,7 @@ async def test_every_peer_may_borrow_what_is_lent_and_each_time_is_in_the_ledger
     artifact = lender.lend(2)
     for caller in (ASIA, AFRICA):
         signed = await lender.service.manifest(caller, borrowed(2), wait_s=0.0)
-        assert signed == lender.sign(2, artifact, True)
+        assert lender.described(signed) == (2, artifact, True)
         grant = lender.service.open_artifact(caller, borrowed(2), sha256=artifact.sha256, offset=0)
         lender.service.sent(grant, size=1000, outcome="complete")
     assert [(row["peer"], row["purpose"], row["kind"], row["round"]) for row in lender.ledger.transfers()] == [
@@ -467,7 +512,8 @@ async def test_what_is_published_and_lent_in_one_round_has_two_manifests(lender:
     lender.lend(2)
     trained = await lender.service.manifest(lender.receiver(2), asked(2), wait_s=0.0)
     lent = await lender.service.manifest(lender.receiver(2), borrowed(2), wait_s=0.0)
-    assert (trained, lent) == (lender.sign(2, artifact), lender.sign(2, artifact, True))
+    assert lender.described(trained) == (2, artifact, False)
+    assert lender.described(lent) == (2, artifact, True)
 
 
 async def test_what_is_lent_is_no_artifact_to_train_with(lender: Office) -> None:

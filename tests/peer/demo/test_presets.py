@@ -21,9 +21,9 @@ def test_its_documents_are_valid(name: str, method: str, tmp_path: Path) -> None
     roster = [{"name": site, "address": f"127.0.0.1:{7000 + index}"} for index, site in enumerate(sorted(sites))]
     federation = FederationConfig.parse(draft + toml.text({"site": roster}), "draft")
     assert federation.rounds == 15
-    works = {stage: federation.work(stage) for stage in federation.plan.stages}
-    assert {work.count for stage, work in works.items() if stage not in ("distill", "decide")} == {20}
-    assert {work.count for stage, work in works.items() if stage in ("distill", "decide")} <= {5}
+    work_by_stage = {stage: federation.work(stage) for stage in federation.plan.stages}
+    assert {work.count for stage, work in work_by_stage.items() if stage not in ("distill", "decide")} == {20}
+    assert {work.count for stage, work in work_by_stage.items() if stage in ("distill", "decide")} <= {5}
     for site, text in sites.items():
         path = tmp_path / f"{site}.toml"
         path.write_text(text)

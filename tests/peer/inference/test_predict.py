@@ -227,7 +227,7 @@ def test_a_worker_at_work_is_left_alone(trained: WorkerSetting) -> None:
     before = sorted(Path(trained.home).rglob("*"))
     standing = ModelState(Path(trained.home, "journal.db"), trained, INITIAL, (), 1, 1)
     with pinned(lambda: standing) as own:
-        Trainer(own.setting).hold(INITIAL)
+        Trainer(own.setting).load(INITIAL)
         assert own.setting.home != trained.home
     assert not Path(own.setting.home).exists()
     assert sorted(Path(trained.home).rglob("*")) == before
@@ -246,7 +246,7 @@ def test_the_answer_is_the_models(
     request = {"setting": to_json(trained), "state": INITIAL, "sources": [], "inputs": [str(wave)], "out": "unused"}
     (found,) = answer_of(request, monkeypatch, capsys)["predictions"]
     trainer = Trainer(trained)
-    trainer.hold(INITIAL)
+    trainer.load(INITIAL)
     logits = trainer.predict(Preparation(2, (24,))([wave])[None])
     assert found["file"] == str(wave)
     assert found["probabilities"] == pytest.approx(logits[0].softmax(dim=0).tolist(), rel=1e-5)

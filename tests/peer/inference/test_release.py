@@ -27,7 +27,7 @@ from peer.inference.release import consented, release
 from peer.records import folder_documents
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport import wire
+from peer.transport.manifest import encode_manifest
 
 STATE = "round-000002/train"
 CARD = {"network": {"network": {"name": "resnet10"}}, "parameters": 7, "checks": []}
@@ -44,7 +44,7 @@ def source(origin: str, number: int) -> Source:
 def received(found: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
     """The row of an artifact that came, with its manifest."""
     made = Manifest(Sha256("cd" * 32), 1, "dflmoe", found.origin, found.round, found.artifact, **manifest)
-    body = base64.b64encode(wire.encode_manifest(made)).decode()
+    body = base64.b64encode(encode_manifest(made)).decode()
     return "received", 1, {"peer": found.origin, "sha256": found.artifact.sha256, "body": body}
 
 
@@ -98,7 +98,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
     """A stand-in for the process with torch, found first by a new process: keeps the request and does as it is told."""
 
     def stand_in(does: str) -> Path:
-        package, asked = tmp_path / "elsewhere" / "peer" / "training" / "export", tmp_path / "request.json"
+        package, asked = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
         package.mkdir(parents=True)
         for path in (package, package.parent, package.parent.parent):
             (path / "__init__.py").touch()

@@ -17,13 +17,14 @@ import grpc
 import pytest
 
 from peer.core import limits
-from peer.core.messages import Heartbeat, SignedManifest, Unavailable
+from peer.core.messages import Heartbeat, Unavailable
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
-from peer.transport import tls
+from peer.transport import tls, wire
 from peer.transport.client import Misbehaved, Refused, Unreachable
+from peer.transport.manifest import sign_manifest
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -110,7 +111,7 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(world, wanted
     europe.service.reply = replace(signed, body=b"\xff\xff")
     with pytest.raises(Misbehaved, match="manifest: the signature does not fit"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    europe.service.reply = replace(signed, body=b"\xff\xff", signature=certificates.sign_manifest(own.key, b"\xff\xff"))
+    europe.service.reply = sign_manifest(own, b"\xff\xff")
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -126,9 +127,7 @@ async def test_a_signature_without_the_label_is_refused(world, wanted):
 async def test_a_manifest_that_another_site_signed_is_refused(world, wanted):
     europe, africa = await world.serve("europe"), world.dial("africa")
     signed, asia = europe.service.publish(world.sample()), world.authority.admit("asia").load()
-    europe.service.reply = SignedManifest(
-        signed.body, certificates.sign_manifest(asia.key, signed.body), certificates.certificate_der(asia.certificate)
-    )
+    europe.service.reply = sign_manifest(asia, signed.body)
     with pytest.raises(Misbehaved, match="manifest: the certificate names asia, not europe"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -137,10 +136,7 @@ async def test_a_manifest_under_a_foreign_ca_is_refused(world, wanted, foreign_a
     europe, africa = await world.serve("europe"), world.dial("africa")
     europe.service.publish(world.sample())
     forged = foreign_authority.admit("europe").load()
-    body = europe.service.reply.body
-    europe.service.reply = SignedManifest(
-        body, certificates.sign_manifest(forged.key, body), certificates.certificate_der(forged.certificate)
-    )
+    europe.service.reply = sign_manifest(forged, europe.service.reply.body)
     with pytest.raises(Misbehaved, match="manifest: the certificate is not from this federation's CA"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
@@ -495,6 +491,27 @@ async def test_a_peer_s_words_are_shown_without_their_control_characters(world):
     assert caught.value.reason.startswith("no [31m way!!")
     assert caught.value.reason.isprintable()
     assert len(caught.value.reason) == limits.TEXT_BYTES_MAX
+
+
+async def test_a_sender_runs_at_most_one_window_ahead_of_a_reader_that_stops(world, wanted):
+    """gRPC's own estimate of the line lets it grow without bound, into the memory of a site whose disk is slow."""
+    europe, own = await world.serve("europe"), world.authority.admit("africa").load()
+    sample = world.sample(numbers=8 << 20)
+    europe.service.publish(sample)
+    line = await world.lengthen(europe, delay_s=0.02)
+    message = wire.encode_fetch_request(wanted(), sha256=sample.artifact.sha256, offset=0)
+    options = tls.channel_options(europe.name)
+    address = world.addresses[europe.name]
+    async with grpc.aio.secure_channel(address, tls.channel_credentials(own), options=options) as channel:
+        call, received = rpc.ExchangeStub(channel).FetchArtifact(message), 0
+        while received < sample.artifact.bytes // 2:
+            received += len((await call.read()).data)
+        await line.quiet()
+        call.cancel()
+        await asyncio.wait_for(europe.service.ended.wait(), 5)
+    _, _, sent, outcome = europe.service.ledger[-1]
+    assert outcome == "broken"
+    assert sent - received <= 2 * limits.STREAM_WINDOW_BYTES, "the window, and what was under way when it was full"
 
 
 def test_memory_does_not_grow_with_the_artifact():

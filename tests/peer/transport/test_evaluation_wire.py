@@ -16,7 +16,8 @@ from peer.core.limits import COUNT_MAX
 from peer.core.messages import UNMEASURED, EvaluationResult
 from peer.pb import peer_pb2 as pb
 from peer.transport.bounds import WireError
-from peer.transport.wire import decode_manifest, decode_report, encode_report
+from peer.transport.manifest import decode_manifest
+from peer.transport.wire import decode_report, encode_report
 
 VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "evaluation.json").read_text())
 REPORT = EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 0.75})

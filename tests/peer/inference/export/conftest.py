@@ -39,7 +39,7 @@ class Hospital:
     def trainer(self) -> Trainer:
         """A trainer that holds the state."""
         trainer = Trainer(self.setting)
-        trainer.hold(INITIAL)
+        trainer.load(INITIAL)
         return trainer
 
 

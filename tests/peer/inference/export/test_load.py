@@ -71,7 +71,7 @@ def test_a_file_predicts_what_the_sites_mixture_predicts(
     trainer = Trainer(site.setting)
     made = export(trainer, site.state, site.sources, form=form, out=tmp_path / name, facts=facts)
     assert sorted(made["network"]["experts"]) == ["beta"]
-    trainer.hold(site.state, site.sources)
+    trainer.load(site.state, site.sources)
     inputs = [site.data / "datalist.json"]
     own = predict(trainer, inputs, tmp_path)
     model = opened(tmp_path / name, sha256=digest(tmp_path / name)[0])

@@ -27,7 +27,7 @@ def test_a_mixture_is_what_the_site_predicts_with(
 ) -> None:
     site = make_mixing(name, **parameters)
     trainer = Trainer(site.setting)
-    trainer.hold(site.state, site.sources)
+    trainer.load(site.state, site.sources)
     expected = trainer.predict(IMAGES)
     predictor, description = taken_from(trainer, site.state, site.sources)
     with torch.no_grad():
@@ -43,10 +43,10 @@ def test_without_others_the_local_network_is_alone_and_nothing_of_them_is_left(m
     site = make_mixing()
     trainer = Trainer(site.setting)
     predictor, description = taken_from(trainer, site.state, ())
-    local = trainer.kept.dam
+    local = trainer.site_networks.dam
     with torch.no_grad():
         assert torch.equal(predictor(IMAGES), local(IMAGES).prediction)
-        trainer.hold(site.state, site.sources)
+        trainer.load(site.state, site.sources)
         assert not torch.equal(predictor(IMAGES), trainer.predict(IMAGES))
     assert description == {"network": local.spec}
     assert predictor.state_dict().keys() == {f"dam.{name}" for name in local.state_dict()}

@@ -86,8 +86,8 @@ def test_what_was_left_out_makes_the_export_be_measured_itself(
     told = {**facts, "left_out": {"beta": "its manifest does not say reexport = true"}}
     made = export(Trainer(site.setting), site.state, (), form="bundle", out=tmp_path / "m", facts=told)
     trainer = Trainer(site.setting)
-    trainer.hold(site.state)
-    assert made["metrics"]["exported"] == trainer.measured(trainer.data.test)
+    trainer.load(site.state)
+    assert made["metrics"]["exported"] == trainer.evaluate(trainer.data.test)
     assert "experts" not in made["network"]
     text = (tmp_path / "m" / monai_bundle.README).read_text()
     assert "this is the local expert alone" in text
