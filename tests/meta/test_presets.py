@@ -1,4 +1,4 @@
-"""The experiments that come with the program: all are read, none is wrong, and no published row is forgotten."""
+"""The shipped experiments: the program can read all of them, and they cover every published row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from peer.research.sweep import prepare
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PRESETS = sorted((EXAMPLES / "experiments").glob("[!_]*.toml"))
 BASES = sorted((EXAMPLES / "experiments").glob("_*.toml"))
-"""What the presets extend."""
+"""The files that presets extend."""
 TRAINED = ("comparison", "disconnection")
-"""Kinds of published tables whose rows are methods; the others are made from the runs of these."""
+"""Kinds of published tables whose rows are methods; the other tables come from the same runs."""
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
-"""What stands before a key that is shown at its default."""
+"""The mark before a key that is shown with its default value."""
 
 
 @pytest.fixture(params=PRESETS, ids=[path.stem for path in PRESETS])
@@ -40,7 +40,7 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
 
 
 def referenced_tables(experiment: Experiment) -> list[Published]:
-    """The published tables that a preset trains the rows of."""
+    """The published tables whose rows a preset trains."""
     if (reference := experiment.reference) is None:
         return []
     return [
@@ -111,8 +111,8 @@ def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
 def test_every_published_table_has_a_preset() -> None:
     everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
     published_tables = {_key(table) for table in everything if table["kind"] in TRAINED}
-    trained = {_key(table.document) for path in PRESETS for table in referenced_tables(Experiment.load(path))}
-    assert published_tables == trained
+    trained_tables = {_key(table.document) for path in PRESETS for table in referenced_tables(Experiment.load(path))}
+    assert published_tables == trained_tables
 
 
 def test_several_presets_extend_every_base() -> None:

@@ -1,4 +1,4 @@
-"""`plan`: who receives from whom, the same at every site."""
+"""`plan`: every site shows the same plan."""
 
 from __future__ import annotations
 
