@@ -31,8 +31,10 @@ class ChannelAttention(nn.Module):
 
     Source: MH-pFLID (ICML 2024), eqs. 8-11; the channels as tokens from its authors' code.
     Differs: the value is projected, as in the equations; the authors' classification code takes it
-        as it is. Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value
-        feature; the backward pass needs ``b * D * D`` floats. Gradient flow: into both features.
+        as it is.
+    Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value feature; the
+        backward pass needs ``b * D * D`` floats.
+    Gradient flow: into both features.
     Args:
         channels: D of both features.
         spatial_dims: 0 for the vector form, whose projections have a bias; 1 to 3 for the dense
@@ -107,9 +109,11 @@ class Receiver(_Adapter):
 
     Source: MH-pFLID (ICML 2024), eqs. 8 and 9. The messenger's head takes the result.
     Differs: none. Its authors' code has one module for both roles; that is ``Transmitter(...,
-        tied=receiver)``. Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``,
-        of which the mean is taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d,
-        *space)`` to ``(b, D, *grid)``. Gradient flow: into both features.
+        tied=receiver)``.
+    Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``, of which the mean is
+        taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to ``(b,
+        D, *grid)``.
+    Gradient flow: into both features.
     Args:
         local_channels: d of the local model's bottleneck.
         messenger_channels: D of the messenger's.

@@ -35,8 +35,9 @@ class FeatureTransform(nn.Module):
 
     Source: dFLMoE, eq. 3.
     Differs: the convolutions of the dense form are 1x1, which the paper leaves open. There is no
-    activation in between. Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``. Gradient flow: into
-    the feature.
+        activation in between.
+    Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``.
+    Gradient flow: into the feature.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
@@ -84,12 +85,12 @@ class ExpertAttention(nn.Module):
     .. math:: y_m = \mathrm{softmax}_n\!\left(\frac{W(I)\,K^\top}{\sqrt C}\right) V,\qquad K = V = (p_1,\dots,p_n)
 
     Source: dFLMoE, eq. 6: one head, no output projection, logits (of super-resolution: intensities)
-    as K and V.
+        as K and V.
     Differs: the paper leaves the attention over dense predictions open. ``per_pixel`` has one query
         a pixel, whose keys are the n predictions there; ``per_sample`` takes the means over space
-        as query and keys, and gives an expert the same weight at all pixels. Shapes: feature ``(b,
-        d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``. Gradient flow: into
-        the feature, and into all predictions, as keys and as values.
+        as query and keys, and gives an expert the same weight at all pixels.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature, and into all predictions, as keys and as values.
     Args:
         features: d of this site's body.
         classes: C of the predictions.
@@ -131,8 +132,9 @@ class ExpertGate(nn.Module):
 
     Source: dFLMoE, table 9.
     Differs: g has a row for each added site, and the softmax is over the sites that have a
-    prediction. Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C,
-    *space)``. Gradient flow: into the feature and the predictions.
+        prediction.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature and the predictions.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
@@ -178,11 +180,13 @@ class Mixture(nn.Module):
     """One site's mixture of experts: its own head and those it received, on its own feature.
 
     Source: dFLMoE, eqs. 3 and 6. The mixture orders the experts by their sites' names, not by their
-    arrival.
+        arrival.
     Differs: the own head is an expert, too, and takes the feature as it is; the local model has run
-        it before. Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C,
-        *space)`` to ``(b, C, *space)``. Gradient flow: into the feature, the prediction, the
-        transform, the attention and every head; the method freezes some of them.
+        it before.
+    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to ``(b, C,
+        *space)``.
+    Gradient flow: into the feature, the prediction, the transform, the attention and every head;
+        the method freezes some of them.
     Args:
         own: this site's name.
         features: d of this site's body.

@@ -166,7 +166,7 @@ def _site(status: SiteStatus) -> Iterator[Sample]:
 
 
 def _rounds(daemon: Daemon, status: SiteStatus, counts: Counts, now_s: float) -> Iterator[Sample]:
-    memory, rules = daemon.round.memory, daemon.round.rules
+    memory, rules = daemon.machine.memory, daemon.machine.rules
     yield "mhfl_rounds", (), status["rounds"]
     yield "mhfl_round", (), status["round"]
     yield "mhfl_round_committed", (), status["committed"]
@@ -247,7 +247,7 @@ def _training(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
 
 
 def _transfers(daemon: Daemon, status: SiteStatus, counts: Counts) -> Iterator[Sample]:
-    rules = daemon.round.rules
+    rules = daemon.machine.rules
     due: set[TransferLabels] = set()
     if rules.plan.artifact is not None:  # zeros for series that may appear later, or increase() misses the first
         for peer in rules.others:
