@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peer.cli import output, rendering, shared_options
-from peer.demo.presets import STUDIES, PresetSize, problem, usual
+from peer.demo.presets import STUDIES, PresetSize, default_study, problem
 from peer.errors import UsageError
 from peer.methods.registry import PLANS
 
@@ -73,7 +73,7 @@ def demo(
     """
     from peer.demo import run as demonstration
 
-    study = study or usual(methods)
+    study = study or default_study(methods)
     for method in methods:
         if (reason := problem(study, method)) is not None:
             raise UsageError(f"--study {study} --method {method}: {reason}")
@@ -96,7 +96,7 @@ def _render_progress(progress: DemoProgress) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines: list[RenderableType] = [Text(progress.doing, style="bold")]
+    lines: list[RenderableType] = [Text(progress.activity, style="bold")]
     for name, status in sorted(progress.statuses.items()):
         loss = status["training"].get("loss", {}).get("total") if status["training"] else None
         waits = ", ".join(wait["site"] for wait in status["waiting_for"])

@@ -55,8 +55,8 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     if not licence.strip():
         raise UsageError("--licence is empty", "name a licence, or leave the option out")
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with model_state.tidied(), model_state.trained(folder) as (federation, state):
-        document = release.release(folder, federation, state, form=form, out=out, licence=licence)
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
+        document = release.export_model(folder, federation, state, form=form, out=out, licence=licence)
     output.emit(document, as_json=as_json, render=_render)
 
 

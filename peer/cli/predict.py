@@ -87,7 +87,7 @@ def predict(
 def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     from peer.inference import model_state
 
-    with model_state.tidied(), model_state.trained(folder) as (federation, state):
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
         task = federation.task
         classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
@@ -156,7 +156,7 @@ def _run_prediction(document: Mapping[str, Any], inputs: Sequence[Path], out: Pa
     from peer.inference import model_state
 
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
-    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, what="the prediction")
+    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, name="the prediction")
     return answer
 
 

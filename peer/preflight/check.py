@@ -54,7 +54,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     # Beside a training daemon, a second worker could take the memory that the first one needs.
     samples_to_try = samples if train and running is None and data.verdict != "failure" else None
     reachability = None if running is not None and status is None else (status, ports[0].verdict == "ok")
-    with model_state.tidied():
+    with model_state.exit_on_sigterm():
         trial, peers = asyncio.run(
             _try_and_dial(folder, federation, site, own.name, worker, samples_to_try, reachability)
         )

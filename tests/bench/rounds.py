@@ -137,7 +137,7 @@ def run(megabytes: int, rounds: int) -> Durations:
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        loopback = LocalFederation.found(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
+        loopback = LocalFederation.create(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))
         bare, sites = (Processes(script, loopback, megabytes) for script in ("bare.py", "still.py"))
         stack.callback(bare.end)
         stack.callback(sites.end)

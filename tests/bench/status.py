@@ -50,7 +50,7 @@ def measure(*, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         datalist = _write_data(folder / "data")
-        with LocalFederation.found(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
+        with LocalFederation.create(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
             for site in SITES:
                 loopback.start(site)
             _wait_for_training(loopback)

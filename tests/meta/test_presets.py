@@ -19,8 +19,8 @@ from peer.config.schema import FederationConfig, NamedParameters
 from peer.data.adapters import PACKAGED, PUBLISHED
 from peer.research.experiment import Experiment
 from peer.research.report import published
-from peer.research.report.comparison import matched
-from peer.research.report.published import Published, beside, plain
+from peer.research.report.comparison import match_sites
+from peer.research.report.published import Published, normalise_name, reference_tables
 from peer.research.sweep import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
@@ -45,7 +45,7 @@ def referenced_tables(experiment: Experiment) -> list[Published]:
         return []
     return [
         table
-        for table in beside(reference.model_dump())
+        for table in reference_tables(reference.model_dump())
         if table.kind in TRAINED and table.document["table"] == reference.table
     ]
 
@@ -90,11 +90,11 @@ def test_every_network_exists_with_these_hyper_parameters(experiment: Experiment
 def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment) -> None:
     tables = referenced_tables(experiment)
     assert bool(tables) == (experiment.reference is not None)
-    absent = {plain(row.method) for row in experiment.not_run}
-    labels = {plain(label) for label in experiment.methods}
-    names = labels | {plain(experiment.method_name(label)) for label in experiment.methods}
+    absent = {normalise_name(row.method) for row in experiment.not_run}
+    labels = {normalise_name(label) for label in experiment.methods}
+    names = labels | {normalise_name(experiment.method_name(label)) for label in experiment.methods}
     for table in tables:
-        rows = {plain(label) for label in table.labels}
+        rows = {normalise_name(label) for label in table.labels}
         assert rows <= names | absent, f"{table.source}: {sorted(rows - names - absent)}"
         assert absent <= rows, f"{table.source} has no {sorted(absent - rows)}"
         assert not absent & labels
@@ -105,7 +105,7 @@ def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
         metrics = {metric for test, _, metric in table.document["columns"] if test == "local"}
         for metric in metrics:
             for partition in experiment.partitions.values():
-                assert matched(table, partition.sites, metric) is not None, table.sites(metric)
+                assert match_sites(table, partition.sites, metric) is not None, table.sites(metric)
 
 
 def test_every_published_table_has_a_preset() -> None:
@@ -122,8 +122,8 @@ def test_several_presets_extend_every_base() -> None:
 
 
 def test_the_list_of_presets_is_whole() -> None:
-    listed = (EXAMPLES / "experiments" / "README.md").read_text()
-    assert [path.name for path in PRESETS if f"`{path.stem}`" not in listed] == []
+    readme = (EXAMPLES / "experiments" / "README.md").read_text()
+    assert [path.name for path in PRESETS if f"`{path.stem}`" not in readme] == []
 
 
 def test_the_example_is_read_and_shows_every_key() -> None:
