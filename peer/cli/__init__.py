@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),
     "simulate": (
         "peer.cli.simulate:simulate",
-        "Run an experiment's federations on one machine, with the daemons' code.",
+        "Run an experiment on one machine, with the code that the daemons run.",
     ),
     "report": ("peer.cli.report:report", "Make tables and pictures from the results of `simulate`."),
     "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "help": ("peer.cli.help:show_help", "Show a page of the operator's manual, or the help of a command."),
     "completion": (
         "peer.cli.completion:completion",
-        "Print the script that makes a shell complete commands and sites.",
+        "Print a script that makes a shell complete commands and sites.",
     ),
 }
 """Name -> (module:attribute, one line of help), in the order of ``--help``."""

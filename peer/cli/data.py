@@ -69,7 +69,7 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
     document = survey(datalist, root=root, task=task, classes=classes)
     output.emit(document, as_json=as_json, render=_render_survey)
     if not any(split["samples"] for split in document["splits"].values()):
-        raise DataError(f"{datalist} holds no usable sample", "correct what is listed above")
+        raise DataError(f"{datalist} holds no usable sample", "correct the problems listed above")
 
 
 @data.command()
@@ -95,7 +95,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
         click.echo("Every image could be read: a site could train on all of them.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise DataError(f"{datalist} has {count}", "correct what is listed above")
+        raise DataError(f"{datalist} has {count}", "correct the problems listed above")
 
 
 class DatasetGroup(click.Group):

@@ -152,8 +152,8 @@ def _render_page(page: HelpPage) -> RenderableType:
         path = posixpath.normpath(PurePosixPath(own).parent / target)
         if not target or path == own:
             return label
-        place = f"`{PROGRAM} help {topics[path]}`" if path in topics else f"`{path}`"
-        return place if target.endswith(label) else f"{label} ({place})"
+        page_or_path = f"`{PROGRAM} help {topics[path]}`" if path in topics else f"`{path}`"
+        return page_or_path if target.endswith(label) else f"{label} ({page_or_path})"
 
     parts: list[RenderableType] = [Markdown(LINK.sub(replace, page["text"]))]
     if page["topic"] in COMMANDS:

@@ -249,15 +249,15 @@ def test_the_runtime_holds_no_data_and_nothing_of_the_test_network(stages: dict[
 def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: list[Path]) -> None:
     lines = [line for line in (root / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*", "everything is left out but what is named"
-    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    included = {line.removeprefix("!") for line in lines if line.startswith("!")}
     packages = {path.parts[0] for path in files if path.name == "py.typed"}
-    assert kept == {
+    assert included == {
         *packages, "LICENSE", "README.md", "constraints.txt", "deploy/**/*.md", "deploy/network", "pyproject.toml",
         "requirements", "setup.py",
     }  # fmt: skip
-    assert all(list(root.glob(name)) for name in kept)
+    assert all(list(root.glob(name)) for name in included)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    assert {project["readme"], *project["license-files"]} <= kept
+    assert {project["readme"], *project["license-files"]} <= included
     left_out = [line for line in lines[1:] if not line.startswith("!")]
     assert any(fnmatch("peer/core/__pycache__", pattern) for pattern in left_out)
 

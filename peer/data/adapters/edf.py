@@ -86,11 +86,11 @@ def read_header(path: Path) -> Header:
         record_s, offset = float(head[244:252]), int(head[184:192])
         if record_s < 0 or offset != HEADER_BYTES * (count + 1):
             raise ValueError(f"has a header of {offset} bytes and records of {record_s:g} s")
-        signals, place = [], 0
+        signals, first = [], 0
         for label, _, unit, low, high, lowest, highest, _, samples, _ in zip(*columns, strict=True):
             gain = (float(high) - float(low)) / (int(highest) - int(lowest))
-            signals.append(Signal(label, unit, gain, float(low) - gain * int(lowest), place, int(samples)))
-            place += int(samples)
+            signals.append(Signal(label, unit, gain, float(low) - gain * int(lowest), first, int(samples)))
+            first += int(samples)
         return Header(head[8:88].strip(), f"{head[168:176]} {head[176:184]}", record_s, tuple(signals), offset)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", REMEDY) from error

@@ -96,7 +96,7 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
 
     Returns:
         The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's
-        place in the recording.
+        position in the recording.
 
     Raises:
         DataError: a file is damaged, they begin at different times, or the channel is another.

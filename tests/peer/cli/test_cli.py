@@ -156,10 +156,10 @@ def test_closed_pipe_is_quiet() -> None:
 def test_shared_options_stand_anywhere(tmp_path: Path) -> None:
     draft = tmp_path / "ca"
     assert run("federation", "create", FEDERATION, "--out", draft)[0] == 0
-    for number, place in enumerate(([0], [1], [2])):
+    for number, positions in enumerate(([0], [1], [2])):
         home = tmp_path / str(number)
         words: list[str | Path] = ["site", "init", "--federation", draft / "federation.toml", "--site", "asia"]
-        for index in place:
+        for index in positions:
             words[index:index] = ["--home", home]
         assert run(*words, "--out", tmp_path / f"{number}.csr")[0] == 0
         assert (home / "fedasd" / "asia" / "site.toml").exists()

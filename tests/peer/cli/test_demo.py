@@ -53,8 +53,8 @@ def document() -> dict[str, Any]:
     def method(auc: float) -> dict[str, Any]:
         site = {"model": "resnet10", "sent_bytes": 3 << 20}
         sites = {
-            name: {**site, "local_test": auc + place / 10, "global_test": auc - place / 10}
-            for place, name in enumerate(SITES)
+            name: {**site, "local_test": auc + position / 10, "global_test": auc - position / 10}
+            for position, name in enumerate(SITES)
         }
         return {"sites": sites, "home": "out/fedskd/sites", "digest": "ab" * 32}
 

@@ -1,4 +1,4 @@
-"""Datalists: what is read, and every problem with its names."""
+"""Datalists: the samples that are read, and the problems with the names of their entries."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ def microvolts(stored: float) -> float:
 
 def test_read_night_keeps_what_is_scored_and_half_an_hour_around(tmp_path: Path, night: Callable[..., None]) -> None:
     night(tmp_path)
-    epochs, labels, places = sleep.read_night(tmp_path / "SC4001E0-PSG.edf", tmp_path / "SC4001EC-Hypnogram.edf")
+    epochs, labels, indices = sleep.read_night(tmp_path / "SC4001E0-PSG.edf", tmp_path / "SC4001EC-Hypnogram.edf")
     assert (epochs.shape, epochs.dtype) == ((len(LABELS), 3000), np.float32)
     assert labels.tolist() == LABELS
-    assert places.tolist() == [*range(40, 105), *range(106, 171)]
-    np.testing.assert_allclose(epochs[:, 17], [microvolts(place) for place in places], rtol=1e-4, atol=1e-3)
+    assert indices.tolist() == [*range(40, 105), *range(106, 171)]
+    np.testing.assert_allclose(epochs[:, 17], [microvolts(index) for index in indices], rtol=1e-4, atol=1e-3)
 
 
 def test_prepare(tmp_path: Path, night: Callable[..., None], check: Callable[..., Any]) -> None:
