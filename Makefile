@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--durations 10
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint bench dist node clean
@@ -15,8 +18,8 @@ help: ## this list
 demo: $(VENV)/.run ## four daemons on loopback, real data, one table at the end
 	$(BIN)/mhfl-peer demo
 
-test: $(VENV)/.test ## the suite, with the examples in the docstrings; make test SLOW=1 also its slow repetitions
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),-m '')
+test: $(VENV)/.test ## the suite in five minutes; make test SLOW=only runs its slow rest, SLOW=1 both
+	$(PYTEST) $(if $(SLOW),-m '$(if $(filter only,$(SLOW)),slow)')
 
 lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
 	$(BIN)/ruff check .

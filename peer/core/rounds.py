@@ -380,7 +380,6 @@ def commit(site: SiteState) -> None:
         threads=current.threads,
         duration_s=current.duration_s,
         state=current.state,
-        artifact=artifact,
         publish=round + 1 if serves_next and artifact is not None else None,
         visiting=visiting,
     )

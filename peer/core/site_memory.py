@@ -215,11 +215,12 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
 
 
 def _committed(memory: Memory, row: rows.CommittedRow) -> None:
+    artifact = memory.open.artifact if memory.open is not None else None
     memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
     memory.aggregate, memory.compared = row.aggregate_sha256, set()
-    _make_due(memory, row.publish, row.artifact)
-    if row.artifact is not None and not row.visiting:
-        memory.artifact = row.artifact
+    _make_due(memory, row.publish, artifact)
+    if artifact is not None and not row.visiting:
+        memory.artifact = artifact
 
 
 def _compared(memory: Memory, row: rows.ComparedRow) -> None:

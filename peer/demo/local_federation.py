@@ -11,10 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from peer.config import toml
 from peer.config.schema import FederationConfig
@@ -36,6 +36,7 @@ class LocalFederation:
     home: Path
     federation: FederationConfig
     daemons: dict[SiteName, subprocess.Popen[bytes]] = field(default_factory=dict)
+    program: ClassVar[Sequence[str]] = (sys.executable, "-P", "-m", "peer.cli")
 
     @classmethod
     def found(cls, folder: Path, draft: str, sites: Mapping[str, str]) -> LocalFederation:
@@ -67,7 +68,7 @@ class LocalFederation:
         """Start a site's daemon; its output goes to ``logs/console.log``."""
         folder = self.folder(name)
         folder.logs.mkdir(mode=0o700, exist_ok=True)
-        command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(self.home), "start", "--site", name, *options]
+        command = [*self.program, "--home", str(self.home), "start", "--site", name, *options]
         with (folder.logs / "console.log").open("ab") as output:
             daemon = subprocess.Popen(
                 command,

@@ -172,13 +172,13 @@ def _federation(folder: SiteFolder) -> dict[str, Any]:
     """What `status` shows of the federation, read without the checks of a start, which take longer than the answer."""
     path = folder.federation_toml
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        draft = tomllib.loads(path.read_text(encoding="utf-8"))
         return {
-            "digest": federation_digest(found),
-            "method": found["method"]["name"],
-            "rounds": found["rounds"],
-            "sites": sorted(site["name"] for site in found["site"]),
-            "global_test": bool(found.get("global_test", False)),
+            "digest": federation_digest(draft),
+            "method": draft["method"]["name"],
+            "rounds": draft["rounds"],
+            "sites": sorted(site["name"] for site in draft["site"]),
+            "global_test": bool(draft.get("global_test", False)),
         }
     except OSError as error:
         raise errors.ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -7,6 +7,7 @@ manifest of a received artifact is thirty times the size of the rest of its row.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import statistics
 import sys
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from peer.config.site_folder import SiteFolder
+from peer.core import rows
 from peer.core.site_memory import Row
 from peer.core.status import LastRound
 from peer.records.documents import RoundRecord, SourceRecord, TransferRecord
-from peer.records.journal import Journal
+from peer.records.journal import Journal, storage
 from peer.records.ledger import UNKNOWN, Ledger
 
 ROWS_MAX = 2000
@@ -65,21 +67,22 @@ class CommittedRound:
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
-        """The round of a row ``committed``."""
+        """The round of a row ``committed``; ``RowError`` where a key is missing."""
+        member = functools.partial(rows.member, rows.CommittedRow.kind, round, body)
         return cls(
             number=round,
             time_s=time_s,
-            generation=body["generation"],
-            sources=body["sources"],
-            contributors=body["contributors"],
-            missing=body["missing"],
-            below_quorum=bool(body["below_quorum"]),
-            skipped=body["skipped"],
-            artifact_sha256=body["artifact_sha256"],
-            aggregate_sha256=body["aggregate_sha256"],
-            metrics=dict(body["metrics"]),
-            threads=body["threads"],
-            duration_s=body["duration_s"],
+            generation=member("generation"),
+            sources=member("sources"),
+            contributors=member("contributors"),
+            missing=member("missing"),
+            below_quorum=bool(member("below_quorum")),
+            skipped=member("skipped"),
+            artifact_sha256=member("artifact_sha256"),
+            aggregate_sha256=member("aggregate_sha256"),
+            metrics=dict(member("metrics")),
+            threads=member("threads"),
+            duration_s=member("duration_s"),
         )
 
     def document(self) -> RoundRecord:
@@ -208,9 +211,9 @@ class HistoryReader:
         if number not in self._journal_seq:
             self._journal_seq[number] = 0
             self.begin_generation(number)
-        with contextlib.closing(Journal(path, read_only=True)) as journal:
-            rows = journal.since(self._journal_seq[number], self._kinds, leave_out=BULK)
-            for row in itertools.islice(rows, rows_max):
+        with contextlib.closing(Journal(path, read_only=True)) as journal, storage(path):
+            newer = journal.since(self._journal_seq[number], self._kinds, leave_out=BULK)
+            for row in itertools.islice(newer, rows_max):
                 self.take_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
                 self._journal_seq[number] = row["seq"]
                 count += 1
@@ -341,14 +344,15 @@ class RecentRounds:
 
 def recent_rounds(journal: Journal, last: int = PACE_ROUNDS + 1) -> list[CommittedRound]:
     """The newest committed rounds of one generation, oldest first."""
-    rows = journal.records(("committed",), last=last, leave_out=BULK)
-    return [CommittedRound.of_row(row["round"], row["body"], time_s=row["time"]) for row in rows]
+    newest = journal.records(("committed",), last=last, leave_out=BULK)
+    with storage(journal.path):
+        return [CommittedRound.of_row(row["round"], row["body"], time_s=row["time"]) for row in newest]
 
 
-def committed_rounds(rows: Iterable[Row]) -> list[CommittedRound]:
+def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
     """The committed rounds of journal rows in memory, which have no times."""
     rounds: dict[int, CommittedRound] = {}
-    for kind, round, body in rows:
+    for kind, round, body in stored:
         add_to_rounds(rounds, kind, round, body, time_s=0.0)
     return list(rounds.values())
 
@@ -360,9 +364,9 @@ def add_to_rounds(
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:
-        rounds[round].agrees[body["site"]] = body["agrees"]
+        rounds[round].agrees[rows.member(kind, round, body, "site")] = rows.member(kind, round, body, "agrees")
     elif kind == "evaluated" and round in rounds:
-        rounds[round].metrics.update(body["metrics"])
+        rounds[round].metrics.update(rows.member(kind, round, body, "metrics"))
 
 
 def journals(folder: SiteFolder) -> list[Journal]:

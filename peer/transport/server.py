@@ -304,7 +304,7 @@ class ExchangeServicer(rpc.ExchangeServicer):
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and tell the service how it ended even when the caller or the server goes away."""
-        outgoing: Outgoing | None = None
+        outgoing = Outgoing(grant.path, offset=offset)
         outcome: Outcome = "broken"
         message = pb.Chunk()
 
@@ -317,7 +317,6 @@ class ExchangeServicer(rpc.ExchangeServicer):
                 raise asyncio.CancelledError from error
 
         try:
-            outgoing = Outgoing(grant.path, offset=offset)
             await outgoing.send(write)
             outcome = "complete"
         except TimeoutError:
@@ -328,4 +327,4 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
         finally:
-            self._service.sent(grant, size=outgoing.sent if outgoing else 0, outcome=outcome)
+            self._service.sent(grant, size=outgoing.sent, outcome=outcome)

@@ -55,6 +55,8 @@ _BOTH: tuple[Option, ...] = (
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),  # left to itself, gRPC takes 30 MB ahead of a slow disk
+    ("grpc.http2.lookahead_bytes", limits.STREAM_WINDOW_BYTES),
 )
 SERVER_OPTIONS: tuple[Option, ...] = (
     *_BOTH,

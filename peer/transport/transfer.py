@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from peer.core import limits
 from peer.core.roster import Sha256
@@ -54,18 +54,35 @@ def holds(path: Path, *, sha256: Sha256, size: int) -> bool:
         return False
 
 
+class FileThread:
+    """The one thread that touches a file: its steps run in order, and the event loop never waits for the disk."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    def submit(self, step: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Run the step after those before it."""
+        return self._thread.submit(step, *arguments)
+
+    def run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
+        """The step's result; a cancellation does not reach the thread, which must not skip bytes."""
+        return asyncio.shield(asyncio.wrap_future(self.submit(step, *arguments)))
+
+    async def end(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Run the last step, then end the thread."""
+        closing = self.run(step, *arguments)
+        self._thread.shutdown(wait=False)
+        await closing
+
+
 class Outgoing:
     """An artifact that is being sent, from an offset on; ``sent`` counts what may have left the site."""
 
     def __init__(self, path: Path, *, offset: int) -> None:
-        """Open the file; ``OSError`` when it cannot be read, ``ValueError`` when the offset is beyond its end."""
         self.sent = 0
-        self._file = path.open("rb", buffering=0)
-        size = os.fstat(self._file.fileno()).st_size
-        if offset > size:
-            self._file.close()
-            raise ValueError(f"offset {offset} is beyond the {size} bytes of the artifact")
-        self._file.seek(offset)
+        self._path = path
+        self._offset = offset
+        self._file: BinaryIO | None = None
 
     async def send(
         self,
@@ -74,17 +91,22 @@ class Outgoing:
         stall_s: float = limits.STALL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Hand the rest of the file to ``write``, and close it however this ends.
+        """Hand the file from the offset on to ``write``, and close it however this ends.
 
-        The kernel is told to read ahead, so that a read here copies memory (0.2 ms a chunk) and hardly ever waits.
+        One chunk is read while the one before it is sent, so a change of size takes effect one chunk later.
 
         Raises:
+            OSError: the file cannot be read.
+            ValueError: the offset is beyond the file's end.
             TimeoutError: the receiver took nothing for ``stall_s``.
         """
+        thread = FileThread("outgoing")
         size = CHUNK_BYTES_MIN
-        with self._file as file:
-            while chunk := file.read(size):
-                os.posix_fadvise(file.fileno(), file.tell(), limits.CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
+        try:
+            await thread.run(self._open)
+            reading = thread.submit(self._read, size)
+            while chunk := await asyncio.wrap_future(reading):
+                reading = thread.submit(self._read, size)
                 self.sent += len(chunk)
                 began_s = clock()
                 async with asyncio.timeout(stall_s):
@@ -94,6 +116,27 @@ class Outgoing:
                     size = min(2 * size, limits.CHUNK_BYTES)
                 elif took_s > CHUNK_SLOW_S:
                     size = max(size // 2, CHUNK_BYTES_MIN)
+        finally:
+            await thread.end(self._close)
+
+    # --- in the thread ---
+    def _open(self) -> None:
+        self._file = self._path.open("rb", buffering=0)
+        size = os.fstat(self._file.fileno()).st_size
+        if self._offset > size:
+            raise ValueError(f"offset {self._offset} is beyond the {size} bytes of the artifact")
+        self._file.seek(self._offset)
+
+    def _read(self, size: int) -> bytes:
+        assert self._file is not None
+        chunk = self._file.read(size)
+        # The kernel reads ahead while the chunk is sent, so that the next read copies memory and hardly ever waits.
+        os.posix_fadvise(self._file.fileno(), self._file.tell(), limits.CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
+        return chunk
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class Incoming:
@@ -111,7 +154,7 @@ class Incoming:
         self._part = folder / f"{sha256}{PART_SUFFIX}"
         self._sha256 = sha256
         self._size = size
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incoming")
+        self._thread = FileThread("incoming")
         self._behind: deque[Future[None]] = deque()
         self._flushed = 0
         self._hash = hashlib.sha256()
@@ -120,9 +163,9 @@ class Incoming:
     async def __aenter__(self) -> Self:
         """Open the part; what an earlier attempt left in it is hashed again and counts as received."""
         try:
-            await self._run(self._open)
+            await self._thread.run(self._open)
         except BaseException:
-            await self._end(discard=False)
+            await self._thread.end(self._close, False)
             raise
         self.resumed = self.received > 0
         return self
@@ -131,7 +174,7 @@ class Incoming:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the part, after the thread is done with it, and delete it if it is wrong."""
-        await self._end(discard=isinstance(error, ArtifactWrong))
+        await self._thread.end(self._close, isinstance(error, ArtifactWrong))
 
     async def feed(self, chunk: bytes | memoryview) -> None:
         """Take the next bytes; they are hashed and written behind this call, at most ``BEHIND_MAX`` chunks late."""
@@ -147,21 +190,12 @@ class Incoming:
         ``check`` runs in the thread, sees the part, and raises ``ValueError`` with the reason to refuse it.
         """
         await self._catch_up(0)
-        return await self._run(self._finish, check)
+        return await self._thread.run(self._finish, check)
 
     async def _catch_up(self, behind_max: int) -> None:
         while len(self._behind) > behind_max:
             await asyncio.shield(asyncio.wrap_future(self._behind[0]))
             self._behind.popleft()
-
-    def _run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
-        """The step's result; a cancellation does not reach the thread, which must not skip bytes."""
-        return asyncio.shield(asyncio.wrap_future(self._thread.submit(step, *arguments)))
-
-    async def _end(self, *, discard: bool) -> None:
-        closing = self._run(self._close, discard)
-        self._thread.shutdown(wait=False)
-        await closing
 
     # --- in the thread ---
     def _open(self) -> None:

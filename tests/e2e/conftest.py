@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import nibabel
 import numpy as np
 import pytest
 
+from fakes.warm import Warm
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown
@@ -23,6 +25,7 @@ from peer.research.simulation import Simulation
 
 SITES = ("asia", "europe", "africa")
 END_S = 240.0
+DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"
 DRAFT = """
 name = "trial"
 rounds = {rounds}
@@ -71,8 +74,26 @@ def synthetic_site(folder: Path, *, seed: int, count: int = 24) -> Path:
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
-    """Found and enrol a federation of small sites with three widths."""
+def warm_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A process that has imported torch and MONAI, and forks workers."""
+    server = Warm(tmp_path_factory.mktemp("warm"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def warm(warm_workers: Warm) -> type[LocalFederation]:
+    """Federations of real daemons whose real workers need not import torch and MONAI each."""
+
+    class WarmLoopback(LocalFederation):
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(warm_workers.command("peer.training.worker")))
+
+    return WarmLoopback
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation]) -> Callable[..., LocalFederation]:
+    """Found and enrol a federation of small sites with three widths; ``cold`` starts them as an operator does."""
 
     def make(
         *,
@@ -88,6 +109,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFedera
         stages: str = "",
         shared: str = "",
         models: Mapping[str, str] | None = None,
+        cold: bool = False,
     ) -> LocalFederation:
         root = tmp_path_factory.mktemp("federation")
         texts = {}
@@ -98,7 +120,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFedera
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
         draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
-        return LocalFederation.found(root, draft, texts)
+        return (LocalFederation if cold else warm).found(root, draft, texts)
 
     return make
 
@@ -111,7 +133,7 @@ def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederati
     def copy(loopback: LocalFederation) -> LocalFederation:
         home = tmp_path / f"sites-{len(made)}"
         shutil.copytree(loopback.home, home)
-        made.append(LocalFederation(home, loopback.federation))
+        made.append(type(loopback)(home, loopback.federation))
         return made[-1]
 
     yield copy

@@ -1,7 +1,7 @@
-"""A site that sends what it must not: ``python tests/e2e/forger.py HOME FEDERATION SITE --forge FORGERY,FORGERY…``.
+"""A worker that makes what a site must not send: ``python tests/e2e/forger.py --forge FORGERY,FORGERY… --fd N``.
 
-Its daemon, key and certificate are the real ones; in the worker's place stands this file, which trains nothing and has
-the first forgery ready for round 1, the second for round 2, and so on.
+Its daemon, key and certificate are the real ones. It trains nothing, and has the first forgery ready for round 1, the
+second for round 2, and so on.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, TO_WORKER, WorkerSetting, decode, encode
-from peer.daemon import startup
 from peer.methods.registry import PLANS
 
 STATE = "round-000000/forged"
@@ -156,18 +151,12 @@ def work(connection: socket.socket, forgeries: list[str]) -> None:
 
 
 def main() -> None:
-    """Be the daemon, or the worker that it executes."""
+    """Be the worker on the socket of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("where", nargs="*", help="home, federation and site")
     parser.add_argument("--forge", required=True, help="names of forgeries, one a round")
-    parser.add_argument("--fd", type=int, help="be the worker, on this socket")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket to the daemon")
     arguments = parser.parse_args()
-    if arguments.fd is not None:
-        work(socket.socket(fileno=arguments.fd), arguments.forge.split(","))
-        return
-    home, federation, name = arguments.where
-    worker = (sys.executable, __file__, "--forge", arguments.forge)
-    startup.run(SiteFolder(Path(home), federation, SiteName(name)), startup.Options(worker=worker))
+    work(socket.socket(fileno=arguments.fd), arguments.forge.split(","))
 
 
 if __name__ == "__main__":

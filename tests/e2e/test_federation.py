@@ -35,7 +35,7 @@ def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPat
     """The same federation after an undisturbed run."""
     home = tmp_path_factory.mktemp("calm") / "sites"
     shutil.copytree(enrolled.home, home)
-    with LocalFederation(home, enrolled.federation) as loopback:
+    with type(enrolled)(home, enrolled.federation) as loopback:
         for name in tools.sites:
             loopback.start(name)
         codes = tools.finish(loopback)

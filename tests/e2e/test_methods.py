@@ -42,6 +42,10 @@ QUICK = frozenset({"dflmoe", "fedskd"})
 """Heads for all, a model for one; the others differ in their plans and workers, which are tested by themselves."""
 
 
+COLD = "fedskd"
+"""Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.training.worker``."""
+
+
 @pytest.fixture
 def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], LocalFederation]:
     """Run a federation of a method to its end."""
@@ -54,8 +58,8 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
             f'[stages.{stage}]\nunit = "step"\ncount = 4\nlearning_rate = 1e-3\n' for stage in PLANS[method].stages
         )
         sites = tools.sites if method in THREE_SITES else tools.sites[:2]
-        shared = SHARED.get(method, "")
-        with found(sites=sites, method=method, rounds=ROUNDS, stages=stages, shared=shared, models=models) as loopback:
+        options = {"stages": stages, "shared": SHARED.get(method, ""), "models": models, "cold": method == COLD}
+        with found(sites=sites, method=method, rounds=ROUNDS, **options) as loopback:
             for name in sites:
                 loopback.start(name)
             codes = tools.finish(loopback)

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.still import SITE, StillProcess, draft
 from peer.core import schedule
 from peer.demo.local_federation import LocalFederation
 from peer.identity.certificates import read_round_key
@@ -27,26 +27,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "tests" / "node"
 PACKAGES = Path(os.environ.get("MHFL_NODE_MODULES") or CLIENT / "node_modules")
-STILL = ROOT / "tests" / "bench" / "still.py"
 SITES = ("africa", "asia", "europe")
 NODE, DAEMONS = SITES[0], SITES[1:]
 ROUNDS = 2
 MEGABYTES = 3
-DRAFT = """
-name = "babel"
-rounds = 3
-seed = 1
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-gamma = 1e-5
-[schedule]
-kind = "derangement"
-"""
 
 
 def missing() -> str:
@@ -72,42 +56,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "NODE_PATH": str(PACKAGES)}
 
 
-class Still:
-    """A daemon without training, by the lines that it says."""
-
-    def __init__(self, loopback: LocalFederation, name: str) -> None:
-        words = [str(STILL), str(loopback.home), loopback.federation.name, name, str(MEGABYTES)]
-        self.process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def hear(self, beginning: str) -> str:
-        """The next line that begins like this; the test's own time limit ends the wait."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(beginning):
-                return line.strip()
-        raise AssertionError(f"the daemon ended before it said {beginning!r}")
-
-    def release(self) -> None:
-        """End the training of the round."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 @pytest.fixture
-def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, Still]]]:
+def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.found(tmp_path, DRAFT, dict.fromkeys(SITES, "[data]\ninput_size = [8]\n"))
-    daemons: dict[str, Still] = {}
+    loopback = LocalFederation.found(
+        tmp_path, draft("babel", top="seed = 1", method="gamma = 1e-5"), dict.fromkeys(SITES, SITE)
+    )
+    daemons: dict[str, StillProcess] = {}
     try:
         for name in DAEMONS:
-            daemons[name] = Still(loopback, name)
+            daemons[name] = StillProcess(loopback, name, MEGABYTES)
         for name in DAEMONS:
             tools.wait_until(lambda name=name: loopback.show(name, "status")["phase"] == "gathering")
         yield loopback, daemons
@@ -142,7 +100,9 @@ def test_it_meets_every_known_answer() -> None:
     assert json.loads(done.stdout) == counts | {"manifest": 1 + len(known["manifest"]["refused"])}
 
 
-def test_it_takes_its_turn_and_is_refused_outside_it(federation: tuple[LocalFederation, dict[str, Still]]) -> None:
+def test_it_takes_its_turn_and_is_refused_outside_it(
+    federation: tuple[LocalFederation, dict[str, StillProcess]],
+) -> None:
     loopback, daemons = federation
     words = command("client.js", ROOT / "proto", loopback.folder(NODE).path, NODE, ROUNDS)
     with subprocess.Popen(

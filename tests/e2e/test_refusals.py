@@ -7,7 +7,7 @@ before anything of it is built there or reaches the device.
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from fakes.warm import Warm
 from peer.core.roster import site_name
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 FORGER = Path(__file__).parent / "forger.py"
+DAEMON = Path(__file__).parents[1] / "fakes" / "daemon.py"
 MALLORY = "mallory"
 SCHEDULE = '[schedule]\nkind = "derangement"\n'
 """Of two sites each receives from the other in every round."""
@@ -96,19 +98,17 @@ class Aftermath:
     files: dict[str, set[str]] = field(default_factory=dict)
 
 
-def start_forger(loopback: LocalFederation, forgeries: str) -> None:
+def start_forger(loopback: LocalFederation, worker: Sequence[str]) -> None:
     """Start the forger's daemon; the loopback stops it with the others."""
-    folder = loopback.folder(MALLORY)
-    folder.logs.mkdir(mode=0o700, exist_ok=True)
-    command = [sys.executable, str(FORGER), str(loopback.home), loopback.federation.name, MALLORY]
-    with (folder.logs / "console.log").open("ab") as output:
-        loopback.daemons[site_name(MALLORY)] = subprocess.Popen(
-            [*command, "--forge", forgeries], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+
+    class ForgerLoopback(LocalFederation):
+        program = (sys.executable, "-P", str(DAEMON), json.dumps(worker))
+
+    loopback.daemons[site_name(MALLORY)] = ForgerLoopback(loopback.home, loopback.federation).start(MALLORY)
 
 
 @pytest.fixture(scope="module")
-def attacked(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Aftermath]:
+def attacked(found: Callable[..., LocalFederation], warm_workers: Warm, tools: Any) -> Callable[[str], Aftermath]:
     """The honest sites of a method after the last round; each federation runs once."""
     seen: dict[str, Aftermath] = {}
 
@@ -127,7 +127,8 @@ def attacked(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str
         )
         after = seen[method] = Aftermath()
         with made as loopback:
-            start_forger(loopback, ",".join(name for name, _ in plan.forgeries))
+            forgeries = ",".join(name for name, _ in plan.forgeries)
+            start_forger(loopback, warm_workers.command(str(FORGER), "--forge", forgeries))
             for name in plan.honest:
                 loopback.start(name, "--stay")
             for name in plan.honest:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,6 +19,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from fakes.still import LIMIT_S, SITE, StillProcess, draft
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
 from peer.core.messages import Heartbeat
@@ -36,25 +34,9 @@ from peer.transport.tls import Pki
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-STILL = Path(__file__).resolve().parents[1] / "bench" / "still.py"
 MEGABYTES = 100
 HELD_AFTER = 30 << 20
-LIMIT_S = 60.0
 AFRICA, EUROPE = SiteName("africa"), SiteName("europe")
-DRAFT = """
-name = "renewal"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-"""
-SITE = "[data]\ninput_size = [8]\n"
 
 
 class Valve:
@@ -104,43 +86,11 @@ class Valve:
             each.close()
 
 
-class Daemon:
-    """A site's daemon without training, and the lines that it says."""
-
-    def __init__(self, loopback: LocalFederation, name: str, megabytes: int) -> None:
-        command = [sys.executable, str(STILL), str(loopback.home), loopback.federation.name, name, str(megabytes)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
-
-    def hear(self, wanted: str) -> str:
-        """The next line that begins like this."""
-        while not (line := self.lines.get(timeout=LIMIT_S)).startswith(wanted):
-            pass
-        return line
-
-    def release(self) -> None:
-        """End the training of the round."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Kill it, and wait until it is gone."""
-        self.process.kill()
-        self.process.communicate()
-
-
 class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.found(folder, DRAFT, dict.fromkeys((AFRICA, EUROPE), SITE))
+        self.loopback = LocalFederation.found(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
@@ -149,7 +99,7 @@ class Trial:
         shutil.copytree(self.loopback.folder(EUROPE).pki, self.former)
         self.replaced = self.renew(EUROPE, days=200, new_key=True)
         self.edit(EUROPE, f"127.0.0.1:{told}", f"127.0.0.1:{self.port}")
-        self.daemons = {name: Daemon(self.loopback, name, megabytes) for name in (AFRICA, EUROPE)}
+        self.daemons = {name: StillProcess(self.loopback, name, megabytes) for name in (AFRICA, EUROPE)}
 
     def edit(self, name: SiteName, old: str, new: str) -> None:
         """Change the site's site.toml."""

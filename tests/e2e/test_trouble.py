@@ -7,8 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from peer.records.ledger import Ledger
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+SCHEDULE = '[schedule]\nkind = "derangement"\n'
 LATE_CLOCK = """
 import time
 
@@ -32,16 +32,18 @@ time.time = lambda: right() - 6.0
 """
 
 
-def cli(loopback: LocalFederation, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command as an operator does."""
-    command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+def cli(
+    loopback: LocalFederation, *words: str, program: Sequence[str] = LocalFederation.program
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as an operator does, or with another program."""
+    command = [*program, "--home", str(loopback.home), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
 def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
     """Three sites, enrolled, never started."""
-    return found(rounds=10, steps=20, top='[schedule]\nkind = "derangement"\n')
+    return found(rounds=10, steps=20, top=SCHEDULE)
 
 
 @pytest.fixture
@@ -50,7 +52,21 @@ def three(enrolled: LocalFederation, copied: Callable[[LocalFederation], LocalFe
     return copied(enrolled)
 
 
-def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(three: LocalFederation, tools: Any) -> None:
+@pytest.mark.parametrize(
+    ("pace", "silence_s"),
+    [
+        pytest.param("silence_s = 6\nbeat_s = 0.5\n", 6.0, id="quick"),
+        pytest.param("", limits.SILENCE_S, id="default", marks=pytest.mark.slow),
+    ],
+)
+def test_a_dead_peer_costs_its_receivers_the_silence_and_five_seconds_and_the_run_goes_on(
+    found: Callable[..., LocalFederation],
+    copied: Callable[[LocalFederation], LocalFederation],
+    tools: Any,
+    pace: str,
+    silence_s: float,
+) -> None:
+    three = copied(found(rounds=10, steps=20, top=SCHEDULE, pace=pace))
     for name in tools.sites:
         three.start(name)
     tools.wait_until(lambda: three.show("asia", "status")["round"] >= 2)
@@ -66,7 +82,7 @@ def test_a_dead_peer_costs_its_receivers_twenty_seconds_and_the_run_goes_on(thre
         return all(len(tools.records(three, name)) == 10 for name in others)
 
     tools.wait_until(all_left)
-    assert max(waits, default=0) <= limits.SILENCE_S + 5
+    assert max(waits, default=0) <= silence_s + 5
     missing = [record["missing"] for name in others for record in tools.records(three, name)]
     assert {"asia": "silent"} in missing
     assert all(set(reasons) <= {"asia"} for reasons in missing)
@@ -125,9 +141,12 @@ def site_text(enrolled: LocalFederation) -> str:
     return enrolled.folder("asia").site_toml.read_text()
 
 
-def refused(loopback: LocalFederation, code: int, *words: str, command: tuple[str, ...] = ("start",)) -> str:
-    """`start` at asia ends with this code and one line that holds these words; nothing was begun."""
-    done = cli(loopback, *command, "--site", "asia")
+def refused(loopback: LocalFederation, code: int, *words: str, warm: bool = False) -> str:
+    """`start` at asia ends with this code and one line that holds these words; nothing was begun.
+
+    ``warm``: it is the worker that refuses, and that one is forked.
+    """
+    done = cli(loopback, "start", "--site", "asia", program=loopback.program if warm else LocalFederation.program)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == code, done.stderr
     last = lines[-1]
@@ -154,7 +173,7 @@ def test_a_wrong_site_toml_is_named(
 ) -> None:
     assert old in site_text
     three.folder("asia").site_toml.write_text(site_text.replace(old, new))
-    refused(three, code, *words)
+    refused(three, code, *words, warm=code == 11)
 
 
 def edit_datalist(
@@ -172,12 +191,12 @@ def edit_datalist(
 
 def test_a_datalist_of_one_class_is_refused(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
     edit_datalist(three, tmp_path, site_text, lambda d: d.update(training=[x for x in d["training"] if x["label"]]))
-    refused(three, 10, "class")
+    refused(three, 10, "class", warm=True)
 
 
 def test_a_missing_image_is_named(three: LocalFederation, site_text: str, tmp_path: Path) -> None:
     edit_datalist(three, tmp_path, site_text, lambda d: d["training"][3].update(image="lost.nii"))
-    refused(three, 10, "lost.nii")
+    refused(three, 10, "lost.nii", warm=True)
 
 
 def test_unreadable_samples_are_skipped_up_to_the_share(
@@ -186,7 +205,7 @@ def test_unreadable_samples_are_skipped_up_to_the_share(
     edit_datalist(three, tmp_path, site_text, lambda d: None)
     for name in ("5.nii", "6.nii"):
         (tmp_path / "data" / name).write_bytes(b"no volume")
-    refused(three, 10, "5.nii")
+    refused(three, 10, "5.nii", warm=True)
     site = three.folder("asia").site_toml
     site.write_text(site.read_text().replace("[data]", "[data]\nunreadable_share_max = 0.2"))
     done = cli(three, "check", "--site", "asia", "--json")
@@ -289,7 +308,7 @@ def test_a_full_disk_ends_the_daemon_by_name_and_leaves_a_whole_journal(
 ) -> None:
     home = small_disk / "sites"
     shutil.copytree(enrolled.home / "trial" / "asia", home / "trial" / "asia")
-    three = LocalFederation(home, enrolled.federation)
+    three = type(enrolled)(home, enrolled.federation)
     filler = small_disk / "filler"
     with three:
         three.start("asia")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -26,6 +27,7 @@ from peer.transport.control import ControlClient
 from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 
 ROOT = Path(__file__).parents[2]
+FAKES = ROOT / "tests" / "fakes"
 LIMIT_S = 30.0
 DRAFT = """
 name = "trial"
@@ -51,100 +53,6 @@ input_size = [8]
 [training]
 device = "cpu"
 """
-WORKER = '''
-"""A worker that is told on its command line how to misbehave; what it makes depends on what it was given."""
-
-import hashlib, json, os, pathlib, socket, struct, sys
-
-mode, numbers = sys.argv[1], int(sys.argv[2])
-connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
-lines = connection.makefile("rb")
-if mode == "nonsense":
-    sys.exit(4)
-setting = json.loads(lines.readline())
-home = pathlib.Path(setting["home"])
-
-
-def say(kind, order, **more):
-    keys = ("generation", "attempt") if kind == "WorkFailed" else ("generation", "round", "attempt")
-    answer = {key: order[key] for key in keys if key in order}
-    connection.sendall(json.dumps({"type": kind, **answer, **more}).encode() + b"\\n")
-
-
-def artifact(*seeds):
-    seed = hashlib.sha256("|".join([setting["site_name"], *map(str, seeds)]).encode()).digest()
-    header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
-    content = struct.pack("<Q", len(header)) + header + (seed * (numbers // 8 + 1))[: 4 * numbers]
-    digest = hashlib.sha256(content).hexdigest()
-    (home / "artifacts" / f"{digest}.safetensors").write_bytes(content)
-    tensors = [{"name": "w", "dtype": "F32", "shape": [numbers]}]
-    own = {"kind": "model", "owner": setting["site_name"], "spec": {"name": "resnet10"}, "steps": 0}
-    return {**own, "sha256": digest, "bytes": len(content), "tensors": tensors}
-
-
-def die_once(order):
-    mark = home / f"died in {order['type']}"
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), 9)
-
-
-for line in lines:
-    order = json.loads(line)
-    if order["type"] == "Halt":
-        say("Halted", order)
-    elif mode == "mute":
-        pass
-    elif mode == "bad data":
-        say("WorkFailed", order, fault="data", reason="no data here")
-        sys.exit(1)
-    elif order["type"] == "Initialise":
-        made = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
-        say("Initialised", order, state="initial", artifact=artifact("initial"), **made)
-    elif order["type"] == "Train":
-        if mode == "dies once":
-            die_once(order)
-        if mode == "always fails":
-            say("WorkFailed", order, fault="memory", reason="out of\\n memory")
-            sys.exit(1)
-        say("Progressed", order, stage=order["stage"], step=1, steps=2, losses={"total": 0.5})
-        made = artifact(order["base"], *(source["artifact"]["sha256"] for source in order["sources"]))
-        state = f"round-{order['round']:06}"
-        done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
-        say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
-    elif order["type"] == "Rehearse":
-        if mode == "killed":
-            os.kill(os.getpid(), 9)
-        if mode == "too large":
-            say("WorkFailed", order, fault="memory", reason="out of memory")
-            sys.exit(1)
-        sizes = {"memory_bytes": 3 << 30, "available_bytes": (3 if mode == "tight" else 8) << 30}
-        sizes["artifact_bytes"] = 4 * numbers
-        say("Rehearsed", order, device="cpu", step_s={"train": 0.5}, round_s=600.0, **sizes)
-    elif order["type"] == "Measure":
-        if mode == "guests kill it":
-            os.kill(os.getpid(), 9)
-        assert setting["duty"] == "measure" and setting["site"]["training"]["device"] == "cpu"
-        content = (home / "artifacts" / (order["source"]["artifact"]["sha256"] + ".safetensors")).read_bytes()
-        say("Measured", order, metrics={"auc": content[-1] / 255, "samples": 20.0})
-    else:
-        lent = {"artifact": artifact("lent", order["base"])} if order["lent"] else {}
-        say("Evaluated", order, metrics={"auc": 0.75, "samples": 30.0}, **lent)
-'''
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from peer import lifecycle
-from peer.errors import PeerError
-from peer.config.site_folder import find_site
-home, site, *worker = sys.argv[1:]
-try:
-    lifecycle.run(find_site(Path(home), site), lifecycle.Options(worker=tuple(worker)))
-except PeerError as error:
-    sys.exit(error.exit_code)
-"""
 
 
 class Program:
@@ -155,7 +63,8 @@ class Program:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, name: str, mode: str = "works", **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", PROGRAM, str(self.loopback.home), name, *self.fake_worker(mode)]
+        where = ["--home", str(self.loopback.home), "start", "--site", name]
+        command = [sys.executable, str(FAKES / "daemon.py"), json.dumps(self.fake_worker(mode)), *where]
         process = subprocess.Popen(
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
@@ -213,13 +122,11 @@ def enrolled(_founded: LocalFederation, tmp_path: Path) -> Iterator[LocalFederat
 
 
 @pytest.fixture(scope="session")
-def fake_worker(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[str, ...]]:
+def fake_worker() -> Callable[..., tuple[str, ...]]:
     """The command of a worker without torch: ``fake_worker(mode, numbers=...)``."""
-    script = tmp_path_factory.mktemp("worker") / "worker.py"
-    script.write_text(WORKER)
 
     def command(mode: str = "works", *, numbers: int = 64) -> tuple[str, ...]:
-        return (sys.executable, "-I", "-S", str(script), mode, str(numbers))
+        return (sys.executable, "-I", "-S", str(FAKES / "worker.py"), mode, str(numbers))
 
     return command
 

@@ -60,8 +60,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "committed": [
         {"generation": 1, "sources": [USED], "contributors": ["asia"], "missing": {"europe": "silent"},
          "below_quorum": False, "skipped": [2, 3], "artifact_sha256": DIGEST, "aggregate_sha256": None,
-         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "artifact": MODEL, "publish": 5,
-         "visiting": False}
+         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": 5, "visiting": False}
     ],
     "compared": [{"site": "asia", "sha256": DIGEST, "agrees": True}],
     "skipped": [{"from": 2, "publish": None}],

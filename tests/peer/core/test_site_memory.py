@@ -166,6 +166,16 @@ def test_a_crash_before_the_publication_only_delays_it(solo: Any, method: str, r
     assert ("published", *expected[1:]) in [(row.kind, row.round, row.body) for row in persisted(out)]
 
 
+def test_the_copy_of_the_artifact_in_the_commit_of_an_earlier_program_changes_nothing(solo: Any, artifact: Any) -> None:
+    site = trained_once(solo)
+    earlier = [
+        (kind, round, {**body, "artifact": to_json(artifact("europe", "copy"))} if kind == "committed" else body)
+        for kind, round, body in site.audit.rows
+    ]
+    assert earlier != site.audit.rows
+    assert recover(earlier) == recover(site.audit.rows)
+
+
 def persisted(out: list[commands.Command]) -> list[commands.Persist]:
     return [command for command in out if isinstance(command, commands.Persist)]
 

@@ -212,7 +212,7 @@ async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(served: Ser
 
 
 async def test_too_many_at_once_are_hung_up_on_and_make_room_again(daemon: Still) -> None:
-    server = MetricsServer(daemon)
+    server = MetricsServer(daemon, silence_s=LIMIT_S, connection_s=LIMIT_S)
     served = Served(server, await server.start("127.0.0.1:0"))
     opened = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2 * CONNECTIONS_MAX)]
     ends = asyncio.as_completed([all_of(reader) for reader, _ in opened], timeout=LIMIT_S)

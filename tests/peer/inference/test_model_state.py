@@ -131,9 +131,9 @@ with open("asked", "w") as channel:  # a FIFO: opens when the test does
 select.select([], [], [])
 """
 ASKS = """
-from peer.inference.model_state import ask
+from peer.inference.model_state import run_module
 try:
-    ask("slow", {}, what="it")
+    run_module("slow", {}, what="it")
 finally:
     open("tidied", "x").close()
 """

@@ -98,7 +98,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
     """A stand-in for the process with torch, found first by a new process: keeps the request and does as it is told."""
 
     def stand_in(does: str) -> Path:
-        package, asked = tmp_path / "elsewhere" / "peer" / "training" / "export", tmp_path / "request.json"
+        package, asked = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
         package.mkdir(parents=True)
         for path in (package, package.parent, package.parent.parent):
             (path / "__init__.py").touch()

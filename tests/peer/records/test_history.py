@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peer.config.site_folder import SiteFolder
+from peer.core.roster import SiteName
+from peer.errors import StateError
 from peer.records.documents import RoundRecord
-from peer.records.history import PACE_ROUNDS, CommittedRound, RecentRounds, committed_rounds, duration
+from peer.records.history import (
+    PACE_ROUNDS,
+    CommittedRound,
+    History,
+    RecentRounds,
+    committed_rounds,
+    duration,
+    recent_rounds,
+)
+from peer.records.journal import Journal
 
 COMMITTED: dict[str, Any] = {
     **dict.fromkeys(RoundRecord.__annotations__),
@@ -75,3 +89,18 @@ def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
 )
 def test_a_duration_reads_well(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path) -> None:
+    folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
+    folder.path.mkdir(parents=True)
+    number = folder.create_generation()
+    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
+        journal.append("committed", 1, {"metrics": {}})
+    with pytest.raises(StateError, match=r"journal\.db is damaged: a row 'committed' of round 1: 'generation'"):
+        History(folder, rounds=True).read_all()
+    with (
+        contextlib.closing(Journal(folder.generation(number) / "journal.db", read_only=True)) as journal,
+        pytest.raises(StateError, match=r"journal\.db is damaged"),
+    ):
+        recent_rounds(journal)

@@ -1,107 +1,17 @@
-"""A small hospital: signals whose class is their frequency, a setting, and a trainer for it."""
+"""A small hospital for the tests of training."""
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from peer.core.worker_protocol import WorkerSetting
-from peer.methods.registry import PLANS
+from fakes.hospital import facts, make_setting, signals
 
-LENGTH = 24
-SIZES = {"training": 10, "test": 6}
-
-
-@pytest.fixture
-def signals(tmp_path: Path) -> Path:
-    """The folder of a datalist over two-channel signals of two classes."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    draw = np.random.default_rng(7)
-    datalist: dict[str, list[dict[str, Any]]] = {}
-    for split, count in SIZES.items():
-        datalist[split] = []
-        for index in range(count):
-            label = index % 2
-            wave = np.sin(np.arange(LENGTH) * (0.3 + 0.5 * label)) + 0.1 * draw.standard_normal((2, LENGTH))
-            np.savez(folder / f"{split}{index}.npz", image=wave.astype(np.float32))
-            datalist[split].append({"image": f"{split}{index}.npz", "label": label, "subject": f"{split}-{index}"})
-    (folder / "datalist.json").write_text(json.dumps(datalist))
-    return folder
+__all__ = ["facts", "make_setting", "signals"]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen() -> None:
     """As in a worker: a collection after each stage looks at what the tests made, not at every import."""
     gc.freeze()
-
-
-MakeSetting = Callable[..., WorkerSetting]
-
-
-@pytest.fixture
-def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
-    """Makes settings; keywords replace parts of the two documents."""
-
-    def make(
-        *,
-        site: str = "alpha",
-        home: Path | None = None,
-        method: Mapping[str, Any] | None = None,
-        steps: int = 4,
-        learning_rate: float = 1e-2,
-        weighting: str = "uniform",
-        task: Mapping[str, Any] | None = None,
-        shared_model: Mapping[str, Any] | None = None,
-        **parts: Mapping[str, Any],
-    ) -> WorkerSetting:
-        home = home or tmp_path / site
-        (home / "artifacts").mkdir(parents=True, exist_ok=True)
-        document: dict[str, Any] = {
-            "data": {"datalist": "datalist.json", "input_size": [LENGTH], "unreadable_share_max": 0.2},
-            "model": {"name": "resnet10", "parameters": {"width": 4}},
-            "training": {"device": "cpu", "threads": 1, "batch_size": 4},
-            "egress": {"training_set_size": False},
-        }
-        for table, keys in parts.items():
-            document[table] = {**document.get(table, {}), **keys}
-        kind = {"kind": "time_series", "spatial_dims": 1, "in_channels": 2, "classes": 2, **(task or {})}
-        chosen = dict(method or {"name": "fedskd"})
-        work = {"unit": "step", "count": steps, "learning_rate": learning_rate, "weight_decay": 0.0}
-        federation = {
-            "name": "test",
-            "rounds": 3,
-            "weighting": weighting,
-            "task": kind,
-            "method": chosen,
-            "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
-            "shared_model": shared_model,
-        }
-        return WorkerSetting(site, "ab" * 32, federation, document, str(home), str(signals))
-
-    return make
-
-
-@pytest.fixture
-def facts() -> dict[str, Any]:
-    """What a journal tells of a site's first round."""
-    return {
-        "site": "alpha",
-        "federation": {"name": "test", "digest": "ab" * 32, "sites": ["alpha", "beta"]},
-        "method": {"name": "local", "parameters": {}},
-        "generation": 1,
-        "round": 1,
-        "rounds": 3,
-        "metrics": {"round": 1, "site": {"auc": 0.5}},
-        "contributors": [{"round": 1, "contributors": ["alpha"], "missing": ["beta"]}],
-        "left_out": {},
-        "precision": "fp32",
-        "licence": "CC-BY-4.0",
-        "exported": "2026-11-22T10:00:00+00:00",
-    }

@@ -198,6 +198,45 @@ class Cutter:
 
 
 @dataclass
+class LongLine:
+    """A TCP line to a port on which every byte travels for ``delay_s``."""
+
+    port: int
+    delay_s: float
+    carried: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def start(self) -> int:
+        self.server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        return self.server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def quiet(self) -> None:
+        """Wait until nothing travels any more."""
+        carried = -1
+        while carried != self.carried:
+            carried = self.carried
+            await asyncio.sleep(10 * self.delay_s)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond_reader, beyond_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers += [writer, beyond_writer]
+        loop = asyncio.get_running_loop()
+
+        async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(1 << 18):
+                    self.carried += len(data)
+                    loop.call_later(self.delay_s, target.write, data)
+
+        await asyncio.gather(carry(reader, beyond_writer), carry(beyond_reader, writer))
+
+
+@dataclass
 class World:
     """Starts servers and clients, and stops them at the end of the test."""
 
@@ -206,7 +245,7 @@ class World:
     addresses: dict[str, str] = field(default_factory=dict)
     servers: list[ExchangeServer] = field(default_factory=list)
     clients: list[ExchangeClient] = field(default_factory=list)
-    cutters: list[Cutter] = field(default_factory=list)
+    lines: list[Cutter | LongLine] = field(default_factory=list)
 
     async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
         pki = pki or self.authority.admit(name)
@@ -221,8 +260,15 @@ class World:
         """From now on the site is reached over a line that breaks."""
         cutter = Cutter(site.port, after)
         self.addresses[site.name] = f"127.0.0.1:{await cutter.start()}"
-        self.cutters.append(cutter)
+        self.lines.append(cutter)
         return cutter
+
+    async def lengthen(self, site: Site, *, delay_s: float) -> LongLine:
+        """From now on the site is reached over a long line."""
+        line = LongLine(site.port, delay_s)
+        self.addresses[site.name] = f"127.0.0.1:{await line.start()}"
+        self.lines.append(line)
+        return line
 
     def dial(self, name: str, *, pki: Pki | None = None, **options: Any) -> ExchangeClient:
         pki = pki or self.authority.admit(name)
@@ -260,8 +306,8 @@ async def world(authority: Authority, tmp_path: Path) -> AsyncIterator[World]:
     yield world
     for client in world.clients:
         await client.close()
-    for cutter in world.cutters:
-        await cutter.stop()
+    for line in world.lines:
+        await line.stop()
     for server in world.servers:
         await server.stop()
 

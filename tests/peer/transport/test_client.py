@@ -22,7 +22,7 @@ from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
-from peer.transport import tls
+from peer.transport import tls, wire
 from peer.transport.client import Misbehaved, Refused, Unreachable
 from peer.transport.manifest import sign_manifest
 from peer.transport.server import Refusal, Status
@@ -491,6 +491,27 @@ async def test_a_peer_s_words_are_shown_without_their_control_characters(world):
     assert caught.value.reason.startswith("no [31m way!!")
     assert caught.value.reason.isprintable()
     assert len(caught.value.reason) == limits.TEXT_BYTES_MAX
+
+
+async def test_a_sender_runs_at_most_one_window_ahead_of_a_reader_that_stops(world, wanted):
+    """gRPC's own estimate of the line lets it grow without bound, into the memory of a site whose disk is slow."""
+    europe, own = await world.serve("europe"), world.authority.admit("africa").load()
+    sample = world.sample(numbers=8 << 20)
+    europe.service.publish(sample)
+    line = await world.lengthen(europe, delay_s=0.02)
+    message = wire.encode_fetch_request(wanted(), sha256=sample.artifact.sha256, offset=0)
+    options = tls.channel_options(europe.name)
+    address = world.addresses[europe.name]
+    async with grpc.aio.secure_channel(address, tls.channel_credentials(own), options=options) as channel:
+        call, received = rpc.ExchangeStub(channel).FetchArtifact(message), 0
+        while received < sample.artifact.bytes // 2:
+            received += len((await call.read()).data)
+        await line.quiet()
+        call.cancel()
+        await asyncio.wait_for(europe.service.ended.wait(), 5)
+    _, _, sent, outcome = europe.service.ledger[-1]
+    assert outcome == "broken"
+    assert sent - received <= 2 * limits.STREAM_WINDOW_BYTES, "the window, and what was under way when it was full"
 
 
 def test_memory_does_not_grow_with_the_artifact():

@@ -78,17 +78,34 @@ async def test_chunks_grow_on_a_fast_line_and_shrink_on_a_slow_one(published):
         now_s += next(seconds)
 
     await Outgoing(published, offset=0).send(write, clock=lambda: now_s)
-    assert sizes == [1, 2, 4, 8, 16, 8, 4, 4, 1]
+    assert sizes == [1, 1, 2, 4, 8, 16, 8, 4, 4, 0]  # the last one has 17 bytes
 
 
-def test_a_file_that_is_gone_or_too_short_cannot_be_sent(published):
+async def test_a_file_that_is_gone_or_too_short_cannot_be_sent(published):
+    async def write(chunk):
+        raise AssertionError("nothing may be sent")
+
     before = descriptors()
     with pytest.raises(ValueError, match=f"offset {len(CONTENT) + 1} is beyond the {len(CONTENT)} bytes"):
-        Outgoing(published, offset=len(CONTENT) + 1)
+        await Outgoing(published, offset=len(CONTENT) + 1).send(write)
     published.unlink()
     with pytest.raises(FileNotFoundError):
-        Outgoing(published, offset=0)
+        await Outgoing(published, offset=0).send(write)
     assert descriptors() == before
+
+
+async def test_the_event_loop_runs_on_while_the_senders_disk_stalls(tmp_path):
+    """A named pipe stands for a network disk that does not answer: opening it waits for the other end."""
+    os.mkfifo(stalled := tmp_path / "stalled")
+
+    async def write(chunk):
+        raise AssertionError("nothing may be sent")
+
+    sending = asyncio.create_task(Outgoing(stalled, offset=0).send(write))
+    await asyncio.sleep(0)  # the sender's thread waits from here on
+    (await asyncio.to_thread(stalled.open, "wb")).close()
+    with pytest.raises(OSError, match="Illegal seek"):
+        await sending
 
 
 async def test_a_receiver_that_takes_nothing_is_given_up(published):

@@ -250,6 +250,6 @@ def test_inverted_slices_are_axial_ones_with_the_contrast_inverted(prepared: tup
 
 @pytest.mark.data
 def test_the_real_template_is_the_same_left_and_right() -> None:
-    found = tissue.read_template(tissue.folder.package_file(tissue.PACKAGE, tissue.DATA))
+    found = tissue.read_template(tissue.prepared_folder.package_file(tissue.PACKAGE, tissue.DATA))
     midline = -found.corner_mm[0]
     np.testing.assert_array_equal(found.image[midline + 1 : 192], found.image[midline - 1 : 0 : -1])

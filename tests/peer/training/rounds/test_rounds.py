@@ -16,7 +16,17 @@ from peer.methods.registry import PLANS
 SITES = ("alpha", "beta", "gamma")
 
 
-@pytest.mark.parametrize("method", sorted(PLANS.keys() - {"fedcross"}))
+QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
+"""One method for each way of exchange: nothing, a permutation, a mean, and a cache of what all sent."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in sorted(PLANS.keys() - {"fedcross"})
+    ],
+)
 def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(
     sites: Any, equal: Any, method: str
 ) -> None:

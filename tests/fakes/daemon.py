@@ -1,0 +1,38 @@
+"""A real daemon with another worker: ``daemon.py WORKER --home HOME start --site NAME [OPTION...]``.
+
+WORKER is a JSON list, the command that the daemon executes as its worker; the rest is a command line of ``mhfl-peer``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from peer import errors
+from peer.config import site_folder
+from peer.daemon import startup
+
+
+def main() -> int:
+    """Run the daemon; the exit code of ``mhfl-peer start``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("worker", type=json.loads)
+    parser.add_argument("--home", type=Path)
+    parser.add_argument("command", choices=["start"])
+    parser.add_argument("--site")
+    parser.add_argument("--resume", default="auto")
+    parser.add_argument("--stay", action="store_true")
+    arguments = parser.parse_args()
+    options = startup.Options(resume=arguments.resume, stay=arguments.stay, worker=arguments.worker)
+    try:
+        startup.run(site_folder.find_site(site_folder.home_folder(arguments.home), arguments.site), options)
+    except errors.PeerError as error:
+        print(f"mhfl-peer: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

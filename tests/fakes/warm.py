@@ -1,0 +1,164 @@
+"""Workers that start at once: a server has imported torch and MONAI, and forks the real worker for every call.
+
+``warm.py serve SOCKET`` serves until its input ends. ``warm.py call SOCKET PROGRAM [ARGUMENT...] --fd N`` is what a
+daemon executes as its worker: it passes its descriptors on, waits, and ends as the forked program ended. PROGRAM is a
+module, or the path of a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+REQUEST_BYTES_MAX = 1 << 20  # arguments and environment
+READY = "serving"
+
+
+class Warm:
+    """The server's process, for tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = folder / "warm.socket"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, "serve", str(self._socket)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            start_new_session=True,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != READY:
+            raise RuntimeError("the server of warm workers did not start; what it wrote stands above")
+
+    def command(self, *program: str) -> tuple[str, ...]:
+        """What a daemon executes as its worker, without ``--fd N``."""
+        return (sys.executable, "-I", "-S", __file__, "call", str(self._socket), *program)
+
+    def close(self) -> None:
+        """End the server and every worker that it forked."""
+        self._process.communicate()
+
+
+def serve(path: str) -> None:
+    """Fork a worker for every connection until standard input ends."""
+    from peer.training import monai
+
+    monai.load()
+    for name in ("models", "peer.training.guest", "peer.training.trainer"):
+        importlib.import_module(name)
+    import torch
+
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # the first one imports 800 modules
+    os.nice(10)
+    ours = os.getpid()
+    running: dict[int, socket.socket] = {}
+    wake, woken = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(path)
+        listener.listen()
+
+        def leave() -> None:
+            raise SystemExit
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            message, descriptors, *_ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 4)
+            if (pid := os.fork()) == 0:
+                try:
+                    become(json.loads(message), descriptors)
+                finally:
+                    os._exit(70)  # become ends the process itself
+            for descriptor in descriptors:
+                os.close(descriptor)
+            running[pid] = connection
+            selector.register(connection, selectors.EVENT_READ, lambda: os.kill(pid, signal.SIGKILL))
+
+        def reap() -> None:
+            os.read(wake, 4096)
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended:
+                    continue
+                with running.pop(pid) as connection, contextlib.suppress(OSError):  # the daemon killed the caller
+                    selector.unregister(connection)
+                    connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+
+        selector.register(wake, selectors.EVENT_READ, reap)
+        selector.register(listener, selectors.EVENT_READ, accept)
+        selector.register(sys.stdin, selectors.EVENT_READ, leave)
+        print(READY, flush=True)
+        try:
+            while True:
+                (key, _), *_ = selector.select()  # one at a time: its answer may end another
+                key.data()
+        finally:
+            if os.getpid() == ours:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def become(request: Mapping[str, Any], descriptors: list[int]) -> None:
+    """Be the program, in a process that was forked for it, and end that."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    channel, *standard = descriptors
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.closerange(3, channel)
+    os.closerange(channel + 1, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    program, *arguments = request["words"]
+    sys.argv = [program, *arguments, "--fd", str(channel)]
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))  # noqa: SIM115
+    code: Any = 1
+    try:
+        if program.endswith(".py"):
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def call(path: str, words: list[str], channel: int) -> int:
+    """Have the server fork the program on these descriptors; its exit code, or death by its signal."""
+    request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        socket.send_fds(connection, [json.dumps(request).encode()], [channel, 0, 1, 2])
+        os.close(channel)
+        code = int(connection.recv(16) or 1)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["serve", path]:
+            serve(path)
+        case ["call", path, *words, "--fd", channel]:
+            sys.exit(call(path, words, int(channel)))
