@@ -76,10 +76,10 @@ class CallListener:
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int) -> Grant:
         self._ring(caller)
 
-    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+    def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
         """Nothing is ever sent."""
 
-    def turned_away(self, caller: str, call: str, reason: str) -> None:
+    def record_refused_call(self, caller: str, call: str, reason: str) -> None:
         """Nothing is written down."""
 
     def _ring(self, caller: SiteName) -> NoReturn:
@@ -153,7 +153,7 @@ class Reach:
         open_.push_async_callback(server.stop)
         if self._site.discovery.zeroconf:
             discovery = self._discovery = Discovery(
-                site=self._own, federation=self._federation.digest, peers=self._peers, found=self._discover
+                site=self._own, federation=self._federation.digest, peers=self._peers, on_address=self._discover
             )
             host, _ = split_address(self._site.listen)
             discovery.start(lambda: served_at(host, port))

@@ -99,7 +99,7 @@ class Desk:
     def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         return Grant(self.folder / f"{sha256}.safetensors", 0)
 
-    def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
+    def record_sent(self, grant: Grant, *, size: int, outcome: str) -> None:
         """Nothing is recorded here."""
 
 
