@@ -87,8 +87,7 @@ class Daemon:
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         memory = self.journal.fold(recover, site_memory.REMEMBERED)
         self.round = SiteMachine(rules, memory)
-        self.started_s = time.time()
-        self.served = ""
+        self.started_s, self.served = time.time(), ""
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None

@@ -92,14 +92,14 @@ class Discovery:
         self.problem = ""
         self._watch: asyncio.Task[None] | None = None
 
-    def start(self, where: Callable[[], AnnouncedAddress]) -> None:
+    def start(self, find_address: Callable[[], AnnouncedAddress]) -> None:
         """Begin to announce and to listen, in the background, as soon as the network is up.
 
         Args:
-            where: returns this site's address; called at every refresh, since interfaces may
+            find_address: returns this site's address; called at every refresh, since interfaces may
                 change. It may block.
         """
-        self._watch = asyncio.create_task(self._run(where), name="discovery")
+        self._watch = asyncio.create_task(self._run(find_address), name="discovery")
 
     async def stop(self) -> None:
         """Withdraw the announcement, so that other hosts forget this site, and listen no more."""
@@ -108,7 +108,7 @@ class Discovery:
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._close()
 
-    async def _run(self, where: Callable[[], AnnouncedAddress]) -> None:
+    async def _run(self, find_address: Callable[[], AnnouncedAddress]) -> None:
         announced_address: AnnouncedAddress | None = None
         warned = ""
         while True:
@@ -117,7 +117,7 @@ class Discovery:
                 if self._names > NAMES_MAX:
                     announced_address, self.problem = None, f"over {NAMES_MAX} announcements in {self._refresh_s:g} s"
                 self._names = 0
-                if (address := await asyncio.to_thread(where)) != announced_address:
+                if (address := await asyncio.to_thread(find_address)) != announced_address:
                     await self._close()
                     await self._open(address)
                     announced_address = address
