@@ -81,7 +81,7 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with ControlClient(folder.control_socket()) as client:
-        document = {"site": folder.site, "serves": client.well(), "trains": client.well(TRAINING)}
+        document = {"site": folder.site, "serves": client.healthy(), "trains": client.healthy(TRAINING)}
     output.emit(document, as_json=as_json, render=_render_health)
     if not document["serves"]:
         raise DaemonDown(f"the daemon of {folder.site} runs, but does not serve its peers", "it starts or leaves: wait")

@@ -197,8 +197,8 @@ def record(round: int, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _own_cell(metrics: Mapping[str, float]) -> dict[str, Any]:
-    shown = {name: value for name, value in metrics.items() if not name.startswith(OTHER_SPLIT)}
-    return _cell(shown) if shown else {"reason": "no test samples"}
+    own_metrics = {name: value for name, value in metrics.items() if not name.startswith(OTHER_SPLIT)}
+    return _cell(own_metrics) if own_metrics else {"reason": "no test samples"}
 
 
 def _reported(report: EvaluationResult) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Where each peer may be found: what the operator wrote, what was discovered, what the founder wrote; and what worked.
+"""The addresses of each peer: the operator's, the discovered ones, the founder's, and which of them
+works.
 
-An address is a hint and nothing more. Whoever answers there shows a certificate, so that a false one costs a dial.
+An address is only a hint. The peer that answers there shows its certificate, so a false address
+costs one dial.
 """
 
 from __future__ import annotations
@@ -17,23 +19,24 @@ from peer.errors import ConfigError
 log = logging.getLogger(__name__)
 
 DISCOVERED_MAX = 8
-"""What is kept of one site's announcements: two networks in two IP versions, before and after a move."""
+"""Remembered announcements of one site: two networks in two IP versions, before and after a move.
+"""
 FAILURES_MAX = 2
-"""In a row, until an address that works makes room for others: one lost beat is no proof of a move."""
+"""Failures in a row until a working address makes room for others: one lost heartbeat is no move."""
 
 
 class Candidates:
     """One peer's addresses, tried in turn; the one that answered last stays in use until it fails.
 
-    A turn begins with the address that answered last, then the operator's, those announced, newest first, and the
-    founder's.
+    A turn begins with the address that answered last. The operator's follows, then the announced
+    ones, newest first, then the founder's.
     """
 
-    def __init__(self, *, written: str | None = None, founded: str | None = None) -> None:
+    def __init__(self, *, operators: str | None = None, founders: str | None = None) -> None:
         """The address in ``[addresses]`` and the one in ``federation.toml``, where there are any."""
-        self._written, self._founded = written, founded
+        self._operators, self._founders = operators, founders
         self._discovered: deque[str] = deque(maxlen=DISCOVERED_MAX)
-        self._proven: str | None = None  # answered last, also if it does not any more
+        self._proven: str | None = None  # answered last, even if it does no more
         self._working = False
         self._failures = 0
         self._turn: deque[str] = deque()  # the first is in use
@@ -41,25 +44,26 @@ class Candidates:
 
     @property
     def current(self) -> str | None:
-        """The address to dial now; nothing while none is known."""
+        """The address to dial now; ``None`` while none is known."""
         if not self._turn:
             self._begin_turn()
         return self._turn[0] if self._turn else None
 
-    def write(self, address: str | None) -> None:
-        """The operator's word: a new address is the next to be tried, whatever works now."""
-        if address == self._written:
+    def set_operators(self, address: str | None) -> None:
+        """Set the operator's address; a new one is tried next, even if another one works."""
+        if address == self._operators:
             return
-        self._written, self._working, self._failures = address, False, 0
+        self._operators, self._working, self._failures = address, False, 0
         self._begin_turn()
         if address is not None:
             self._turn.remove(address)
             self._turn.appendleft(address)
 
     def discover(self, address: str) -> bool:
-        """An announcement; whether to dial it now, because nothing else works.
+        """Add an announced address; returns whether to dial it now, because no other one works.
 
-        In one turn only so many push in: a flood of false ones must not keep the others from their turn.
+        At most ``DISCOVERED_MAX`` join a turn: a flood of false ones must not keep the others from
+        theirs.
         """
         in_use = self.current
         if address in self._discovered:
@@ -67,16 +71,16 @@ class Candidates:
         self._discovered.appendleft(address)
         if self._working or address in self._turn or self._pushed >= DISCOVERED_MAX:
             return False
-        self._turn.insert(0 if in_use is None else 1, address)  # the first may be in the middle of a dial
+        self._turn.insert(0 if in_use is None else 1, address)  # a dial of the first may be under way
         self._pushed += 1
         return True
 
     def succeed(self, address: str) -> bool:
         if address != self.current:
-            return False  # the operator chose another one meanwhile
-        news = address != self._proven
+            return False  # the operator has set another one meanwhile
+        is_new = address != self._proven
         self._proven, self._working, self._failures = address, True, 0
-        return news
+        return is_new
 
     def fail(self, address: str) -> None:
         if address != self.current:
@@ -91,7 +95,7 @@ class Candidates:
         self._failures = 0
 
     def _begin_turn(self) -> None:
-        known = (self._proven, self._written, *self._discovered, self._founded)
+        known = (self._proven, self._operators, *self._discovered, self._founders)
         self._turn = deque(dict.fromkeys(address for address in known if address is not None))
         self._pushed = 0
 
@@ -101,14 +105,14 @@ class AddressBook:
 
     Args:
         own: this site's name.
-        federation: names the peers, and the founder's addresses.
-        site: the operator's; its file is looked at again for ``[addresses]``, and for nothing else.
+        federation: has the peers and the founder's addresses.
+        site: has the operator's addresses; only ``[addresses]`` of its file is read again.
     """
 
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
         self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
         self._peers = {
-            name: Candidates(written=site.addresses.get(name), founded=federation.addresses.get(name))
+            name: Candidates(operators=site.addresses.get(name), founders=federation.addresses.get(name))
             for name in federation.roster.others(own)
         }
 
@@ -116,7 +120,10 @@ class AddressBook:
         return self._peers[peer].current
 
     def discover(self, peer: SiteName, address: str) -> bool:
-        """Take in an announcement for a peer; whether to dial it now. Announcements for strangers come to nothing."""
+        """Add an announced address of a peer; returns whether to dial it now.
+
+        Other sites are ignored.
+        """
         return peer in self._peers and self._peers[peer].discover(address)
 
     def succeed(self, peer: SiteName, address: str) -> None:
@@ -127,15 +134,15 @@ class AddressBook:
         self._peers[peer].fail(address)
 
     def reread(self) -> None:
-        """Take over ``[addresses]`` if the file was changed; one that is broken is named once, and nothing changes."""
+        """Apply ``[addresses]`` if the file changed; a broken file is logged once and changes nothing."""
         site = self._file.read_change()
         if site is None:
             return
         addresses = site.addresses
-        for stranger in addresses.keys() - set(self._federation.roster):
-            hint = suggestion(stranger, self._federation.roster)
-            self._file.log_unusable(ConfigError(f"{site.where}: addresses.{stranger}: not in the roster{hint}"))
+        for unknown in addresses.keys() - set(self._federation.roster):
+            hint = suggestion(unknown, self._federation.roster)
+            self._file.log_unusable(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))
             return
         for name, candidates in self._peers.items():
-            candidates.write(addresses.get(name))
+            candidates.set_operators(addresses.get(name))
         log.info("addresses read again", extra={"addresses": dict(addresses)})

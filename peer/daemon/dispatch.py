@@ -1,7 +1,7 @@
-"""The daemon of one site: a switchboard between the state machine, the wire, the journal and the worker.
+"""The daemon of one site: it connects the state machine with the wire, the journal and the worker.
 
-It decides nothing. Events queue up, the state machine turns each into commands, and the commands are carried out here
-in their order.
+The daemon decides nothing. Events queue up, the state machine turns each into commands, and the
+daemon carries the commands out in their order.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
 
-TOLD = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
-"""Journal rows that the log has as well."""
+LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenerated", "paused", "resumed", "finished"})
+"""Kinds of journal rows that the daemon also logs."""
 
 
 def now() -> datetime.datetime:
@@ -59,10 +59,10 @@ class Daemon:
         federation: the federation.
         site: the site's private configuration.
         own: the site's identity.
-        generation: which generation's journal to go on with.
+        generation: the generation whose journal the daemon goes on with.
         without: sites that the operator named absent.
         stay: keep serving after the last round.
-        worker: what to execute as the worker.
+        worker: the command that starts the worker.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class Daemon:
             site=site,
             addresses=self.addresses,
             client=self.client,
-            host=self.service,
+            service=self.service,
             pulse=self.machine.pulse,
             report=self.report,
         )
         self.fetcher = ArtifactFetcher(
             rules=rules,
             client=self.client,
-            door=self.service,
+            service=self.service,
             journal=self.journal,
             artifacts=self.artifacts,
             report=self.report,
@@ -150,18 +150,18 @@ class Daemon:
         self._events.put_nowait(event)
 
     def _fail(self, error: errors.PeerError) -> None:
-        """This site cannot go on; the dispatch loop ends with the error."""
+        """End the dispatch loop with an error that this site cannot survive."""
         self._fatal = error
         self.report(events.Ticked())
 
     async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
-        """Serve, take part in the rounds, and return how it ended.
+        """Serve, take part in the rounds, and return the command that ended the daemon.
 
         Args:
             ready: called once with the bound port, when peers can be served.
 
         Raises:
-            PeerError: the site cannot go on; everything that was finished is on disk.
+            PeerError: the site cannot go on; all finished work is on disk.
         """
         try:
             unknown = self.ledger.close_open_intents()
@@ -171,13 +171,13 @@ class Daemon:
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
             self.heartbeats.start(port)
-            await self._take(events.Began())
+            await self._process(events.Began())
             await ready(port)
             await self._dispatch()
         finally:
             await asyncio.gather(self.heartbeats.close(), self.fetcher.close(), return_exceptions=True)
             self.served = ""
-            await self.server.stop()  # before the worker's end, which may take a while: nobody speaks for this site now
+            await self.server.stop()  # before the worker's end, which may take a while
             await self.client.close()
             await asyncio.gather(self.worker_process.close(), self.evaluation_process.close())
             if self._alarm is not None:
@@ -190,15 +190,15 @@ class Daemon:
         return self._exit
 
     async def _dispatch(self) -> None:
-        """The one loop: an event in, its commands out."""
+        """Process events one by one until the site ends."""
         while self._exit is None and self._fatal is None:
-            await self._take(await self._events.get())
+            await self._process(await self._events.get())
 
-    async def _take(self, event: events.Event) -> None:
+    async def _process(self, event: events.Event) -> None:
         loop = asyncio.get_running_loop()
         for command in self.machine.handle(event, now_s=loop.time()):
             await self._carry_out(command)
-        self.service.look_again()
+        self.service.wake_waiting_calls()
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -206,9 +206,9 @@ class Daemon:
         match command:
             case commands.Persist(kind, round, body, cause):
                 self.journal.append(kind, round, body, cause)
-                self._tell(kind, round, body)
+                self._log_row(kind, round, body)
                 if kind == "committed":
-                    self._count_spoken()
+                    self._journal_message_counts()
             case commands.Publish(round, artifact, evaluation):
                 self.service.publish(round, artifact, evaluation=evaluation)
             case commands.Fetch():
@@ -224,24 +224,24 @@ class Daemon:
             case commands.Dismiss():
                 self.evaluation_process.dismiss()
             case commands.SendReport():
-                self.fetcher.carry(command)
+                self.fetcher.send_report(command)
             case commands.WakeAt(at_s):
                 self._set_alarm(at_s)
             case commands.Exit():
-                await self.heartbeats.say_farewell()
-                self._count_spoken()
+                await self.heartbeats.send_farewell()
+                self._journal_message_counts()
                 self._exit = command
             case _:
                 await self.worker_process.send(command)
 
-    def _count_spoken(self) -> None:
-        """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
+    def _journal_message_counts(self) -> None:
+        """Journal the messages sent beside artifacts since this daemon began."""
         counts = {name: self.service.account(name).spoken for name in self.machine.rules.others}
         by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
         self.journal.write(rows.SpokenRow(self.machine.number, by_peer=by_peer))
 
-    def _tell(self, kind: str, round: int, body: Any) -> None:
-        """The few rows that an operator reads as they happen."""
+    def _log_row(self, kind: str, round: int, body: Any) -> None:
+        """Log the rows that matter to an operator as they happen."""
         if kind == "committed":
             self._recent.add(CommittedRound.of_row(round, body, time_s=time.time()))
             facts = {"sources": [source["site"] for source in body["sources"]], "missing": body["missing"]}
@@ -251,11 +251,11 @@ class Daemon:
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "report":
-            told = body["report"]
-            log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": told["unmeasured"]})
+            unmeasured = body["report"]["unmeasured"]
+            log.info("model measured", extra={"round": round, "peer": body["site"], "unmeasured": unmeasured})
         elif kind == "work_failed":
             log.error("training failed", extra={"round": round, "fault": body["fault"], "reason": body["reason"]})
-        elif kind in TOLD:
+        elif kind in LOGGED_KINDS:
             log.info(kind.replace("_", " "), extra={"round": round})
 
     def _set_alarm(self, at_s: float) -> None:
@@ -265,7 +265,7 @@ class Daemon:
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
     def _remove_strays(self) -> None:
-        """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
+        """Delete artifact files that memory does not need; parts stay, a transfer may resume them."""
         needed = self.machine.memory.needed_digests()
         for path in self.artifacts.glob("*.safetensors"):
             if path.stem not in needed:
@@ -273,7 +273,6 @@ class Daemon:
                 log.info("stray artifact removed", extra={"sha256": path.stem})
 
     def status(self) -> status_document.SiteStatus:
-        """The document of `status`."""
         machine = status_document.status(self.machine, now_s=asyncio.get_running_loop().time())
         return {
             "daemon": "running",
@@ -291,7 +290,7 @@ class Daemon:
         }
 
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
-        """A peer as the state machine sees it, with what connections add."""
+        """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
         skew_s = account.clock_skew_s
         return {
@@ -303,15 +302,15 @@ class Daemon:
             "called_s": self.service.called_s(name),
         }
 
-    def standing(self) -> str:
-        """Where the site is, in a few words."""
+    def summary(self) -> str:
+        """The site's round and phase, in a few words."""
         site = self.machine
         return f"round {site.number} of {site.rules.rounds}, {site.phase}" + (
             f": {site.failure}" if site.failure else ""
         )
 
     def _certificate(self) -> x509.Certificate:
-        """The certificate on disk now, renewed or expired; the one of the start if the files are not usable."""
+        """The certificate on disk now, renewed or expired; the first one if the files are unusable."""
         try:
             return self._pki.certificate()
         except errors.CertificateError:

@@ -1,4 +1,4 @@
-"""Fetches artifacts and carries reports for the state machine; each fetch ends with exactly one event."""
+"""Fetches artifacts and sends reports for the state machine; each ends with exactly one event."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from peer.transport.wire import encode_report
 log = logging.getLogger(__name__)
 
 HEARD_EVERY_S = 1.0
-"""A moving transfer counts as a sign of life this often."""
+"""How often a transfer in progress reports that its peer is heard."""
 LOGGED = frozenset({"peer", "purpose", "kind", "sha256", "bytes", "outcome", "seconds"})
-"""Keys of the row ``received`` that the log has as well."""
+"""Keys of the row ``received`` that are also logged."""
 
 
 class ArtifactFetcher:
-    """Runs the fetches of one site, and carries its reports.
+    """Runs the fetches of one site, and sends its reports.
 
     Args:
         rules: the federation as the site sees it.
-        client: asks peers.
-        door: lets reports out.
-        journal: takes what was received, with its signed manifest.
-        artifacts: the folder that received artifacts go to.
+        client: calls peers.
+        service: permits and records reports that leave.
+        journal: gets a row of each received artifact, with its signed manifest.
+        artifacts: the folder for received artifacts.
         report: hands an event to the state machine.
-        fail: told when the site's own disk cannot go on.
+        fail: called with an error that the site cannot survive, such as a failed disk.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ArtifactFetcher:
         *,
         rules: Rules,
         client: ExchangeClient,
-        door: PeerService,
+        service: PeerService,
         journal: Journal,
         artifacts: Path,
         report: Callable[[events.Event], None],
@@ -61,7 +61,7 @@ class ArtifactFetcher:
     ) -> None:
         self._rules = rules
         self._client = client
-        self._door = door
+        self._service = service
         self._journal = journal
         self._artifacts = artifacts
         self._report = report
@@ -71,22 +71,22 @@ class ArtifactFetcher:
         self.received_bytes: Counter[SiteName] = Counter()
 
     def fetch(self, command: commands.Fetch) -> None:
-        """Begin a fetch; a former one to the same site for the same purpose ends."""
+        """Begin a fetch; an earlier one from the same site for the same purpose ends."""
         self.cancel(command.origin, command.purpose)
-        self._sweep()
+        self._delete_old_parts()
         task = asyncio.create_task(self._run(command), name=f"fetch from {command.origin}")
         self._tasks[(command.origin, command.purpose)] = task
 
     def cancel(self, origin: SiteName, purpose: str) -> None:
-        """End a fetch without an event; what came so far stays for the next one."""
+        """End a fetch without an event; the received part stays on disk for the next one."""
         task = self._tasks.pop((origin, purpose), None)
         if task is not None:
             task.cancel()
 
-    def carry(self, command: commands.SendReport) -> None:
-        """Try once to tell a site how its model did here; a former report to it ends."""
+    def send_report(self, command: commands.SendReport) -> None:
+        """Try once to send a site the report on its model; an earlier report to it ends."""
         self.cancel(command.site, "report")
-        task = asyncio.create_task(self._carry(command), name=f"report to {command.site}")
+        task = asyncio.create_task(self._send_report(command), name=f"report to {command.site}")
         self._tasks[(command.site, "report")] = task
 
     async def close(self) -> None:
@@ -98,7 +98,7 @@ class ArtifactFetcher:
     async def _run(self, command: commands.Fetch) -> None:
         answer = (command.generation, command.round, command.attempt, command.origin)
         try:
-            offer = await self._ask(command)
+            offer = await self._request_manifest(command)
             if isinstance(offer, Unavailable):
                 self._report(events.ArtifactUnavailable(*answer, command.purpose, offer))
                 return
@@ -121,13 +121,13 @@ class ArtifactFetcher:
             reason = f"it could not be fetched here: {type(error).__name__}"
             self._report(events.ArtifactRefused(*answer, command.purpose, reason))
 
-    async def _carry(self, command: commands.SendReport) -> None:
+    async def _send_report(self, command: commands.SendReport) -> None:
         peer, report = command.site, command.report
         answer: events.Answer = "refused"
         reason = ""
         try:
             size = encode_report(report).ByteSize()
-            intent = self._door.open_report(peer, report, size=size)
+            intent = self._service.open_report(peer, report, size=size)
             outcome: Outcome = "broken"
             try:
                 await self._client.put_report(peer, report)
@@ -136,7 +136,7 @@ class ArtifactFetcher:
                 outcome = "complete"
                 raise
             finally:
-                self._door.report_sent(intent, size=size, outcome=outcome)
+                self._service.record_report_sent(intent, size=size, outcome=outcome)
         except (Unreachable, errors.CertificateError) as error:
             answer, reason = "none", str(error)
             await asyncio.sleep(limits.DIAL_BACKOFF_S[-1])
@@ -151,8 +151,8 @@ class ArtifactFetcher:
         log.info("report sent", extra={"peer": peer, "round": report.round, "answer": answer, "reason": reason})
         self._report(events.ReportAnswered(command.attempt, peer, answer, reason))
 
-    def _sweep(self) -> None:
-        """Delete parts that no exchange can still wait for, while none is being written."""
+    def _delete_old_parts(self) -> None:
+        """Delete parts that are too old for any exchange; only while no fetch runs."""
         if not all(task.done() for task in self._tasks.values()):
             return
         oldest_s = time.time() - self._rules.pace.wait_max_s
@@ -162,8 +162,8 @@ class ArtifactFetcher:
                     part.unlink()
                     log.info("part of an artifact removed", extra={"sha256": part.stem})
 
-    async def _ask(self, command: commands.Fetch) -> Offer | Unavailable:
-        """The manifest, as soon as it exists; whether that is still worth waiting for is the state machine's matter."""
+    async def _request_manifest(self, command: commands.Fetch) -> Offer | Unavailable:
+        """Ask for the manifest until it exists; the state machine cancels the fetch if it gives up."""
         earlier = self._rules.pattern(command.round) == "circulate" and command.purpose == "train"
         request = wire.ArtifactRequest(command.kind, command.round, command.purpose, command.owner, earlier)
         failures = 0
@@ -174,7 +174,7 @@ class ArtifactFetcher:
                 if offer != Unavailable.NOT_YET:
                     return offer
                 failures = 0
-            except (Unreachable, errors.CertificateError):  # an own certificate that expired may be renewed
+            except (Unreachable, errors.CertificateError):  # an expired certificate of this site may be renewed
                 failures += 1
             await asyncio.sleep(backoff_s(failures))
 
@@ -183,7 +183,7 @@ class ArtifactFetcher:
         loop = asyncio.get_running_loop()
         started_s = heard_s = loop.time()
         task = (origin, str(command.purpose))
-        moving: TransferInProgress = {
+        transfer: TransferInProgress = {
             "direction": "in",
             "peer": origin,
             "purpose": command.purpose,
@@ -192,12 +192,12 @@ class ArtifactFetcher:
             "bytes": artifact.bytes,
             "received": 0,
         }
-        self.receiving[task] = moving
+        self.receiving[task] = transfer
 
         def on_bytes(received: int) -> None:
             nonlocal heard_s
-            self.received_bytes[origin] += max(0, received - moving["received"])
-            moving["received"] = received
+            self.received_bytes[origin] += max(0, received - transfer["received"])
+            transfer["received"] = received
             if loop.time() - heard_s >= HEARD_EVERY_S:
                 heard_s = loop.time()
                 self._report(events.PeerHeard(origin))
@@ -216,7 +216,7 @@ class ArtifactFetcher:
                     failures += 1
                 await asyncio.sleep(backoff_s(failures))
         finally:
-            if self.receiving.get(task) is moving:  # and not already the next task's
+            if self.receiving.get(task) is transfer:  # and not the next task's
                 del self.receiving[task]
         signed = to_base64(offer.signed)
         row = rows.ReceivedRow(
@@ -240,5 +240,5 @@ class ArtifactFetcher:
 
 
 def backoff_s(failures: int) -> float:
-    """How long to wait before asking again."""
+    """How long to wait before the next attempt."""
     return limits.DIAL_BACKOFF_S[min(failures, len(limits.DIAL_BACKOFF_S) - 1)]

@@ -1,4 +1,4 @@
-"""Keeps in touch with the peers: finds them, greets them, and beats for as long as the daemon runs."""
+"""Heartbeats: finds the peers, greets them, and sends heartbeats as long as the daemon runs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from peer.transport.discovery import Discovery, served_at
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
-"""How long the last beat may take: peers that miss it notice the silence instead."""
+"""How long the last heartbeat may take: a peer that misses it notices the silence instead."""
 
 
 class Heartbeats:
-    """One task a peer, and discovery where the site wants it.
+    """One task a peer, and discovery where the site is configured for it.
 
     Args:
         own: this site's name.
-        federation: names the peers, and how often to beat.
-        site: says whether to announce and to discover.
-        addresses: where the peers are; hears how each dial ended.
-        client: dials where the book says.
-        host: words greetings and judges them.
-        pulse: where this site is now.
+        federation: has the peers and the interval of heartbeats.
+        site: says whether to announce this site and discover others.
+        addresses: the peers' addresses; is told how each dial ended.
+        client: dials these addresses.
+        service: makes this site's greetings and checks those of peers.
+        pulse: this site's state now.
         report: hands an event to the state machine.
     """
 
@@ -48,33 +48,33 @@ class Heartbeats:
         site: SiteConfig,
         addresses: AddressBook,
         client: ExchangeClient,
-        host: PeerService,
+        service: PeerService,
         pulse: Callable[[], Heartbeat],
         report: Callable[[events.Event], None],
     ) -> None:
         self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
-        self._host, self._pulse, self._report = host, pulse, report
+        self._service, self._pulse, self._report = service, pulse, report
         self._nudges = {name: asyncio.Event() for name in federation.roster.others(own)}
         self._tasks: list[asyncio.Task[None]] = []
         self._discovery: Discovery | None = None
         if site.discovery.zeroconf:
             self._discovery = Discovery(
-                site=own, federation=federation.digest, peers=tuple(self._nudges), found=self._found
+                site=own, federation=federation.digest, peers=tuple(self._nudges), on_address=self._on_address
             )
 
     def start(self, port: int) -> None:
         if self._discovery is not None:
             host, _ = split_address(self._site.listen)
             self._discovery.start(lambda: served_at(host, port))
-        self._tasks = [asyncio.create_task(self._court(name), name=f"court {name}") for name in self._nudges]
+        self._tasks = [asyncio.create_task(self._run_peer(name), name=f"heartbeats to {name}") for name in self._nudges]
 
     def nudge(self) -> None:
-        """Beat to every peer now: the phase that begins matters to them."""
+        """Send every peer a heartbeat now: the phase has changed."""
         for nudge in self._nudges.values():
             nudge.set()
 
-    async def say_farewell(self) -> None:
-        """Beat once more to every peer, for a moment."""
+    async def send_farewell(self) -> None:
+        """Send every peer a last heartbeat, within ``FAREWELL_S``."""
         beats = [self._beat(name) for name in self._nudges]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
@@ -86,12 +86,12 @@ class Heartbeats:
         leaving = [self._discovery.stop()] if self._discovery is not None else []
         await asyncio.gather(*self._tasks, *leaving, return_exceptions=True)
 
-    def _found(self, peer: SiteName, address: str) -> None:
+    def _on_address(self, peer: SiteName, address: str) -> None:
         if self._addresses.discover(peer, address):
             self._nudges[peer].set()
 
-    async def _court(self, peer: SiteName) -> None:
-        """Greet a peer until it answers, then beat; greet again whenever it may have been restarted."""
+    async def _run_peer(self, peer: SiteName) -> None:
+        """Greet a peer until it answers, then send heartbeats; greet again if it may have restarted."""
         beat_s, nudge = self._federation.beat_s, self._nudges[peer]
         generation, failures, logged = 0, 0, ""
         while True:
@@ -108,7 +108,7 @@ class Heartbeats:
             except Exception as error:
                 generation, failures = 0, failures + 1
                 if isinstance(error, Refused | Misbehaved):
-                    if address is not None:  # somebody with the peer's certificate did answer there
+                    if address is not None:  # the peer did answer there, with its certificate
                         self._addresses.succeed(peer, address)
                     self._report(events.PeerRefused(peer, error.reason))
                 elif isinstance(error, Unreachable):
@@ -120,18 +120,18 @@ class Heartbeats:
                     log.error("peer cannot be called", extra={"peer": peer, "reason": logged}, exc_info=bug)
             wait_s = min(beat_s, backoff_s(failures - 1)) if failures else beat_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):  # not wait_for: that may lose the cancellation that ends this
+                async with asyncio.timeout(wait_s):  # not wait_for: it may lose the cancellation that ends this task
                     await nudge.wait()
 
     async def _call(self, peer: SiteName, generation: int) -> int:
-        """Greet the peer if its generation is not known (0), then beat; its generation, or 0 to greet again."""
+        """Greet a peer of unknown generation (0), then send a heartbeat; returns 0 to greet again."""
         if not generation:
-            greeting = await self._client.hello(peer, self._host.greeting(peer))
-            problem = self._host.difference(greeting)
+            greeting = await self._client.hello(peer, self._service.greeting(peer))
+            problem = self._service.difference(greeting)
             if problem is not None:
                 self._report(events.PeerRefused(peer, problem))
                 return 0
-            self._host.welcome(peer, greeting)
+            self._service.accept_greeting(peer, greeting)
             generation = greeting.generation
         pulse = await self._beat(peer)
         self._report(events.PeerHeard(peer, pulse))
@@ -139,5 +139,5 @@ class Heartbeats:
 
     async def _beat(self, peer: SiteName) -> Heartbeat:
         own = self._pulse()
-        self._host.said(peer, wire.encode_pulse(own).ByteSize())
+        self._service.count_message(peer, wire.encode_pulse(own).ByteSize())
         return await self._client.beat(peer, own)

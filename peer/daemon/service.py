@@ -1,7 +1,9 @@
-"""The one door through which bytes leave: policy, schedule and ledger stand here, in that order.
+"""The answers to peers' calls.
 
-Peers' calls arrive from ``peer.transport.server`` authenticated and validated. The service answers from what the
-site has published; what a caller says becomes an event for the state machine.
+Every byte that leaves passes policy, schedule and ledger here, in that order.
+
+``peer.transport.server`` authenticates and validates the calls. The service serves the site's
+published artifacts; the caller's messages become events for the state machine.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from peer.transport.tls import Pki
 log = logging.getLogger(__name__)
 
 Served = tuple[int, Sha256, bool]
-"""Round, digest, and whether it is for evaluation."""
+"""Round, digest, and whether the artifact is for evaluation."""
 DENIED_AGAIN_S = 60.0
-"""A caller that asks again and again for what it may not have gets one row a minute."""
+"""A repeated denial is journalled at most once in this time."""
 DENIED_ROWS_MAX = 10
-"""Rows in that time for a caller that asks for ever new things: it words its requests, and may not fill the disk."""
+"""Rows in that time for one caller, which could otherwise fill the disk with ever new requests."""
 
 
 @dataclass(slots=True)
 class TrafficCount:
-    """What left for a peer beside artifacts: greetings, beats and manifests, answers included."""
+    """Messages sent to a peer beside artifacts: greetings, heartbeats and manifests, with answers."""
 
     messages: int = 0
     bytes: int = 0
@@ -57,10 +59,10 @@ class TrafficCount:
 
 @dataclass(slots=True)
 class PeerAccount:
-    """What the daemon knows of its dealings with one peer since it started. Times are monotonic seconds.
+    """The daemon's dealings with one peer since it started. Times are monotonic seconds.
 
-    ``mismatch`` is why the peer's greeting was refused; it takes no part until it greets as one of this federation.
-    ``denied_s`` has the denials that were noted not long ago, by call and reason.
+    ``mismatch`` is why the peer's greeting was refused: the peer takes no part until its greeting
+    fits this federation. ``denied_s`` has the recent denials in the journal, by call and reason.
     """
 
     spoken: TrafficCount = field(default_factory=TrafficCount)
@@ -77,7 +79,7 @@ class PeerService:
     Args:
         federation: the federation.
         site: the site's private configuration, with its egress policy.
-        machine: the state machine; only read here.
+        machine: the state machine; the service only reads it.
         journal: takes signed manifests and denials.
         ledger: takes intents and outcomes.
         artifacts: the folder that published artifacts lie in.
@@ -115,14 +117,14 @@ class PeerService:
         self._accounts: defaultdict[str, PeerAccount] = defaultdict(PeerAccount)
 
     def account(self, peer: str) -> PeerAccount:
-        """What is known of a peer, or of a caller that is none."""
+        """The dealings with a peer, or with a caller that is no peer."""
         return self._accounts[peer]
 
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
-        """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
+        """Serve the artifact from now on; the manifest follows later if no certificate can sign it."""
         memory = self._machine.memory
-        served = {(key[0], kept.sha256, False) for key, kept in memory.published.items()}
-        served |= {(key, one.artifact.sha256, True) for key, one in memory.evaluation.lent.items() if one.artifact}
+        served = {(key[0], published.sha256, False) for key, published in memory.published.items()}
+        served |= {(key, lent.artifact.sha256, True) for key, lent in memory.evaluation.lent.items() if lent.artifact}
         self._signed = {key: signed for key, signed in self._signed.items() if key in served}
         key = (round, artifact.sha256, evaluation)
         self._signed[key] = None
@@ -152,7 +154,7 @@ class PeerService:
         return signed
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
-        """Say at once that a bound is too low for what the method sends, and not only when receivers are denied."""
+        """Warn at once of a bound below what the method sends, before receivers are denied."""
         rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         receivers = len(rules.others) if evaluation or rules.pattern(round) == "all_to_all" else 1
         if limit is not None and artifact.bytes * receivers > limit:
@@ -160,13 +162,13 @@ class PeerService:
             remedy = "raise [egress] bytes_per_round_max in site.toml, or choose a smaller model"
             log.warning("policy lets less leave than the method sends", extra={**facts, "remedy": remedy})
 
-    def look_again(self) -> None:
-        """The site's memory changed: calls that wait compare it with what they wait for."""
+    def wake_waiting_calls(self) -> None:
+        """Have the calls that wait check the site's memory, which may have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def greeting(self, peer: SiteName) -> Hello:
-        """What this site says of itself to a peer."""
+        """This site's greeting for a peer."""
         greeting = Hello(
             protocol=limits.PROTOCOL_VERSION,
             federation=self._federation.digest,
@@ -182,27 +184,27 @@ class PeerService:
         return greeting
 
     def difference(self, greeting: Hello) -> str | None:
-        """What makes a greeting one of another federation, in words; nothing when it is one of ours."""
+        """How a greeting shows another federation, in words; ``None`` when it is of this one."""
         own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest, self._tag)
         theirs = (greeting.protocol, greeting.federation, greeting.roster, greeting.round_key_tag)
         names = ("protocol version", "federation digest", "roster digest", "round key's tag")
-        for what, mine, other in zip(names, own, theirs, strict=True):
+        for name, mine, other in zip(names, own, theirs, strict=True):
             if mine != other:
-                return f"the {what} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
+                return f"the {name} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
         return None
 
-    def welcome(self, peer: SiteName, greeting: Hello) -> None:
-        """A greeting was compared and is one of ours."""
+    def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
+        """Record a greeting of this federation, and report it to the state machine."""
         account = self._accounts[peer]
         account.mismatch, account.clock_skew_s = "", greeting.clock_s - time.time()
         self._report(events.PeerGreeted(peer, greeting))
 
-    def said(self, peer: SiteName, size: int) -> None:
-        """So many bytes left for a peer beside artifacts."""
+    def count_message(self, peer: SiteName, size: int) -> None:
+        """Count a message of so many bytes that leaves for a peer beside artifacts."""
         self._accounts[peer].spoken.add(size)
 
     def called_s(self, peer: SiteName) -> float | None:
-        """Seconds since the peer's last call reached this site; nothing while none has."""
+        """Seconds since the peer's last call reached this site; ``None`` before the first."""
         at_s = self._accounts[peer].called_at_s
         return None if at_s is None else round(self._clock() - at_s, 1)
 
@@ -210,20 +212,20 @@ class PeerService:
         """Compare greetings, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
         problem = self.difference(greeting)
-        takes_part = greeting.generation > 0  # 0 only asks: `check` at a site that does not run yet
+        takes_part = greeting.generation > 0  # 0 is a question only, of `check` at a site that does not run yet
         if problem is not None:
             if takes_part:
                 self._accounts[caller].mismatch = problem
                 self._report(events.PeerRefused(caller, problem))
             raise Refusal(Status.MISMATCH, problem)
         if takes_part:
-            self.welcome(caller, greeting)
+            self.accept_greeting(caller, greeting)
         return self.greeting(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Note where the caller is, and say where this site is."""
+        """Report the caller's state to the state machine, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
-        self._refuse_stranger(caller)
+        self._refuse_mismatch(caller)
         self._report(events.PeerHeard(caller, pulse))
         own = self._machine.pulse()
         self._accounts[caller].spoken.add(wire.encode_pulse(own).ByteSize())
@@ -236,12 +238,12 @@ class PeerService:
         self._report(events.PeerHeard(caller))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, limits.MANIFEST_WAIT_S)):
-                while (found := self._answer(request)) == Unavailable.NOT_YET:
+                while self._answer(request) == Unavailable.NOT_YET:
                     await self._changed.wait()
-        found = self._answer(request)
-        if isinstance(found, Unavailable):
-            return found
-        signed = self._manifest_of(*found, evaluation=request.purpose == "evaluate")
+        answer = self._answer(request)
+        if isinstance(answer, Unavailable):
+            return answer
+        signed = self._manifest_of(*answer, evaluation=request.purpose == "evaluate")
         if signed is None:
             return Unavailable.NOT_YET
         self._accounts[caller].spoken.add(len(signed.body) + len(signed.signature) + len(signed.certificate_der))
@@ -249,42 +251,42 @@ class PeerService:
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         self._admit(caller, request)
-        found = self._answer(request)
+        answer = self._answer(request)
         evaluation = request.purpose == "evaluate"
         if (
-            isinstance(found, Unavailable)
-            or found[1].sha256 != sha256
-            or (found[0], sha256, evaluation) not in self._signed
+            isinstance(answer, Unavailable)
+            or answer[1].sha256 != sha256
+            or (answer[0], sha256, evaluation) not in self._signed
         ):
             raise Refusal(Status.MISSING, f"no artifact {sha256[:12]} of round {request.for_round} here")
-        round, artifact = found
+        round, artifact = answer
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
         size = artifact.bytes - offset
         generation = self._machine.memory.generation
         if (reason := self._over(round, size)) is not None:
             raise self._deny(caller, request, reason)
-        what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
-        intent = self._ledger.intend(**what, generation=generation, sha256=sha256)
-        self.sending[intent] = cast(TransferInProgress, {"direction": "out", **what})
+        transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
+        intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256)
+        self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
         return Grant(artifact_path(self._artifacts, sha256), intent)
 
-    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
-        what = self.sending.pop(grant.intent)
+    def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        transfer = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
-        self._accounts[what["peer"]].sent_bytes += size
-        log.info("artifact sent", extra={"intent": grant.intent, **what, "sent_bytes": size, "outcome": outcome})
+        self._accounts[transfer["peer"]].sent_bytes += size
+        log.info("artifact sent", extra={"intent": grant.intent, **transfer, "sent_bytes": size, "outcome": outcome})
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
-        """Take what a peer says of a model that was lent to it; it is in the journal when this returns."""
+        """Take a peer's report on a lent model; the report is in the journal when this returns."""
         self._accounts[caller].called_at_s = self._clock()
-        self._refuse_stranger(caller)
+        self._refuse_mismatch(caller)
         self._report(events.PeerHeard(caller))
         rules, memory = self._machine.rules, self._machine.memory
         reason = access.unasked(rules, memory, caller=caller, report=report)
         if reason is not None:
-            self._write_down(caller, f"metrics of round {report.round}", reason)
+            self._record_denial(caller, f"metrics of round {report.round}", reason)
             raise Refusal(Status.DENIED, reason)
         self._report(events.ReportArrived(caller, report))
         with contextlib.suppress(TimeoutError):
@@ -295,24 +297,24 @@ class PeerService:
         raise Refusal(Status.BUSY, "the report is not in the journal yet")
 
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
-        """Allow a report to leave for the site whose model it is about; its intent is on disk when this returns."""
+        """Permit a report to leave for the model's site; its intent is on disk when this returns."""
         rules = self._machine.rules
         if rules.evaluation_denied is not None or not self._site.egress.permits_receiver(peer):
             raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
         if (over := self._over(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
-        what = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
-        facts = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
-        return self._ledger.intend(**what, **facts)
+        transfer = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
+        artifact = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
+        return self._ledger.intend(**transfer, **artifact)
 
-    def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
+    def record_report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
         self._ledger.settle(intent, bytes=size, outcome=outcome)
 
-    def turned_away(self, caller: str, call: str, reason: str) -> None:
-        self._write_down(caller, call, reason)
+    def record_refused_call(self, caller: str, call: str, reason: str) -> None:
+        self._record_denial(caller, call, reason)
 
     def _manifest_of(self, round: int, artifact: Artifact, *, evaluation: bool) -> SignedManifest | None:
-        """The manifest of what was published, signed now if it could not be before; nothing while it cannot be."""
+        """The manifest of a published artifact; ``None`` while no valid certificate can sign it."""
         key = (round, artifact.sha256, evaluation)
         if key in self._signed and self._signed[key] is None:
             with contextlib.suppress(CertificateError, WireError):
@@ -320,7 +322,7 @@ class PeerService:
         return self._signed.get(key)
 
     def _over(self, round: int, size: int) -> str | None:
-        """Why so many bytes more may not leave in a round; nothing when they may."""
+        """Why so many more bytes may not leave in a round; ``None`` when they may."""
         limit = self._site.egress.bytes_per_round_max
         if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
@@ -336,9 +338,9 @@ class PeerService:
         )
 
     def _admit(self, caller: SiteName, request: wire.ArtifactRequest) -> None:
-        """Policy, then schedule; ``Refusal`` names which of them says no."""
+        """Return if policy and schedule permit the request; ``Refusal`` names the one that does not."""
         self._accounts[caller].called_at_s = self._clock()
-        self._refuse_stranger(caller)
+        self._refuse_mismatch(caller)
         egress, rules = self._site.egress, self._machine.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
             raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
@@ -353,19 +355,19 @@ class PeerService:
         if reason is not None:
             raise self._deny(caller, request, reason)
 
-    def _refuse_stranger(self, caller: SiteName) -> None:
-        """Who greeted as a member of another federation takes no part until it greets as one of this."""
+    def _refuse_mismatch(self, caller: SiteName) -> None:
+        """``Refusal`` for a caller whose last greeting was of another federation."""
         if mismatch := self._accounts[caller].mismatch:
             raise Refusal(Status.MISMATCH, mismatch)
 
     def _deny(self, caller: SiteName, request: wire.ArtifactRequest, reason: str) -> Refusal:
-        self._write_down(caller, f"{request.kind} for round {request.for_round}", reason)
+        self._record_denial(caller, f"{request.kind} for round {request.for_round}", reason)
         return Refusal(Status.DENIED, reason)
 
-    def _write_down(self, caller: str, call: str, reason: str) -> None:
-        """Note a denial in journal and log, unless the same one, or many of this caller, were noted just now."""
+    def _record_denial(self, caller: str, call: str, reason: str) -> None:
+        """Write a denial to journal and log, unless it repeats a recent one or there were too many."""
         now_s, account = self._clock(), self._accounts[caller]
-        recent = {what: at_s for what, at_s in account.denied_s.items() if now_s - at_s < DENIED_AGAIN_S}
+        recent = {denial: at_s for denial, at_s in account.denied_s.items() if now_s - at_s < DENIED_AGAIN_S}
         if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
             recent[(call, reason)] = now_s
             self._journal.write(rows.DeniedRow(self._machine.number, caller=caller, call=call, reason=reason))

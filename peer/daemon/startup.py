@@ -1,4 +1,4 @@
-"""From a site's folder to a running daemon, and to its exit: everything that is checked before the first byte moves."""
+"""Starts a site's daemon from its folder, after all checks, and runs it until its exit."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from peer.transport.control import ControlServer
 log = logging.getLogger(__name__)
 
 ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
-"""Of glibc's malloc.h: M_ARENA_MAX, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes: chunks are reused, few kept."""
+"""M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 WATCH_AGAIN_S = 10.0
-"""How long after its failure a watcher is started again: the log of a lasting failure stays readable."""
+"""How long after its failure a watcher starts again: a lasting failure must not flood the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line of `start` said; ``worker`` is what the daemon executes as its worker."""
+    """The options of `start`; ``worker`` is the command that starts the worker."""
 
     resume: str = "auto"
     accept_change: bool = False
@@ -53,7 +53,7 @@ class Options:
 
 
 def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
-    """The site's files, each checked by itself and against the others; ``PeerError`` names what is wrong."""
+    """The site's files, each checked by itself and against the others; ``PeerError`` if wrong."""
     federation = FederationConfig.load(folder.federation_toml)
     site = SiteConfig.load(folder.site_toml)
     check_site(federation, site, folder.site)
@@ -93,9 +93,10 @@ def allow_descriptors() -> None:
 
 
 def keep_memory_small() -> None:
-    """Have this process give back the memory of chunks that it freed, where the C library is glibc.
+    """Have glibc, where it is the C library, return the memory of freed chunks to the system.
 
-    Left alone, each of gRPC's threads has an arena that keeps them: a daemon that moves 250 MB grows to 170 MB.
+    By default each of gRPC's threads has an arena that keeps them: a daemon that transfers 250 MB
+    grows to 170 MB.
     """
     with contextlib.suppress(OSError, AttributeError):
         allocator = ctypes.CDLL(None)
@@ -123,19 +124,19 @@ async def _serve(
         worker=options.worker,
     )
     control = ControlServer(OperatorService(daemon))
-    beside = contextlib.AsyncExitStack()
+    services = contextlib.AsyncExitStack()
 
     async def ready(port: int) -> None:
         facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
         if site.metrics.listen is not None:
-            facts["metrics_port"] = await beside.enter_async_context(_metrics(daemon, site.metrics.listen))
+            facts["metrics_port"] = await services.enter_async_context(_metrics(daemon, site.metrics.listen))
         log.info("serving", extra={**facts, "committed": daemon.machine.memory.committed})
         if daemon.machine.memory.finished:
             log.info("every round is finished; serving what others still need")
         notify("READY=1")
         expiry = ExpiryWatcher(folder.pki, now)
-        for what, watching in (("systemd watchdog", lambda: watch(daemon.standing)), ("certificate", expiry.watch)):
-            beside.push_async_callback(end, asyncio.create_task(keep_running(what, watching), name=what))
+        for name, watcher in (("systemd watchdog", lambda: watch(daemon.summary)), ("certificate", expiry.watch)):
+            services.push_async_callback(cancel, asyncio.create_task(keep_running(name, watcher), name=name))
 
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()
@@ -143,7 +144,7 @@ async def _serve(
         ended: commands.Exit = await daemon.run(ready)
     finally:
         notify("STOPPING=1")
-        await beside.aclose()
+        await services.aclose()
         await control.stop()
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
@@ -151,28 +152,29 @@ async def _serve(
 
 
 async def keep_running(
-    what: str, watching: Callable[[], Coroutine[Any, Any, None]], *, again_s: float = WATCH_AGAIN_S
+    name: str, watcher: Callable[[], Coroutine[Any, Any, None]], *, again_s: float = WATCH_AGAIN_S
 ) -> None:
-    """Run a watcher until it returns; when it fails, log the failure with its traceback and run it again.
+    """Run a watcher until it returns; when it fails, log the failure with its traceback and run it
+    again.
 
-    A watcher only warns. Its failure must not end the rounds, and must not go unnoticed either.
+    A watcher only warns. Its failure must neither end the rounds nor go unnoticed.
     """
     while True:
         try:
-            return await watching()
+            return await watcher()
         except Exception:
-            log.exception("watcher failed and is started again", extra={"watcher": what, "again_s": again_s})
+            log.exception("watcher failed and is started again", extra={"watcher": name, "again_s": again_s})
         await asyncio.sleep(again_s)
 
 
-async def end(task: asyncio.Task[None]) -> None:
+async def cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
 async def _metrics(daemon: Daemon, address: str) -> AsyncIterator[int]:
-    """The endpoint for Prometheus, on this port; its library is loaded only where one is wanted."""
+    """Serve metrics for Prometheus, on the yielded port; its library is imported only here."""
     from peer.daemon.metrics_server import MetricsServer
 
     server = MetricsServer(daemon)
@@ -200,7 +202,7 @@ def _generation(folder: SiteFolder, options: Options) -> int:
 
 
 def next_generation(folder: SiteFolder) -> int:
-    """The number after every generation that peers may have seen: a restored backup counts on in its own folder."""
+    """The number after every generation that peers may have seen, also those of a restored backup."""
     number = max(folder.generations(), default=0)
     path = folder.generation(number) / "journal.db"
     if not path.exists():

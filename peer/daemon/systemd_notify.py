@@ -1,4 +1,4 @@
-"""What systemd hears of a daemon: that it serves, where it is, that it still lives, that it leaves (sd_notify)."""
+"""Messages from the daemon to systemd (sd_notify): ready, status, watchdog, stopping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell systemd, where it asked to be told: one datagram to a socket."""
+    """Send systemd one datagram, if this process runs under systemd with notifications."""
     address = environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -28,26 +28,27 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
-    """How long systemd waits for a sign of life before it kills this process; nothing where it does not watch."""
+    """How long systemd waits for a sign of life before it kills this process; ``None`` if for ever."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
-    asked = environ.get("WATCHDOG_USEC", "")
-    return int(asked) / 1e6 if asked.isdecimal() and int(asked) else None
+    limit_us = environ.get("WATCHDOG_USEC", "")
+    return int(limit_us) / 1e6 if limit_us.isdecimal() and int(limit_us) else None
 
 
-async def watch(standing: Callable[[], str], *, every_s: float = 1.0, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell systemd for ever what ``systemctl status`` shows, whenever it changed, and give signs of life twice in time.
+async def watch(summary: Callable[[], str], *, every_s: float = 1.0, environ: Mapping[str, str] = os.environ) -> None:
+    """Send systemd every change of the summary, and signs of life at twice the watchdog's rate; for
+    ever.
 
-    It runs in the event loop that serves peers and takes events: a daemon that hangs falls silent.
+    This runs in the event loop that serves peers: a daemon that hangs sends no sign of life.
     """
     limit_s = watchdog_s(environ)
     notified = ""
     while environ.get("NOTIFY_SOCKET"):
-        now = one_line(standing())  # a line feed in a worker's reason would begin another word to systemd
-        news = [f"STATUS={now}"] if now != notified else []
+        now = one_line(summary())  # a line feed in a worker's reason would begin another message
+        messages = [f"STATUS={now}"] if now != notified else []
         if limit_s is not None:
-            news.append("WATCHDOG=1")
-        if news:
-            notify("\n".join(news), environ)
+            messages.append("WATCHDOG=1")
+        if messages:
+            notify("\n".join(messages), environ)
         notified = now
         await asyncio.sleep(every_s if limit_s is None else min(every_s, limit_s / 2))

@@ -1,7 +1,7 @@
-"""Starts the training worker in a process of its own, hands it orders, and tells what it answers or how it died.
+"""The worker process: started by the daemon, ordered over a socket pair, and reported when it dies.
 
-The worker is executed, never forked from this process, so that it has its own memory and its own CUDA context. One
-JSON object a line over a socket pair (``peer.core.worker_protocol``); tensors travel as files.
+The daemon executes the worker and never forks it, so that the worker has its own memory and CUDA
+context. Both send one JSON object a line (``peer.core.worker_protocol``); tensors travel as files.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from peer.errors import one_line
 log = logging.getLogger(__name__)
 
 WORKER = (sys.executable, "-P", "-m", "peer.training.worker")
-"""``-P``: whatever is called ``models`` or ``peer`` in the folder that the daemon is started in is not ours."""
+"""``-P``: Python must not import a ``models`` or ``peer`` from the daemon's working directory."""
 NICE = 10
-"""The daemon must answer peers and operators while every core trains."""
+"""Priority of the worker: the daemon must answer peers and operators while every core trains."""
 NICEST = 19
-"""What measures guests takes what the training leaves: an eighth of a core that both want."""
+"""Priority of the evaluation process: it gets an eighth of a core that the training wants, too."""
 STOP_S = 10.0
-"""A worker whose socket is closed, or that failed, ends by itself within a step; after this long it is killed."""
+"""A worker that failed, or whose socket is closed, ends within a step; it is killed after this."""
 LOG_BYTES_MAX = 10 << 20
-"""Of a worker's log; the one before it is kept."""
+"""Size of a worker's log; the daemon keeps one older file."""
 TAIL_BYTES = 4096
 LOG_CHUNK_BYTES = 64 << 10
 LOG_END_S = 1.0
-"""A dead worker's last words are in the pipe; a process that it left behind may hold the pipe open for ever."""
+"""How long to read a dead worker's output: its own children may hold the pipe open for ever."""
 
 
 class WorkerLog:
-    """A worker's standard output and error, copied into a file that is put aside before it is over its limit.
+    """A worker's standard output and error, copied into a file that is rotated at its limit.
 
-    The daemon copies, since a worker that has the file open would go on writing into the one that was put aside. A
+    The daemon copies, since a worker with the file open would go on writing into the rotated one. A
     thread does it, since the disk may be slow.
 
     Raises:
@@ -54,7 +54,7 @@ class WorkerLog:
         self._path = path
         self._file = path.open("ab", buffering=0)
         if self._file.tell() > LOG_BYTES_MAX:
-            self._put_aside()
+            self._rotate()
         self._last = b""
         reader, self._writer = os.pipe()
         self._thread = threading.Thread(target=self._copy, args=(reader,), name="worker log", daemon=True)
@@ -69,7 +69,7 @@ class WorkerLog:
             os.close(self._writer)
 
     async def last_line(self) -> str:
-        """The last line that the worker wrote, once it has ended."""
+        """The last line of a worker that has ended."""
         await asyncio.to_thread(self._thread.join, LOG_END_S)
         lines = self._last.decode(errors="replace").split("\n")
         return next((one_line(line) for line in reversed(lines) if one_line(line)), "it said nothing")
@@ -78,13 +78,13 @@ class WorkerLog:
         with open(reader, "rb", buffering=0) as pipe:
             while chunk := pipe.read(LOG_CHUNK_BYTES):
                 self._last = (self._last + chunk)[-TAIL_BYTES:]
-                with contextlib.suppress(OSError):  # a full disk must not hold up the worker
+                with contextlib.suppress(OSError):  # a full disk must not stall the worker
                     if self._file.tell() + len(chunk) > LOG_BYTES_MAX:
-                        self._put_aside()
+                        self._rotate()
                     self._file.write(chunk)
         self._file.close()
 
-    def _put_aside(self) -> None:
+    def _rotate(self) -> None:
         self._path.replace(self._path.with_suffix(".log.1"))
         fresh = self._path.open("ab", buffering=0)
         self._file.close()
@@ -92,15 +92,15 @@ class WorkerLog:
 
 
 class WorkerProcess:
-    """One worker at most; it is started by the first order and again by the first order after its death.
+    """At most one worker, started by the first order, and again by the first order after its death.
 
     Args:
         setting: the first line that every new worker gets.
-        log_path: where the worker's own output goes.
+        log_path: the file for the worker's output.
         report: called in the event loop with each event of the worker.
-        command: what to execute, without ``--fd N``.
+        command: the worker's command line, without ``--fd N``.
         nice: its priority.
-        stop_s: how long a worker that should leave may take.
+        stop_s: how long a worker that should end may take.
     """
 
     def __init__(
@@ -130,9 +130,10 @@ class WorkerProcess:
         return self._process.pid if self._process is not None else None
 
     async def send(self, order: Command) -> None:
-        """Hand over an order, starting a worker if there is none; does not wait until it is read.
+        """Send an order, and start a worker if there is none; does not wait until the worker reads
+        it.
 
-        After ``close`` nothing is started any more. A worker that cannot be started counts as one that died.
+        After ``close`` no worker starts any more. A worker that cannot be started counts as dead.
         """
         if self._closing:
             return
@@ -142,10 +143,10 @@ class WorkerProcess:
         except OSError as error:
             self._report(self._about_order("crash", f"the worker cannot be started: {error}"))
         else:
-            writer.write(worker_protocol.encode(order))  # a worker that is dead by now is told by the one who reads
+            writer.write(worker_protocol.encode(order))  # if the worker is dead by now, `_listen` reports it
 
     async def close(self) -> None:
-        """End the worker: it leaves when its socket closes, and is killed if it does not."""
+        """Close the worker's socket, which ends it; kill it if that does not."""
         self._closing = True
         if self._writer is not None:
             self._writer.transport.abort()  # not close: that would wait until all orders are read
@@ -154,8 +155,8 @@ class WorkerProcess:
 
     async def _start(self) -> asyncio.StreamWriter:
         ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as until_it_runs:
-            until_it_runs.enter_context(ours)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(ours)
             with theirs:
                 worker_log = WorkerLog(self._log_path)
                 with worker_log.writer() as output:
@@ -168,8 +169,8 @@ class WorkerProcess:
                         pass_fds=(theirs.fileno(),),
                         start_new_session=True,
                     )
-            until_it_runs.pop_all()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is dead, or the daemon is nicer already
+            on_failure.pop_all()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # dead, or the daemon's priority is lower
             os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         reader, writer = await asyncio.open_connection(sock=ours, limit=WORKER_LINE_BYTES_MAX)
         writer.write(worker_protocol.encode(self._setting))
@@ -185,7 +186,7 @@ class WorkerProcess:
         process: asyncio.subprocess.Process,
         worker_log: WorkerLog,
     ) -> None:
-        """Pass on what the worker says until it ends. That it failed is told last, when the next one can be started."""
+        """Report the worker's events; report its failure last, when a new worker can start."""
         failure: events.WorkFailed | None = None
         problem = ""
         try:
@@ -197,7 +198,7 @@ class WorkerProcess:
                     self._report(event)
         except ConnectionError:
             pass
-        except (TypeError, ValueError) as error:  # also of a line without an end
+        except (TypeError, ValueError) as error:  # or a line that is too long
             problem = f"the worker's answer makes no sense: {error}"
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -215,7 +216,7 @@ class WorkerProcess:
         self._report(self._about_order("crash", reason))
 
     async def _end(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for the exit of a worker that should leave; its exit code."""
+        """Wait for the exit of a worker that should end, or kill it; returns its exit code."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_s):
                 return await process.wait()
@@ -224,21 +225,23 @@ class WorkerProcess:
         return await process.wait()
 
     def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
-        """The failure of the order in hand, also when the worker did not get as far as reading it."""
+        """The failure of the present order, even if the worker did not read it."""
         order = self._order
         return events.WorkFailed(getattr(order, "generation", 0), getattr(order, "attempt", 0), fault, reason)
 
 
 class EvaluationProcess:
-    """A second worker, which measures guests: on the CPU, at the lowest priority, and only while there are any.
+    """A second worker that measures lent models: on the CPU, at the lowest priority, only while
+    there are any.
 
-    It shares neither memory nor GPU with the training, so that no guest can make that fail.
+    It shares neither memory nor GPU with the training, so that no lent model can make the training
+    fail.
 
     Args:
-        setting: the training worker's.
-        log_path: where its own output goes.
+        setting: the training worker's first line.
+        log_path: the file for the process's output.
         report: called with each of its events.
-        command: what to execute, without ``--fd N``.
+        command: the command line, without ``--fd N``.
     """
 
     def __init__(
@@ -259,13 +262,15 @@ class EvaluationProcess:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def send(self, order: Command) -> None:
-        """Hand over an order, starting the process if it does not run."""
+        """Send an order, and start the process if it does not run."""
         if self._worker is None:
-            self._worker = WorkerProcess(self._setting, self._log_path, self._tell, command=self._command, nice=NICEST)
+            self._worker = WorkerProcess(
+                self._setting, self._log_path, self._report_event, command=self._command, nice=NICEST
+            )
         await self._worker.send(order)
 
     def dismiss(self) -> None:
-        """End the process, whatever it does; nothing is told of that."""
+        """End the process without an event."""
         worker, self._worker = self._worker, None
         if worker is not None:
             task = asyncio.create_task(worker.close(), name="examiner leaves")
@@ -276,8 +281,8 @@ class EvaluationProcess:
         self.dismiss()
         await asyncio.gather(*self._leaving)
 
-    def _tell(self, event: events.Event) -> None:
-        if isinstance(event, events.WorkFailed):  # of a guest, and not of the training
+    def _report_event(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkFailed):  # concerns a lent model, not the training
             event = events.MeasurementFailed(event.generation, event.attempt, event.fault, event.reason)
         self._report(event)
 

@@ -83,11 +83,11 @@ class CallListener:
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int) -> Grant:
         self._refuse(caller)
 
-    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
-        """Never called: nothing is sent."""
+    def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        """Nothing is ever sent."""
 
-    def turned_away(self, caller: str, call: str, reason: str) -> None:
-        """Not recorded."""
+    def record_refused_call(self, caller: str, call: str, reason: str) -> None:
+        """Nothing is written down."""
 
     def _refuse(self, caller: SiteName) -> NoReturn:
         self.callers.add(caller)
@@ -166,7 +166,7 @@ class ReachabilityCheck:
         stack.push_async_callback(server.stop)
         if self._site.discovery.zeroconf:
             discovery = self._discovery = Discovery(
-                site=self._own, federation=self._federation.digest, peers=self._peers, found=self._discover
+                site=self._own, federation=self._federation.digest, peers=self._peers, on_address=self._discover
             )
             host, _ = split_address(self._site.listen)
             discovery.start(lambda: served_at(host, port))

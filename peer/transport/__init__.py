@@ -1,6 +1,6 @@
-"""Edge 1: gRPC over mutual TLS between sites, and the operator's control socket. Generated types stop here."""
+"""gRPC over mutual TLS between sites, and the operator's control socket. Generated types stop here."""
 
 import os
 
-# A peer that leaves is no error: gRPC's own account of it (a GOAWAY on standard error) only hides what matters.
+# A peer that leaves is no error, but gRPC writes a line about it (GOAWAY) to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The bounds that values from outside must keep. Every ``WireError`` names the field, the value and the limit."""
+"""Checks of values from outside. Every ``WireError`` names the field, the value and the limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from peer.core import limits, roster
 from peer.core.messages import DTYPES, TensorSpec
 from peer.core.roster import Sha256, SiteName
 
-SHOWN_CHARACTERS = 40  # of a bad value in an error; the rest is the sender's noise
+SHOWN_CHARACTERS = 40  # of a bad value in an error message
 
 Key = TypeVar("Key")
-Fact = TypeVar("Fact")
+Meaning = TypeVar("Meaning")
 
 
 class WireError(ValueError):
@@ -65,8 +65,8 @@ def site(field: str, value: str) -> SiteName:
         raise WireError(f"{field}: {error}") from None
 
 
-def known(field: str, table: Mapping[Key, Fact], value: Key) -> Fact:
-    """What an enumeration's number or name means."""
+def known(field: str, table: Mapping[Key, Meaning], value: Key) -> Meaning:
+    """The meaning of an enumeration's number or name."""
     try:
         return table[value]
     except KeyError:
@@ -74,12 +74,12 @@ def known(field: str, table: Mapping[Key, Fact], value: Key) -> Fact:
 
 
 def tensor_bytes(tensor: TensorSpec) -> int:
-    """How many bytes a tensor's elements take in a safetensors file."""
+    """The bytes of a tensor's elements in a safetensors file."""
     return math.prod(tensor.shape) * DTYPES[tensor.dtype]
 
 
 def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
-    """The JSON object in a text; no key twice, only finite numbers, whole numbers up to ``limits.COUNT_MAX``."""
+    """The JSON object in a text, with no key twice and only finite numbers."""
     at_most(field, len(encoded.encode("utf-8", "surrogatepass")), bytes_max, "bytes")
 
     def refuse(constant: str) -> NoReturn:
@@ -105,7 +105,7 @@ def json_object(field: str, encoded: str, *, bytes_max: int) -> dict[str, Any]:
 
 
 def specification(field: str, value: object, depth: int = 0) -> None:
-    """Refuse what a model specification may not hold: anything but JSON values, deep nesting, odd texts and numbers."""
+    """Refuse a model specification that is no JSON, is nested too deep, or has bad texts or numbers."""
     if depth > limits.SPEC_DEPTH_MAX:
         raise WireError(f"{field} is nested deeper than {limits.SPEC_DEPTH_MAX} levels")
     if isinstance(value, Mapping):

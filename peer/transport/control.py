@@ -1,6 +1,7 @@
-"""The daemon's control socket, and the command line's side of it: JSON documents over gRPC on a Unix socket.
+"""The daemon's control socket, with server and client: JSON documents over gRPC on a Unix socket.
 
-The socket has mode 0600 in a folder of mode 0700: whoever can open it is the operator. Nothing of it is on the network.
+The socket has mode 0600 in a folder of mode 0700: a process that can open it acts as the operator.
+The network does not reach it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("status", "rounds", "peers", "transfers", "egress", "events", "why", "evaluation", "plan")
-TRAINING = "training"  # the name under which the health service tells of it
+DOCUMENTS = ("status", "rounds", "peers", "transfers", "egress", "events", "why", "evaluation", "plan")
+TRAINING = "training"  # name in the health service
 ACTIONS = ("pause", "resume", "stop")
-ANSWER_S = 5.0  # training runs in another process: a daemon that takes longer to show a document hangs
+ANSWER_S = 5.0  # a daemon that takes longer hangs: training runs in another process
 DOCUMENT_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes
 
 _OPTIONS = (
@@ -41,33 +42,38 @@ _OPTIONS = (
 
 
 class OperatorCalls(Protocol):
-    """Who answers the operator: the daemon. ``PeerError`` and ``ValueError`` become the command's error line."""
+    """The daemon's answers to the operator.
 
-    async def show(self, what: str, arguments: Mapping[str, Any]) -> object:
-        """One of ``SHOWN`` as a JSON document."""
+    ``PeerError`` and ``ValueError`` become the command's error line.
+    """
+
+    async def show(self, topic: str, arguments: Mapping[str, Any]) -> object:
+        """One of ``DOCUMENTS`` as a JSON document."""
 
     async def act(self, action: str) -> object:
-        """Begin one of ``ACTIONS``; the document says what will happen."""
+        """Begin one of ``ACTIONS``; the document states the effect."""
 
-    def follow(self, what: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
-        """The document now, and again each time it changes; closed when the caller hangs up."""
+    def follow(self, topic: str, arguments: Mapping[str, Any]) -> AsyncGenerator[object, None]:
+        """Yield the document now and after each change; closed when the caller cancels."""
 
     def serves(self) -> bool:
-        """Whether peers are served: this socket is there before they are, and after."""
+        """Whether peers are served now: the control socket opens earlier and closes later."""
 
     def trains(self) -> bool:
-        """Whether nothing keeps this site from training that an operator must see to."""
+        """Whether training can go on without the operator."""
 
 
 class ControlServer:
     """Serves the operator on one socket."""
 
-    def __init__(self, console: OperatorCalls) -> None:
-        self._console = console
+    def __init__(self, service: OperatorCalls) -> None:
+        self._service = service
         self._server: grpc.aio.Server | None = None
 
     async def start(self, path: Path) -> None:
-        """Listen on the socket; the caller holds the site's lock, so that a socket left behind is nobody's.
+        """Listen on the socket.
+
+        The caller holds the site's lock, so an old socket has no owner and is replaced.
 
         Raises:
             StateError: others can enter the socket's folder, or the socket cannot be bound.
@@ -78,9 +84,9 @@ class ControlServer:
         if path.is_socket():
             path.unlink()
         server = grpc.aio.server(options=_OPTIONS)
-        rpc.add_ControlServicer_to_server(Control(self._console), server)
-        well = {"": self._console.serves, TRAINING: self._console.trains}
-        health_pb2_grpc.add_HealthServicer_to_server(health.Health(well), server)
+        rpc.add_ControlServicer_to_server(Control(self._service), server)
+        services = {"": self._service.serves, TRAINING: self._service.trains}
+        health_pb2_grpc.add_HealthServicer_to_server(health.Health(services), server)
         try:
             server.add_secure_port(f"unix:{path}", grpc.local_server_credentials(grpc.LocalConnectionType.UDS))
         except RuntimeError as error:
@@ -90,19 +96,19 @@ class ControlServer:
         self._server = server
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Answer no more; followers are hung up on after the grace."""
+        """Answer no more; followers are cancelled after the grace."""
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
 
 
 class Control(rpc.ControlServicer):
-    def __init__(self, console: OperatorCalls) -> None:
-        self._console = console
+    def __init__(self, service: OperatorCalls) -> None:
+        self._service = service
 
     async def Show(self, request: pb.Query, context: Context) -> pb.Document:  # noqa: N802
         try:
-            return await asyncio.to_thread(_document, await self._console.show(*_query(request)))
+            return await asyncio.to_thread(_document, await self._service.show(*_query(request)))
         except Exception as error:
             await _abort(context, error)
 
@@ -110,13 +116,13 @@ class Control(rpc.ControlServicer):
         try:
             if request.action not in ACTIONS:
                 raise ValueError(f"no action {request.action!r}; there are {', '.join(ACTIONS)}")
-            return _document(await self._console.act(request.action))
+            return _document(await self._service.act(request.action))
         except Exception as error:
             await _abort(context, error)
 
     async def Follow(self, request: pb.Query, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         try:
-            async with contextlib.aclosing(self._console.follow(*_query(request))) as documents:
+            async with contextlib.aclosing(self._service.follow(*_query(request))) as documents:
                 async for document in documents:
                     await context.write(await asyncio.to_thread(_document, document))
         except Exception as error:
@@ -124,8 +130,8 @@ class Control(rpc.ControlServicer):
 
 
 def _query(request: pb.Query) -> tuple[str, dict[str, Any]]:
-    if request.what not in SHOWN:
-        raise ValueError(f"nothing to show called {request.what!r}; there are {', '.join(SHOWN)}")
+    if request.what not in DOCUMENTS:
+        raise ValueError(f"nothing to show called {request.what!r}; there are {', '.join(DOCUMENTS)}")
     arguments = json.loads(request.arguments or "{}")
     if not isinstance(arguments, dict):
         raise ValueError("arguments is not a JSON object")
@@ -133,18 +139,21 @@ def _query(request: pb.Query) -> tuple[str, dict[str, Any]]:
 
 
 def _document(value: object) -> pb.Document:
-    """The value as JSON. A list is encoded record by record: the encoder holds the interpreter while it runs."""
+    """The value as JSON.
+
+    A list is encoded by record, since the encoder holds the interpreter's lock.
+    """
     if isinstance(value, list):
-        return pb.Document(json=f"[{','.join(map(_encoded, value))}]")
-    return pb.Document(json=_encoded(value))
+        return pb.Document(json=f"[{','.join(map(_encode, value))}]")
+    return pb.Document(json=_encode(value))
 
 
-def _encoded(value: object) -> str:
+def _encode(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
-    """End the call with the error's text; what nobody foresaw goes to the log as well."""
+    """End the call with the error's text; log an unexpected error, too."""
     if isinstance(error, PeerError | ValueError):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     log.exception("control call failed")
@@ -152,10 +161,13 @@ async def _abort(context: Context, error: Exception) -> NoReturn:
 
 
 class ControlClient:
-    """Asks the daemon behind a socket, from code without an event loop. Use it as a context manager."""
+    """Calls the daemon behind a socket, from code without an event loop.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Prepare to ask; the first question finds out whether anybody listens."""
+        """Prepare to call; only the first call shows whether a daemon listens."""
         self._path = path
         self._channel = grpc.secure_channel(
             f"unix:{path}", grpc.local_channel_credentials(grpc.LocalConnectionType.UDS), options=_OPTIONS
@@ -170,31 +182,34 @@ class ControlClient:
     ) -> None:
         self._channel.close()
 
-    def show(self, what: str, **arguments: Any) -> Any:
-        """A document; ``DaemonDown`` when nobody answers, ``StateError`` with the daemon's reason when it refuses."""
-        query = pb.Query(what=what, arguments=json.dumps(arguments))
+    def show(self, topic: str, **arguments: Any) -> Any:
+        """A document.
+
+        ``DaemonDown``: no daemon answers; ``StateError``: the daemon refuses, with its reason.
+        """
+        query = pb.Query(what=topic, arguments=json.dumps(arguments))
         try:
             return json.loads(self._stub.Show(query, timeout=ANSWER_S).json)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
     def act(self, action: str) -> Any:
-        """Begin an action, and what the daemon says to it; errors as for ``show``."""
+        """Begin an action; returns the daemon's document. Errors as for ``show``."""
         try:
             return json.loads(self._stub.Act(pb.Order(action=action), timeout=ANSWER_S).json)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
-    def well(self, service: str = "") -> bool:
-        """Whether the daemon, or its ``TRAINING``, is well; ``DaemonDown`` when nobody answers."""
+    def healthy(self, service: str = "") -> bool:
+        """Whether the daemon, or its ``TRAINING``, is healthy; ``DaemonDown`` if it does not answer."""
         try:
             return health.serving(self._channel, service, timeout_s=ANSWER_S)
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
-    def follow(self, what: str, **arguments: Any) -> Iterator[Any]:
-        """The document now, and each time it changes, until the daemon ends; errors as for ``show``."""
-        stream = self._stub.Follow(pb.Query(what=what, arguments=json.dumps(arguments)))
+    def follow(self, topic: str, **arguments: Any) -> Iterator[Any]:
+        """Yield the document now and after each change, as long as the daemon runs."""
+        stream = self._stub.Follow(pb.Query(what=topic, arguments=json.dumps(arguments)))
         try:
             for document in stream:
                 yield json.loads(document.json)

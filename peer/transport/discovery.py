@@ -1,9 +1,9 @@
-"""Zeroconf on the local network: tell where this site is served, and listen for where the others are.
+"""Zeroconf on the local network: announces this site's address, and listens for those of its peers.
 
-Service type ``_mhfl._tcp.local.``, instance ``<site>-<8 hex digits of the federation's digest>``, TXT ``version=1``,
-``federation=<16 hex digits>``, ``site=<name>``. Anybody on the network can say anything here, so that all it ever gives
-is an address to dial: who answers there is settled by certificates. What is kept is bounded, and nothing is logged of
-what others announce.
+Service type ``_mhfl._tcp.local.``, instance ``<site>-<8 hex digits of the federation's digest>``,
+TXT ``version=1``, ``federation=<16 hex digits>``, ``site=<name>``. Any host on the network can
+announce anything, so an announcement only gives an address to dial; certificates decide which site
+answers there. The number of remembered announcements is bounded, and none is logged.
 """
 
 from __future__ import annotations
@@ -30,23 +30,27 @@ SERVICE = "_mhfl._tcp.local."
 VERSION = "1"
 INSTANCE_DIGITS, TEXT_DIGITS = 8, 16
 ADDRESSES_MAX = 4
-"""Taken from one announcement: a site with two networks has an address of each IP version in each."""
-ASKING_MAX = 16
-"""Announcements without an address that are asked about at a time; announcements nearly always hold theirs."""
+"""Addresses of one announcement: a site with two networks has one of each IP version in each."""
+RESOLVING_MAX = 16
+"""Announcements without an address that are resolved at a time; nearly all announcements have one.
+"""
 NAMES_MAX = 2000
-"""Announcements between two looks, of whatever federation: the largest one has two for each of its sites. The library
-remembers each for up to an hour, so that after more of them, which is a flood, it is not listened to until the next."""
-ASK_S = 3.0
-"""zeroconf's own default: a responder answers within a tenth of it."""
-LOOK_S = 30.0
-"""Between looks at this machine's own interfaces; after so long, too, what could not be opened is tried again."""
+"""Announcements between two refreshes, of any federation; the largest federation has two for each
+site. More of them are a flood: the library remembers each for up to an hour, so the site stops
+listening until the refresh.
+"""
+RESOLVE_S = 3.0
+"""zeroconf's default: a responder answers within a tenth of it."""
+REFRESH_S = 30.0
+"""Between refreshes: a look at this machine's interfaces, and a new attempt if discovery failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoveredAddress:
-    """Where this site is served: the port, the addresses to tell, and the interfaces to tell them on, by address.
+class AnnouncedAddress:
+    """The port and addresses to announce for this site, and the interfaces to announce them on, by
+    address.
 
-    Empty ``interfaces`` are all that there are.
+    Empty ``interfaces`` stand for all of this machine's.
     """
 
     port: int
@@ -55,17 +59,18 @@ class DiscoveredAddress:
 
 
 class Discovery:
-    """Announces one site, and passes on where the others are said to be.
+    """Announces one site, and reports the announced addresses of its peers.
 
     Args:
         site: this site's name.
-        federation: the digest; other federations' announcements are left alone.
-        peers: whose announcements matter.
-        found: hears of each announced address, as ``host:port``, newest last; at each look of what still holds again.
-        look_s: between looks at where this site is served.
+        federation: the digest; other federations' announcements are ignored.
+        peers: the sites whose announcements are reported.
+        on_address: called with each announced address as ``host:port``, newest last; at each
+            refresh again.
+        refresh_s: seconds between refreshes.
 
     Attributes:
-        problem: why it does not work now; empty while it does.
+        problem: why discovery does not work now; empty while it does.
     """
 
     def __init__(
@@ -74,170 +79,173 @@ class Discovery:
         site: SiteName,
         federation: Sha256,
         peers: Collection[SiteName],
-        found: Callable[[SiteName, str], None],
-        look_s: float = LOOK_S,
+        on_address: Callable[[SiteName, str], None],
+        refresh_s: float = REFRESH_S,
     ) -> None:
-        self._site, self._federation, self._found, self._look_s = site, federation, found, look_s
+        self._site, self._federation, self._on_address, self._refresh_s = site, federation, on_address, refresh_s
         self._peers = {_instance(peer, federation): peer for peer in peers}
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
-        self._told: AsyncServiceInfo | None = None
-        self._asking: set[asyncio.Task[None]] = set()
+        self._service: AsyncServiceInfo | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._names = 0
         self.problem = ""
         self._watch: asyncio.Task[None] | None = None
 
-    def start(self, where: Callable[[], DiscoveredAddress]) -> None:
-        """Begin to announce and to listen, in the background: a network that is not up yet is waited for.
+    def start(self, find_address: Callable[[], AnnouncedAddress]) -> None:
+        """Begin to announce and to listen, in the background, as soon as the network is up.
 
         Args:
-            where: tells where this site is served, at the start and whenever the machine's interfaces may have changed;
-                it may block.
+            find_address: returns this site's address; called at every refresh, since interfaces may
+                change. It may block.
         """
-        self._watch = asyncio.create_task(self._run(where), name="discovery")
+        self._watch = asyncio.create_task(self._run(find_address), name="discovery")
 
     async def stop(self) -> None:
-        """Say goodbye, so that others' caches forget this site, and listen no more."""
+        """Withdraw the announcement, so that other hosts forget this site, and listen no more."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._close()
 
-    async def _run(self, where: Callable[[], DiscoveredAddress]) -> None:
-        told: DiscoveredAddress | None = None
+    async def _run(self, find_address: Callable[[], AnnouncedAddress]) -> None:
+        announced_address: AnnouncedAddress | None = None
         warned = ""
         while True:
             try:
                 self.problem = ""
                 if self._names > NAMES_MAX:
-                    told, self.problem = None, f"over {NAMES_MAX} announcements in {self._look_s:g} s"
+                    announced_address, self.problem = None, f"over {NAMES_MAX} announcements in {self._refresh_s:g} s"
                 self._names = 0
-                if (place := await asyncio.to_thread(where)) != told:
+                if (address := await asyncio.to_thread(find_address)) != announced_address:
                     await self._close()
-                    await self._open(place)
-                    told = place
+                    await self._open(address)
+                    announced_address = address
                 else:
                     self._repeat()
-            except Exception as error:  # whatever the network or the library does, the site goes on without
-                told, self.problem = None, str(error) or repr(error)
+            except Exception as error:  # of the network or the library: the site goes on without discovery
+                announced_address, self.problem = None, str(error) or repr(error)
                 await self._close()
             if self.problem and self.problem != warned:
                 log.warning("discovery does not work; trying again", extra={"reason": self.problem})
             warned = self.problem
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._refresh_s)
 
-    async def _open(self, place: DiscoveredAddress) -> None:
+    async def _open(self, address: AnnouncedAddress) -> None:
         from zeroconf import InterfaceChoice, IPVersion
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-        if place.interfaces:
-            zeroconf = AsyncZeroconf(interfaces=list(place.interfaces))
+        if address.interfaces:
+            zeroconf = AsyncZeroconf(interfaces=list(address.interfaces))
         else:
-            both = any(":" in address for address in place.addresses)
+            both = any(":" in host for host in address.addresses)
             version = IPVersion.All if both else IPVersion.V4Only
             zeroconf = AsyncZeroconf(interfaces=InterfaceChoice.All, ip_version=version)
         self._zeroconf = zeroconf
-        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self._heard])
+        self._browser = AsyncServiceBrowser(zeroconf.zeroconf, SERVICE, handlers=[self._on_announcement])
         instance = _instance(self._site, self._federation)
         text = {"version": VERSION, "federation": self._federation[:TEXT_DIGITS], "site": self._site}
-        self._told = AsyncServiceInfo(
+        self._service = AsyncServiceInfo(
             SERVICE,
             f"{instance}.{SERVICE}",
-            port=place.port,
+            port=address.port,
             properties=text,
             server=f"{instance}.local.",
-            parsed_addresses=list(place.addresses),
+            parsed_addresses=list(address.addresses),
         )
-        # Somebody else may use the name already: then a number is added to it, as the protocol has it.
-        await (await zeroconf.async_register_service(self._told, allow_name_change=True))
-        log.info("announced", extra={"addresses": list(place.addresses), "port": place.port})
+        # Another host may use the name already: then the protocol adds a number to it.
+        await (await zeroconf.async_register_service(self._service, allow_name_change=True))
+        log.info("announced", extra={"addresses": list(address.addresses), "port": address.port})
 
     def _repeat(self) -> None:
-        """Pass on again what is announced under the peers' own names: lies may have pushed it out where it went."""
+        """Report the addresses under the peers' own names again: false ones may displace them."""
         from zeroconf.asyncio import AsyncServiceInfo
 
         for instance in self._peers:
             info = AsyncServiceInfo(SERVICE, f"{instance}.{SERVICE}")
             if self._zeroconf is not None and info.load_from_cache(self._zeroconf.zeroconf):
-                self._take(info)
+                self._report(info)
 
     async def _close(self) -> None:
-        for task in self._asking:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         browser, self._browser = self._browser, None
         zeroconf, self._zeroconf = self._zeroconf, None
-        with contextlib.suppress(Exception):  # a network that is gone cannot be told goodbye
-            async with asyncio.timeout(ASK_S):
+        with contextlib.suppress(Exception):  # the network may be gone
+            async with asyncio.timeout(RESOLVE_S):
                 if browser is not None:
                     await browser.async_cancel()
                 if zeroconf is not None:
                     await zeroconf.async_close()
 
-    def _heard(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        """An announcement came, or one that said something else than before; a goodbye may be a lie, and costs nothing.
+    def _on_announcement(
+        self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+    ) -> None:
+        """Handle a new or changed announcement. A withdrawal may be false, and is ignored.
 
-        The names that matter are known, so that others' are not even looked up.
+        The peers' names are known, so other announcements are not resolved.
         """
         from zeroconf import ServiceStateChange
         from zeroconf.asyncio import AsyncServiceInfo
 
         self._names += state_change is ServiceStateChange.Added
         if self._names > NAMES_MAX:
-            self._go_deaf()
+            self._stop_listening()
             return
         if state_change is ServiceStateChange.Removed or not any(map(name.startswith, self._peers)):
             return
         info = AsyncServiceInfo(service_type, name)
         if info.load_from_cache(zeroconf):
-            self._take(info)
-        elif len(self._asking) < ASKING_MAX:
-            self._begin(self._ask(zeroconf, info))
+            self._report(info)
+        elif len(self._tasks) < RESOLVING_MAX:
+            self._start_task(self._resolve(zeroconf, info))
 
-    def _go_deaf(self) -> None:
+    def _stop_listening(self) -> None:
         browser, self._browser = self._browser, None
         if browser is not None:
-            self._begin(browser.async_cancel())
+            self._start_task(browser.async_cancel())
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="discovery")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, zeroconf: Zeroconf, info: AsyncServiceInfo) -> None:
-        with contextlib.suppress(Exception):  # whatever a stranger's answer does to the library
-            if await info.async_request(zeroconf, ASK_S * 1000):
-                self._take(info)
+    async def _resolve(self, zeroconf: Zeroconf, info: AsyncServiceInfo) -> None:
+        with contextlib.suppress(Exception):  # an unknown host's answer may break the library
+            if await info.async_request(zeroconf, RESOLVE_S * 1000):
+                self._report(info)
 
-    def _take(self, info: AsyncServiceInfo) -> None:
-        """Pass on what an announcement says, if it is well-formed, of this federation and of a peer."""
+    def _report(self, info: AsyncServiceInfo) -> None:
+        """Report the addresses of a well-formed announcement by a peer of this federation."""
         peer = announced(info.properties, self._federation)
         if peer is None or peer not in self._peers.values() or not info.port:
             return
-        for address in reversed(usable(info.parsed_addresses())[:ADDRESSES_MAX]):
-            self._found(peer, f"[{address}]:{info.port}" if ":" in address else f"{address}:{info.port}")
+        for address in reversed(dialable(info.parsed_addresses())[:ADDRESSES_MAX]):
+            self._on_address(peer, f"[{address}]:{info.port}" if ":" in address else f"{address}:{info.port}")
 
 
 def announced(text: dict[bytes, Any], federation: Sha256) -> SiteName | None:
-    """The site that a TXT record speaks of; nothing where it is of another version or federation, or makes no sense."""
+    """The site that a TXT record names; ``None`` for a malformed or foreign record."""
     try:
-        facts = {key.decode("ascii"): value.decode("ascii") for key, value in text.items() if value is not None}
+        fields = {key.decode("ascii"): value.decode("ascii") for key, value in text.items() if value is not None}
     except UnicodeDecodeError:
         return None
-    if facts.get("version") != VERSION or facts.get("federation") != federation[:TEXT_DIGITS]:
+    if fields.get("version") != VERSION or fields.get("federation") != federation[:TEXT_DIGITS]:
         return None
-    return SiteName(facts["site"]) if facts.get("site") else None
+    return SiteName(fields["site"]) if fields.get("site") else None
 
 
-def usable(addresses: Sequence[str]) -> list[str]:
-    """Those that can be dialled from anywhere on their network: none that need a scope, and IPv4 first."""
+def dialable(addresses: Sequence[str]) -> list[str]:
+    """The addresses that any host on their network can dial, without a scope, IPv4 first."""
     parsed = [ipaddress.ip_address(address) for address in addresses]
-    wanted = [one for one in parsed if not (one.is_link_local or one.is_unspecified or one.is_multicast)]
-    return [str(one) for one in sorted(wanted, key=lambda one: one.version)]
+    scopeless = [ip for ip in parsed if not (ip.is_link_local or ip.is_unspecified or ip.is_multicast)]
+    return [str(ip) for ip in sorted(scopeless, key=lambda ip: ip.version)]
 
 
-def served_at(host: str, port: int) -> DiscoveredAddress:
-    """Where a site is served that listens on a host: a loopback address is announced on that interface alone.
+def served_at(host: str, port: int) -> AnnouncedAddress:
+    """The address to announce for a site that listens on a host; loopback only on its own
+    interface.
 
     Raises:
         OSError: the host's name has no address.
@@ -245,24 +253,24 @@ def served_at(host: str, port: int) -> DiscoveredAddress:
     if host in ("0.0.0.0", "::"):
         import ifaddr
 
-        shown = [ip.ip if ip.is_IPv4 else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
-        own = usable([str(address) for address in shown if host == "::" or ":" not in str(address)])
+        listed = [ip.ip if ip.is_IPv4 else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
+        own = dialable([str(address) for address in listed if host == "::" or ":" not in str(address)])
         beyond = [address for address in own if not ipaddress.ip_address(address).is_loopback]
-        return DiscoveredAddress(port, told(beyond or own, _outward()), ())
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    first = tuple(usable([str(name[0]) for *_, name in found])[:1])
-    return DiscoveredAddress(port, first, first)
+        return AnnouncedAddress(port, choose_announced(beyond or own, _outward()), ())
+    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    first = tuple(dialable([str(name[0]) for *_, name in resolved])[:1])
+    return AnnouncedAddress(port, first, first)
 
 
-def told(addresses: Sequence[str], outward: str) -> tuple[str, ...]:
-    """Those to announce, as many as are taken: the one that leads out first, for a machine may have many bridges."""
+def choose_announced(addresses: Sequence[str], outward: str) -> tuple[str, ...]:
+    """The first ``ADDRESSES_MAX`` addresses, the outward one first: a machine may have bridges."""
     return tuple(sorted(addresses, key=lambda address: (address != outward, address))[:ADDRESSES_MAX])
 
 
 def _outward() -> str:
-    """This machine's address on the way to the rest of the world; empty without a way. No packet is sent."""
+    """This machine's address on its default route; empty without one. Sends no packet."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # RFC 5737: nobody's
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that no host has
         return str(probe.getsockname()[0])
     return ""
 

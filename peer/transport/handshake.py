@@ -1,4 +1,4 @@
-"""Why a peer cannot be reached: one plain handshake that tells the reasons apart which gRPC reports as one."""
+"""Why a peer cannot be reached: a TLS handshake tells apart faults that gRPC reports as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0
 
 # OpenSSL's X509_V_ERR_*, as ``SSLCertVerificationError.verify_code`` has them
 NOT_YET_VALID, EXPIRED = 9, 10
-# What TLS says when a server rejects the client's certificate; with TLS 1.3 it arrives after the handshake.
+# TLS alerts of a server that rejects the client's certificate; in TLS 1.3 they arrive after the handshake.
 REJECTIONS = (
     "ALERT_CERTIFICATE",
     "ALERT_UNKNOWN_CA",
@@ -29,7 +29,7 @@ REJECTIONS = (
 
 
 class Fault(enum.StrEnum):
-    """What stands between this site and a peer."""
+    """Why this site cannot reach a peer."""
 
     NONE = "none"
     UNREACHABLE = "unreachable"
@@ -43,25 +43,26 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The fault, and a sentence for the operator that names it."""
+    """The fault, and a sentence for the operator."""
 
     fault: Fault
     detail: str
 
 
 def diagnose(host: str, port: int, *, pki: Pki, site: SiteName, timeout_s: float = limits.HELLO_TIMEOUT_S) -> Diagnosis:
-    """What happens when this site dials a peer; blocks at most about twice the timeout, and sends no data.
+    """Dial a peer without sending data, and name the fault; blocks for at most about twice the
+    timeout.
 
     Raises:
-        CertificateError: this site's own files are at fault, so that there was no reason to dial.
+        CertificateError: this site's own files are at fault; it did not dial.
     """
     own = pki.load()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # the name is compared below, to tell a wrong name from a foreign CA
     context.load_verify_locations(cadata=pki.ca_certificate)
     keys = (path for name in (KEY_FILE, PENDING_KEY_FILE) if (path := pki.folder / name).exists())
-    fitting = next(path for path in keys if read_key(path).public_key() == own.certificate.public_key())
-    context.load_cert_chain(pki.folder / CERTIFICATE_FILE, fitting)
+    key_path = next(path for path in keys if read_key(path).public_key() == own.certificate.public_key())
+    context.load_cert_chain(pki.folder / CERTIFICATE_FILE, key_path)
     context.set_alpn_protocols(["h2"])
     where = f"{host}:{port}"
     try:
@@ -72,38 +73,38 @@ def diagnose(host: str, port: int, *, pki: Pki, site: SiteName, timeout_s: float
         try:
             secured = context.wrap_socket(connection, server_hostname=site)
         except ssl.SSLCertVerificationError as error:
-            return _rejected(error, where)
+            return _verification_fault(error, where)
         except ssl.SSLError as error:
-            return _alert(error, where)
+            return _alert_fault(error, where)
         except OSError as error:
             return Diagnosis(Fault.NOT_TLS, f"{where} accepts connections but does not speak TLS: {error}")
         with secured:
-            return _conversation(secured, where, site)
+            return _check_answer(secured, where, site)
 
 
-def _conversation(secured: ssl.SSLSocket, where: str, site: SiteName) -> Diagnosis:
+def _check_answer(secured: ssl.SSLSocket, where: str, site: SiteName) -> Diagnosis:
     certificate = secured.getpeercert() or {}
     entries = cast(tuple[tuple[str, str], ...], certificate.get("subjectAltName", ()))
-    shown = [value for kind, value in entries if kind == "DNS"]
-    if shown != [site]:
-        return Diagnosis(Fault.WRONG_NAME, f"{where} is {', '.join(shown) or 'nameless'}, not {site}")
+    names = [value for kind, value in entries if kind == "DNS"]
+    if names != [site]:
+        return Diagnosis(Fault.WRONG_NAME, f"{where} is {', '.join(names) or 'nameless'}, not {site}")
     try:
         secured.sendall(PREFACE)
-        answered = secured.recv(1)
+        answer = secured.recv(1)
     except ssl.SSLError as error:
-        return _alert(error, where)
+        return _alert_fault(error, where)
     except TimeoutError:
         return Diagnosis(Fault.NOT_TLS, f"{where} speaks TLS but does not answer; it may not be a peer")
     except OSError:
-        answered = b""
-    if not answered:
+        answer = b""
+    if not answer:
         return Diagnosis(Fault.REFUSES_US, f"{where} closed the connection after seeing this site's certificate")
     with contextlib.suppress(OSError):
         secured.unwrap()
     return Diagnosis(Fault.NONE, f"{where} is {site}")
 
 
-def _rejected(error: ssl.SSLCertVerificationError, where: str) -> Diagnosis:
+def _verification_fault(error: ssl.SSLCertVerificationError, where: str) -> Diagnosis:
     if error.verify_code == EXPIRED:
         return Diagnosis(Fault.EXPIRED, f"the certificate at {where} has expired")
     if error.verify_code == NOT_YET_VALID:
@@ -113,7 +114,7 @@ def _rejected(error: ssl.SSLCertVerificationError, where: str) -> Diagnosis:
     )
 
 
-def _alert(error: ssl.SSLError, where: str) -> Diagnosis:
+def _alert_fault(error: ssl.SSLError, where: str) -> Diagnosis:
     reason = error.reason or str(error)
     if any(rejection in reason for rejection in REJECTIONS):
         return Diagnosis(Fault.REFUSES_US, f"{where} refuses this site's certificate: {reason}")

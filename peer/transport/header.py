@@ -14,10 +14,11 @@ LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
 
 
 def check_safetensors_header(path: Path, artifact: Artifact) -> None:
-    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first difference.
+    """Refuse a file whose tensors are not exactly the manifest's; ``WireError`` names the first
+    difference.
 
-    Names, types and shapes must agree, and the tensors must lie end to end up to the file's last byte, so that nothing
-    else travels with them.
+    Names, types and shapes must agree. The tensors must lie end to end up to the file's last byte,
+    so that the file carries nothing else.
     """
     size = path.stat().st_size
     if size != artifact.bytes:
@@ -33,12 +34,12 @@ def check_safetensors_header(path: Path, artifact: Artifact) -> None:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise WireError("safetensors header: __metadata__ is not an object of texts")
-    promised = {tensor.name: tensor for tensor in artifact.tensors}
-    if header.keys() != promised.keys():
-        odd = sorted(header.keys() ^ promised.keys())[0]
-        where = "the manifest" if odd in header else "the file"
-        raise WireError(f"tensor {odd[: limits.TENSOR_NAME_BYTES_MAX]!r} is missing in {where}")
-    spans = [_span(tensor, header[name]) for name, tensor in promised.items()]
+    expected = {tensor.name: tensor for tensor in artifact.tensors}
+    if header.keys() != expected.keys():
+        name = sorted(header.keys() ^ expected.keys())[0]
+        where = "the manifest" if name in header else "the file"
+        raise WireError(f"tensor {name[: limits.TENSOR_NAME_BYTES_MAX]!r} is missing in {where}")
+    spans = [_span(tensor, header[name]) for name, tensor in expected.items()]
     end = 0
     for begin, after in sorted(spans):
         if begin != end:
@@ -49,7 +50,7 @@ def check_safetensors_header(path: Path, artifact: Artifact) -> None:
 
 
 def _span(tensor: TensorSpec, entry: Any) -> tuple[int, int]:
-    """Where the tensor's bytes begin and end."""
+    """The offsets at which the tensor's bytes begin and end."""
     if not isinstance(entry, Mapping) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"tensor {tensor.name!r}: its header entry is not dtype, shape and data_offsets")
     shape, offsets = entry["shape"], entry["data_offsets"]

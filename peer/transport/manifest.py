@@ -41,7 +41,7 @@ PARTS = ("body", "signature", "certificate_der")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes that are signed and that travel; ``WireError`` when other sites would refuse them."""
+    """The bytes to sign and send; ``WireError`` when other sites would refuse them."""
     _check_manifest(manifest)
     artifact = manifest.artifact
     spec = json.dumps(artifact.spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -71,7 +71,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(body: bytes) -> Manifest:
-    """The manifest in a signed body, whose signature the caller has verified before."""
+    """The manifest in a body whose signature the caller has verified."""
     at_most("manifest", len(body), limits.MANIFEST_BYTES_MAX, "bytes")
     try:
         message = pb.Manifest.FromString(body)

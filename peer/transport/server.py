@@ -1,7 +1,10 @@
-"""What this site answers to its peers. The service decides; this module authenticates, validates, limits and streams.
+"""The server for peers' calls: authenticates, validates, limits and streams.
 
-Every call passes the same door: the certificate is checked again, then the caller's rate. A refusal reaches the caller
-as a gRPC status with a reason. An artifact's intent is on record before its first byte, its outcome after its last one.
+``PeerCalls`` decides the answers.
+
+Every call passes ``CallGuard``, which checks the certificate again, then the caller's rate. A
+refusal reaches the caller as a gRPC status with a reason. The ledger has an artifact's intent
+before its first byte leaves, and its outcome after the last.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.health import GuardedHealth
-from peer.transport.transfer import Outgoing
+from peer.transport.transfer import OutgoingArtifact
 from peer.transport.wire import decode_report
 
 log = logging.getLogger(__name__)
 
 SERVICE = "mhfl.v1.Exchange"
-COMPLAINTS_PER_SECOND = 1.0  # journal lines about callers that were turned away; a broken peer must not fill the disk
-COMPLAINTS_BURST = 20
+REFUSED_CALLS_PER_SECOND = 1.0  # journal rows of refused calls; a broken peer must not fill the disk
+REFUSED_CALLS_BURST = 20
 
 Message = TypeVar("Message")
 Fact = TypeVar("Fact")
@@ -47,7 +50,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Status(enum.Enum):
-    """Why a call is refused; the caller asks again later only when it is ``BUSY``."""
+    """Why a call is refused; the caller calls again later only on ``BUSY``."""
 
     UNKNOWN_CALLER = grpc.StatusCode.UNAUTHENTICATED
     DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -59,7 +62,7 @@ class Status(enum.Enum):
 
 
 class Refusal(Exception):  # noqa: N818 - the name is the fact
-    """The answer to a call is no; the reason is shown at the caller's site."""
+    """A call is refused; the caller's site shows the reason."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)
@@ -69,37 +72,37 @@ class Refusal(Exception):  # noqa: N818 - the name is the fact
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A transfer that was allowed: the file, and the ledger's row of its intent."""
+    """A permitted transfer: the file, and the number of its intent in the ledger."""
 
     path: Path
     intent: int
 
 
 class PeerCalls(Protocol):
-    """Who decides: the daemon. Each method may raise ``Refusal``."""
+    """The daemon's answers to calls. Each method may raise ``Refusal``."""
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
         """Compare greetings, and answer with this site's own."""
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        """Note where the caller is, and say where this site is."""
+        """Take the caller's state, and answer with this site's own."""
 
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
     ) -> SignedManifest | Unavailable:
-        """The manifest that the caller may have; wait for it as long as the caller does."""
+        """The manifest that the caller may have; waits up to ``wait_s`` until it exists."""
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         """Allow a transfer; its intent is on disk when this returns."""
 
-    def sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
-        """Record how a granted transfer ended; called exactly once, whatever happened. ``size`` bytes may have left."""
+    def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        """Record the end of a granted transfer, exactly once; ``size`` bytes may have left."""
 
-    def turned_away(self, caller: str, call: str, reason: str) -> None:
-        """Record a caller that did not get as far as the service."""
+    def record_refused_call(self, caller: str, call: str, reason: str) -> None:
+        """Record a call that the guard refused."""
 
 
-ReportDesk = Callable[[SiteName, EvaluationResult], Awaitable[None]]
+ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
 
 
 class ExchangeServer:
@@ -112,17 +115,18 @@ class ExchangeServer:
         pki: tls.Pki,
         roster: Roster,
         refused: Container[str] = frozenset(),
-        reports: ReportDesk | None = None,
+        reports: ReportHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to serve.
 
         Args:
             service: decides every answer.
-            pki: this site's certificate and key, which may be renewed meanwhile, and the time for certificates.
+            pki: this site's certificate and key, which may be renewed meanwhile, and the clock for
+                certificates.
             roster: the sites that may call.
-            refused: SHA-256 digests of certificates that may not, whatever their dates.
-            reports: takes what others say of this site's models; without it they are refused.
+            refused: SHA-256 digests of certificates that may not call, whatever their dates.
+            reports: takes peers' reports on this site's models; without it the server refuses them.
             clock: a monotonic clock, in seconds, for rates.
         """
         self._service = service
@@ -134,35 +138,35 @@ class ExchangeServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> int:
-        """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
+        """Listen on ``host:port``, and return the port, which the system chooses for port 0.
 
         Raises:
             CertificateError: the site's own files do not allow it to serve.
             PortInUse: the address cannot be bound; the message says why.
         """
         ca = self._pki.load().ca
-        door = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
+        guard = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.server_options())
-        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, door, self._reports), server)
-        well = dict.fromkeys(("", SERVICE), lambda: True)  # who hears the answer has reached a server that serves
-        health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(well, door), server)
+        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, guard, self._reports), server)
+        services = dict.fromkeys(("", SERVICE), lambda: True)  # a peer that gets an answer has reached a serving daemon
+        health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(services, guard), server)
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
         except RuntimeError:
-            raise PortInUse(f"cannot listen on {address}: {_why(address)}") from None
+            raise PortInUse(f"cannot listen on {address}: {_bind_failure(address)}") from None
         await server.start()
         self._server = server
         return port
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls and break off those that last longer than the grace; their outcomes are recorded."""
+        """Take no more calls; cancel those that last longer than the grace and record outcomes."""
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
 
 
-def _why(address: str) -> str:
-    """The system's reason not to bind the address, which gRPC keeps to itself."""
+def _bind_failure(address: str) -> str:
+    """The system's reason not to bind the address, which gRPC does not tell."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, name = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -176,7 +180,7 @@ def _why(address: str) -> str:
 
 
 class CallGuard:
-    """What every call passes first: is the caller a peer, and does it keep to its rate?"""
+    """Admits a call if the caller is a peer and keeps to its rate."""
 
     def __init__(
         self,
@@ -194,22 +198,26 @@ class CallGuard:
         self._roster = roster
         self._refused = refused
         self._calls = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
-        self._complaints = TokenBucket(COMPLAINTS_PER_SECOND, COMPLAINTS_BURST, clock)
+        self._refused_calls = TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock)
         self._streams: Counter[SiteName] = Counter()
 
     @contextlib.asynccontextmanager
-    async def visit(
+    async def admit(
         self, context: Context, call: str, request: Message, decode: Callable[[Message], Fact]
     ) -> AsyncIterator[tuple[SiteName, Fact]]:
-        """Answer a call in this block: who calls, and what it says. Refusals become statuses, faults a bland one."""
+        """Yield the caller and the decoded request; the block answers the call.
+
+        A refusal in the block becomes its gRPC status, any other exception INTERNAL without
+        details.
+        """
         try:
             caller = self._caller(context, call)
             if not self._calls[caller].take():
-                raise self._turned_away(caller, call, Status.BUSY, f"over {limits.CALLS_PER_SECOND_MAX} calls a second")
+                raise self._refuse(caller, call, Status.BUSY, f"over {limits.CALLS_PER_SECOND_MAX} calls a second")
             try:
                 fact = decode(request)
             except WireError as error:
-                raise self._turned_away(caller, call, Status.MALFORMED, str(error)) from error
+                raise self._refuse(caller, call, Status.MALFORMED, str(error)) from error
             yield caller, fact
         except Refusal as refusal:
             await context.abort(refusal.status.value, refusal.reason[: limits.TEXT_BYTES_MAX])
@@ -219,10 +227,10 @@ class CallGuard:
 
     @contextlib.contextmanager
     def stream(self, caller: SiteName) -> Iterator[None]:
-        """Hold one of the caller's streams."""
+        """Count one of the caller's streams during the block; ``Refusal`` over the limit."""
         if self._streams[caller] >= limits.STREAMS_PER_PEER_MAX:
             reason = f"{limits.STREAMS_PER_PEER_MAX} transfers to {caller} are under way"
-            raise self._turned_away(caller, "FetchArtifact", Status.BUSY, reason)
+            raise self._refuse(caller, "FetchArtifact", Status.BUSY, reason)
         self._streams[caller] += 1
         try:
             yield
@@ -239,11 +247,11 @@ class CallGuard:
                 now=self._pki.clock(),
             )
         except tls.CallerRefused as error:
-            raise self._turned_away("unknown", call, Status.UNKNOWN_CALLER, str(error)) from error
+            raise self._refuse("unknown", call, Status.UNKNOWN_CALLER, str(error)) from error
 
-    def _turned_away(self, caller: str, call: str, status: Status, reason: str) -> Refusal:
-        if self._complaints.take():
-            self._service.turned_away(caller, call, reason)
+    def _refuse(self, caller: str, call: str, status: Status, reason: str) -> Refusal:
+        if self._refused_calls.take():
+            self._service.record_refused_call(caller, call, reason)
         return Refusal(status, reason)
 
 
@@ -258,7 +266,7 @@ class TokenBucket:
         self._filled_s = clock()
 
     def take(self) -> bool:
-        """Whether there was a token to take."""
+        """Take a token; returns whether there was one."""
         now_s = self._clock()
         self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
         self._filled_s = now_s
@@ -269,47 +277,47 @@ class TokenBucket:
 
 
 class ExchangeServicer(rpc.ExchangeServicer):
-    def __init__(self, service: PeerCalls, door: CallGuard, reports: ReportDesk | None) -> None:
+    def __init__(self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None) -> None:
         self._service = service
-        self._door = door
+        self._guard = guard
         self._reports = reports
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
-        async with self._door.visit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
+        async with self._guard.admit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
             return wire.encode_greeting(await self._service.hello(caller, greeting))
 
     async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
-        async with self._door.visit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
+        async with self._guard.admit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
             return wire.encode_pulse(await self._service.beat(caller, pulse))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
         decode = wire.decode_manifest_request
-        async with self._door.visit(context, "GetManifest", request, decode) as (caller, (asked, wait_s)):
-            return wire.encode_reply(await self._service.manifest(caller, asked, wait_s=wait_s))
+        async with self._guard.admit(context, "GetManifest", request, decode) as (caller, (wanted, wait_s)):
+            return wire.encode_reply(await self._service.manifest(caller, wanted, wait_s=wait_s))
 
     async def FetchArtifact(self, request: pb.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """The bytes, from an offset on; a coroutine that writes, because it alone sees its cancellation at once."""
+        """Stream the file from an offset on; only a coroutine that writes sees a cancellation at once."""
         decode = wire.decode_fetch_request
-        async with self._door.visit(context, "FetchArtifact", request, decode) as (caller, (asked, sha256, offset)):
-            with self._door.stream(caller):
-                grant = self._service.open_artifact(caller, asked, sha256=sha256, offset=offset)
+        async with self._guard.admit(context, "FetchArtifact", request, decode) as (caller, (wanted, sha256, offset)):
+            with self._guard.stream(caller):
+                grant = self._service.open_artifact(caller, wanted, sha256=sha256, offset=offset)
                 await self._send(grant, offset, context)
 
     async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
-        async with self._door.visit(context, "PutMetrics", request, decode_report) as (caller, report):
+        async with self._guard.admit(context, "PutMetrics", request, decode_report) as (caller, report):
             if self._reports is None:
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
             await self._reports(caller, report)
             return pb.MetricsReceipt()
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
-        """Stream a granted file, and tell the service how it ended even when the caller or the server goes away."""
-        outgoing = Outgoing(grant.path, offset=offset)
+        """Stream a granted file, and record how it ended even if caller or server goes away."""
+        outgoing = OutgoingArtifact(grant.path, offset=offset)
         outcome: Outcome = "broken"
         message = pb.Chunk()
 
         async def write(chunk: bytes) -> None:
-            nonlocal message  # lives until the next one does: without that, glibc gives its pages back for each chunk
+            nonlocal message  # lives until the next one: otherwise glibc returns its pages for each chunk
             message = pb.Chunk(data=chunk)
             try:
                 await context.write(message)
@@ -329,4 +337,4 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
         finally:
-            self._service.sent(grant, size=outgoing.sent, outcome=outcome)
+            self._service.record_sent(grant, size=outgoing.sent, outcome=outcome)

@@ -1,7 +1,7 @@
-"""Mutual TLS, always: the credentials of both directions and who the authenticated caller is.
+"""Mutual TLS: the credentials of both directions, and the name of the authenticated caller.
 
-There is no plaintext mode and nothing falls back to one: a file that is missing or does not fit raises
-``CertificateError`` before anything listens or dials.
+There is no plaintext mode. A file that is missing or does not fit raises ``CertificateError``
+before the site listens or dials.
 """
 
 from __future__ import annotations
@@ -38,13 +38,10 @@ from peer.transport.bounds import SHOWN_CHARACTERS
 log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 5.0  # two pings fit into the silence limit, so that a cut cable is noticed by both ends within it
-PING_INTERVAL_MIN_S = 2.0  # what a server bears; below KEEPALIVE_S, or pings would be punished with GOAWAY
-NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table is full now; later it is not
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of descriptors is full now; later it is not
+PING_INTERVAL_MIN_S = 2.0  # that a server accepts; below KEEPALIVE_S, or it would answer pings with GOAWAY
 HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
-RECONNECT_S = (
-    0.1,
-    1.0,
-)  # first and longest wait between dials of one channel: a restarted peer is back within a second
+RECONNECT_S = (0.1, 1.0)  # first and longest wait between dials of one channel: finds a restarted peer in a second
 STREAMS_PER_CONNECTION_MAX = 64  # calls in flight from one peer; a peer needs fewer than ten
 METADATA_BYTES_MAX = 16 << 10  # a refusal's reason is the longest, percent-encoded
 
@@ -86,8 +83,8 @@ def server_options() -> tuple[Option, ...]:
 
 CLIENT_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
-    ("grpc.enable_retries", 0),  # the caller decides what is asked again
-    ("grpc.use_local_subchannel_pool", 1),  # a rebuilt channel must not find the old one's connection
+    ("grpc.enable_retries", 0),  # the caller decides what to retry
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel must not reuse the old one's connection
     ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_S[0] * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(limits.HELLO_TIMEOUT_S * 1000)),  # despite its name: the time for one dial
     ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S[1] * 1000)),
@@ -100,9 +97,10 @@ class CallerRefused(Exception):  # noqa: N818 - the name is the fact
 
 @dataclass(frozen=True, slots=True)
 class Pki:
-    """A site's ``pki`` folder as TLS needs it; its files may be replaced while the daemon runs.
+    """A site's ``pki`` folder; its files may be replaced while the daemon runs.
 
-    ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` tells the time with its zone.
+    ``ca_certificate`` is the PEM text in ``federation.toml``; ``clock`` returns the time with its
+    zone.
     """
 
     folder: Path
@@ -119,15 +117,15 @@ class Pki:
         return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=self.clock())
 
     def certificate(self) -> x509.Certificate:
-        """The site's certificate in the files, although it may have expired; ``CertificateError`` as ``load``."""
+        """The site's certificate in the files, even if expired; ``CertificateError`` as for ``load``."""
         return Identity.load(self.folder, name=self.name, ca_certificate=self.ca_certificate, now=None).certificate
 
 
 def server_credentials(pki: Pki) -> grpc.ServerCredentials:
-    """Credentials that demand the caller's certificate and follow renewed files without a restart.
+    """Credentials that demand the caller's certificate and load renewed files without a restart.
 
-    A renewal that is only half written, or does not fit, is logged and the former certificate goes on being served. It
-    is looked at again at the next handshake: a clock that was behind may have caught up.
+    A renewal that is half written, or does not fit, is logged, and the former certificate still
+    serves. The next handshake tries it again: a clock that was behind may have caught up.
     """
     served, logged = pki.stamp(), ""
 
@@ -175,10 +173,10 @@ def caller(
     refused: Container[str],
     now: datetime,
 ) -> SiteName:
-    """The site that an authenticated connection belongs to, checked anew for every call.
+    """The site of an authenticated connection, checked again for every call.
 
-    The handshake has verified the certificate; but a connection outlives it, and the roster and the refused
-    certificates (SHA-256 of their DER form) are this site's to change.
+    The handshake verified the certificate, but a connection may outlive it, and this site may
+    change the roster and its refused certificates (SHA-256 of their DER form).
 
     Raises:
         CallerRefused: the reason, with the caller's name where it shows one.

@@ -1,8 +1,10 @@
-"""Artifacts between disk and stream: read at an offset on one side; hashed, written and verified on the other.
+"""Artifacts between disk and stream: the sender reads from an offset on, the receiver hashes,
+writes and verifies.
 
-Memory does not grow with the artifact, and no file appears under its final name before its digest is right:
-``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last check. A part is kept when a stream breaks and is
-resumed, by this process or the next one. All file work happens in threads.
+Memory does not grow with the artifact. No file appears under its final name before its digest is
+verified: ``<sha256>.part`` becomes ``<sha256>.safetensors`` after the last check. When a stream
+breaks, the part stays, and this process or the next one resumes it. All file work happens in
+threads.
 """
 
 from __future__ import annotations
@@ -29,24 +31,24 @@ from peer.files import artifact_path, sync_folder
 Result = TypeVar("Result")
 
 PART_SUFFIX = ".part"
-CHUNK_BYTES_MIN = 64 << 10  # a line of 35 kbit/s carries one within STALL_S
+CHUNK_BYTES_MIN = 64 << 10  # a connection of 35 kbit/s carries one within STALL_S
 CHUNK_FAST_S = 0.25  # a chunk that left sooner is followed by one of twice its size
-CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow lines are seen to move
+CHUNK_SLOW_S = 1.0  # one that took longer, by one of half its size, so that slow connections show progress
 
-BEHIND_MAX = 4  # chunks that wait for the disk; more gained nothing, none would stop the stream at each write
-FLUSH_BYTES = 4 << 20  # written back while the next ones arrive; smaller pieces were slower
+UNWRITTEN_CHUNKS_MAX = 4  # chunks queued for the disk; more gained nothing, none would stop the stream at each write
+FLUSH_BYTES = 4 << 20  # written to disk while the next chunks arrive; smaller pieces were slower
 
 
 class ArtifactWrong(Exception):  # noqa: N818 - the name is the fact
-    """What came is not what the manifest promised; nothing of it is left on disk."""
+    """The received bytes are not those of the manifest; the part is deleted."""
 
 
 class InsufficientSpace(Exception):  # noqa: N818 - the name is the fact
-    """The artifact is larger than the free space; nothing of it is left on disk, and the site goes on without it."""
+    """The artifact is larger than the free space; the part is deleted, the site goes on."""
 
 
-def holds(path: Path, *, sha256: Sha256, size: int) -> bool:
-    """Whether the file is there and has this digest; reads all of it."""
+def is_complete(path: Path, *, sha256: Sha256, size: int) -> bool:
+    """Whether the file exists and has this size and digest; reads all of it."""
     try:
         with path.open("rb", buffering=0) as file:
             return os.fstat(file.fileno()).st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
@@ -55,17 +57,20 @@ def holds(path: Path, *, sha256: Sha256, size: int) -> bool:
 
 
 class FileThread:
-    """The one thread that touches a file: its steps run in order, and the event loop never waits for the disk."""
+    """The one thread that uses a file: steps run in order, the event loop never waits for the disk."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, step: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Run the step after those before it."""
+        """Queue a step behind the earlier ones."""
         return self._thread.submit(step, *arguments)
 
     def run(self, step: Callable[..., Result], *arguments: Any) -> asyncio.Future[Result]:
-        """The step's result; a cancellation does not reach the thread, which must not skip bytes."""
+        """The result of a step.
+
+        A cancellation does not reach the thread, which must not skip bytes.
+        """
         return asyncio.shield(asyncio.wrap_future(self.submit(step, *arguments)))
 
     async def end(self, step: Callable[..., None], *arguments: Any) -> None:
@@ -75,8 +80,8 @@ class FileThread:
         await closing
 
 
-class Outgoing:
-    """An artifact that is being sent, from an offset on; ``sent`` counts what may have left the site."""
+class OutgoingArtifact:
+    """An artifact that is being sent; ``sent`` counts the bytes that may have left."""
 
     def __init__(self, path: Path, *, offset: int) -> None:
         self.sent = 0
@@ -91,14 +96,14 @@ class Outgoing:
         stall_s: float = limits.STALL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Hand the file from the offset on to ``write``, and close it however this ends.
+        """Pass the file from the offset on to ``write``, chunk by chunk, and close it in any case.
 
-        One chunk is read while the one before it is sent, so a change of size takes effect one chunk later.
+        The next chunk is read while one is sent, so a change of size takes effect one chunk later.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: the offset is beyond the file's end.
-            TimeoutError: the receiver took nothing for ``stall_s``.
+            TimeoutError: the receiver took no byte for ``stall_s``.
         """
         thread = FileThread("outgoing")
         size = CHUNK_BYTES_MIN
@@ -130,7 +135,7 @@ class Outgoing:
     def _read(self, size: int) -> bytes:
         assert self._file is not None
         chunk = self._file.read(size)
-        # The kernel reads ahead while the chunk is sent, so that the next read copies memory and hardly ever waits.
+        # The kernel reads ahead while the chunk is sent, so that the next read seldom waits for the disk.
         os.posix_fadvise(self._file.fileno(), self._file.tell(), limits.CHUNK_BYTES, os.POSIX_FADV_WILLNEED)
         return chunk
 
@@ -139,15 +144,15 @@ class Outgoing:
             self._file.close()
 
 
-class Incoming:
+class IncomingArtifact:
     """An artifact that is being received; one thread owns its file, and calls queue up behind it.
 
-    Use it as an async context manager. Leaving it early, by an exception or a cancellation, keeps the part for the next
-    attempt; ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
+    Use it as an async context manager. An exception or a cancellation in the block keeps the part
+    for the next attempt; ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
     """
 
     def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
-        """Prepare to receive ``size`` bytes with this digest into the folder, which exists."""
+        """Prepare to receive ``size`` bytes with this digest into an existing folder."""
         self.received = 0
         self.resumed = False
         self._final = artifact_path(folder, sha256)
@@ -155,13 +160,13 @@ class Incoming:
         self._sha256 = sha256
         self._size = size
         self._thread = FileThread("incoming")
-        self._behind: deque[Future[None]] = deque()
+        self._unwritten: deque[Future[None]] = deque()
         self._flushed = 0
         self._hash = hashlib.sha256()
         self._file = -1
 
     async def __aenter__(self) -> Self:
-        """Open the part; what an earlier attempt left in it is hashed again and counts as received."""
+        """Open the part; the bytes of an earlier attempt are hashed again and count as received."""
         try:
             await self._thread.run(self._open)
         except BaseException:
@@ -173,44 +178,45 @@ class Incoming:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the part, after the thread is done with it, and delete it if it is wrong."""
+        """Close the part after the thread's last step; ``ArtifactWrong`` deletes it."""
         await self._thread.end(self._close, isinstance(error, ArtifactWrong))
 
     async def feed(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes; they are hashed and written behind this call, at most ``BEHIND_MAX`` chunks late."""
+        """Queue the next bytes to be hashed and written; waits while too many chunks are queued."""
         if self.received + len(chunk) > self._size:
             raise ArtifactWrong(f"more than the {self._size} bytes of the manifest came")
-        self._behind.append(self._thread.submit(self._write, chunk))
+        self._unwritten.append(self._thread.submit(self._write, chunk))
         self.received += len(chunk)
-        await self._catch_up(BEHIND_MAX)
+        await self._catch_up(UNWRITTEN_CHUNKS_MAX)
 
     async def finish(self, check: Callable[[Path], None]) -> Path:
-        """Verify the digest, then ``check`` the file, then give it its final name, durably.
+        """Verify the digest, ``check`` the file, and give it its final name, durably.
 
-        ``check`` runs in the thread, sees the part, and raises ``ValueError`` with the reason to refuse it.
+        ``check`` runs in the thread on the part, and raises ``ValueError`` with the reason to
+        refuse it.
         """
         await self._catch_up(0)
         return await self._thread.run(self._finish, check)
 
-    async def _catch_up(self, behind_max: int) -> None:
-        while len(self._behind) > behind_max:
-            await asyncio.shield(asyncio.wrap_future(self._behind[0]))
-            self._behind.popleft()
+    async def _catch_up(self, unwritten_max: int) -> None:
+        while len(self._unwritten) > unwritten_max:
+            await asyncio.shield(asyncio.wrap_future(self._unwritten[0]))
+            self._unwritten.popleft()
 
     # --- in the thread ---
     def _open(self) -> None:
         with self._storage():
             self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            held = os.fstat(self._file).st_size
-            if held > self._size:
+            earlier = os.fstat(self._file).st_size
+            if earlier > self._size:
                 os.ftruncate(self._file, 0)
-                held = 0
+                earlier = 0
             free = max(0, shutil.disk_usage(self._part.parent).free - limits.DISK_RESERVE_BYTES)
-            if self._size - held > free:
-                raise OSError(errno.ENOSPC, f"{self._size - held} bytes are needed, {free} are free")
+            if self._size - earlier > free:
+                raise OSError(errno.ENOSPC, f"{self._size - earlier} bytes are needed, {free} are free")
             with open(self._file, "rb", buffering=0, closefd=False) as file:
                 self._hash = hashlib.file_digest(file, "sha256")
-            self.received = self._flushed = held
+            self.received = self._flushed = earlier
 
     def _write(self, chunk: bytes | memoryview) -> None:
         with self._storage():
@@ -218,12 +224,12 @@ class Incoming:
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            written = os.lseek(self._file, 0, os.SEEK_CUR)
-            if written - self._flushed >= FLUSH_BYTES:
-                # Linux starts to write these pages back and keeps them, since they are dirty: the fsync at the end
-                # finds little left to do.
-                os.posix_fadvise(self._file, self._flushed, written - self._flushed, os.POSIX_FADV_DONTNEED)
-                self._flushed = written
+            position = os.lseek(self._file, 0, os.SEEK_CUR)
+            if position - self._flushed >= FLUSH_BYTES:
+                # Linux starts to write these pages back and keeps them, since they are dirty: the fsync at
+                # the end finds little left to do.
+                os.posix_fadvise(self._file, self._flushed, position - self._flushed, os.POSIX_FADV_DONTNEED)
+                self._flushed = position
 
     def _finish(self, check: Callable[[Path], None]) -> Path:
         if self.received != self._size or self._hash.hexdigest() != self._sha256:
@@ -240,9 +246,10 @@ class Incoming:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[None]:
-        """A disk that fails is named, and gets its space back; a full one costs this artifact only.
+        """Turn a failure of the disk into an exception, after the part is deleted.
 
-        Another site decides how large an artifact is and when it comes, so that a full disk must not end this site.
+        A full disk costs this artifact only and must not end the site, since another site decides
+        how large an artifact is.
         """
         try:
             yield

@@ -103,9 +103,11 @@ UNAVAILABLE_OF = {code: answer for answer, code in UNAVAILABLE.items()}
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRequest:
-    """Which artifact a receiver wants, and what for; the schedule is looked up with ``for_round``.
+    """The artifact that a receiver asks for, and its purpose.
 
-    ``earlier`` accepts the newest one published before that round; it matters to ``GetManifest`` only.
+    ``for_round`` is the round that consumes it.
+
+    ``earlier`` accepts the newest one published before that round; only ``GetManifest`` uses it.
     """
 
     kind: Kind
@@ -123,7 +125,7 @@ def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
 
 
 def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
-    """The answer to ``GetManifest``; the manifest's body is not looked into."""
+    """The answer to ``GetManifest``; does not decode the manifest's body."""
     answer = message.WhichOneof("reply")
     if answer == "unavailable":
         return known("reply.unavailable", UNAVAILABLE_OF, message.unavailable)
@@ -231,7 +233,7 @@ def encode_manifest_request(request: ArtifactRequest, *, wait_s: float) -> pb.Ma
 
 
 def decode_manifest_request(message: pb.ManifestRequest) -> tuple[ArtifactRequest, float]:
-    """The question of ``GetManifest``, and for how many seconds it may hang."""
+    """The request of ``GetManifest``, and for how many seconds the answer may take."""
     wait_s = finite("request.wait_s", message.wait_s, maximum=limits.MANIFEST_WAIT_S)
     return _request(message, earlier=message.earlier), wait_s
 
@@ -249,7 +251,7 @@ def encode_fetch_request(request: ArtifactRequest, *, sha256: Sha256, offset: in
 
 
 def decode_fetch_request(message: pb.FetchRequest) -> tuple[ArtifactRequest, Sha256, int]:
-    """The question of ``FetchArtifact``: which artifact, its digest, and the byte to begin with."""
+    """The request of ``FetchArtifact``: the artifact, its digest, and the offset of the first byte."""
     offset = number("request.offset", message.offset, maximum=limits.ARTIFACT_BYTES_MAX)
     return _request(message, earlier=False), digest("request.sha256", message.sha256.hex()), offset
 
@@ -272,7 +274,7 @@ def _check_request(request: ArtifactRequest) -> None:
 
 
 def decode_chunk(message: bytes) -> memoryview:
-    """The bytes that a chunk carries, without a copy where it is encoded as usual: one tag, one length, the data."""
+    """The bytes in a chunk; no copy where it is encoded as usual: one tag, one length, the data."""
     length = shift = 0
     for index, byte in enumerate(message[1:CHUNK_HEADER_BYTES], start=1):
         length |= (byte & 0x7F) << shift

@@ -103,8 +103,8 @@ class FolderService:
     def open_artifact(self, caller: SiteName, request: ArtifactRequest, *, sha256: Sha256, offset: int) -> Grant:
         return Grant(self.folder / f"{sha256}.safetensors", 0)
 
-    def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
-        """Record nothing."""
+    def record_sent(self, grant: Grant, *, size: int, outcome: str) -> None:
+        """Nothing is recorded here."""
 
 
 class Bare(rpc.ExchangeServicer):

@@ -1,4 +1,4 @@
-"""An enrolled federation, and a worker that needs no torch: what the tests of the daemon and of its commands share."""
+"""Fixtures for tests of the daemon and of its commands: an enrolled federation, a worker without torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Program:
         return self.until(name, lambda status: status["phase"] == phase)
 
     def until(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first status of which something holds; from outside a process there is nothing but to look."""
+        """The first status that satisfies a condition."""
         end_s = time.monotonic() + LIMIT_S
         status: Any = None
         while time.monotonic() < end_s:
@@ -79,7 +79,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def multicast() -> None:
-    """Skips where the loopback interface carries no multicast, of which discovery is made."""
+    """Skips the test where the loopback interface carries no multicast, which discovery needs."""
     group, here = socket.inet_aton("224.0.0.251"), socket.inet_aton("127.0.0.1")
     with socket.socket(type=socket.SOCK_DGRAM) as ear, socket.socket(type=socket.SOCK_DGRAM) as mouth:
         try:
@@ -128,8 +128,8 @@ def program(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...
         process.communicate()
 
 
-class Books:
-    """Journals and ledgers of enrolled sites, as their daemons write them, without a daemon."""
+class SiteRecords:
+    """Writes journals and ledgers of enrolled sites as their daemons would."""
 
     def __init__(self, loopback: LocalFederation) -> None:
         self.loopback = loopback
@@ -148,40 +148,40 @@ class Books:
 
     def signed(self, name: str, head: Head, *, round: int, generation: int = 1) -> SignedManifest:
         own, digest = self.identity(name), Sha256(f"{generation:032x}{round:032x}")
-        made = Artifact("model", own.name, digest, 64, round, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
+        artifact = Artifact("model", own.name, digest, 64, round, {"name": "resnet10"}, (TensorSpec("w", "F32", (2,)),))
         manifest = Manifest(
             federation=self.loopback.federation.digest,
             generation=generation,
             method="fedskd",
             origin=own.name,
             round=round,
-            artifact=made,
+            artifact=artifact,
             egress_count=head.count,
             egress_head=head.hash,
         )
         return sign_manifest(own, encode_manifest(manifest))
 
     def send(self, name: str, to: str, *, round: int, generation: int = 1) -> SignedManifest:
-        """What both sites have on disk after an artifact of a round went from one to the other."""
+        """Write what both sites have on disk after one sent the other an artifact of a round."""
         journal, ledger = self.journal(name, generation), Ledger(self.loopback.folder(name).egress_db)
         signed, digest = (
             self.signed(name, ledger.head, round=round, generation=generation),
             f"{generation:032x}{round:032x}",
         )
         journal.append("manifest", round, {"artifact": digest, **to_base64(signed)})
-        what = {"purpose": "train", "kind": "model", "sha256": digest, "bytes": 64}
-        intent = ledger.intend(peer=to, round=round, generation=generation, **what)
+        transfer = {"purpose": "train", "kind": "model", "sha256": digest, "bytes": 64}
+        intent = ledger.intend(peer=to, round=round, generation=generation, **transfer)
         ledger.settle(intent, bytes=64, outcome="complete")
         journal.close()
         ledger.close()
         receiver = self.journal(to)
-        came = {"peer": name, **what, "outcome": "complete", "seconds": 0.1}
-        receiver.append("received", round, {**came, **to_base64(signed)})
+        received = {"peer": name, **transfer, "outcome": "complete", "seconds": 0.1}
+        receiver.append("received", round, {**received, **to_base64(signed)})
         receiver.close()
         return signed
 
 
 @pytest.fixture
-def books(enrolled: LocalFederation) -> Books:
-    """Writes what daemons would have written: ``books.send("asia", "europe", round=1)``."""
-    return Books(enrolled)
+def books(enrolled: LocalFederation) -> SiteRecords:
+    """Journals and ledgers without daemons: ``books.send("asia", "europe", round=1)``."""
+    return SiteRecords(enrolled)

@@ -1,4 +1,4 @@
-"""How a transcript of one site is read, played and written: events in, commands out, in the words of the domain."""
+"""Reads, plays and writes transcripts of one site: events in, commands out, in the domain's words."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from peer.methods.registry import PLANS
 
 PACE = {field.name for field in dataclasses.fields(PaceRules)}
 FEDERATION = Sha256("fe" * 32)
-UNTOLD: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
+LEFT_OUT_VALUES: tuple[Any, ...] = (None, "", 0, 0.0, False, [], {}, ())
 """Values that a transcript leaves out."""
-QUIET = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
-GUESTS = frozenset({"Measured", "MeasurementFailed"})
-"""Events that answer an order about a guest."""
-"""Keys of rows that it leaves out, because they hardly matter or stand there twice."""
+LEFT_OUT_KEYS = frozenset({"position", "threads", "device", "origin_generation", "artifact_sha256"})
+"""Keys of rows that a transcript leaves out, because they hardly matter or repeat another key."""
+MEASUREMENTS = frozenset({"Measured", "MeasurementFailed"})
+"""Events that answer an order to measure a lent model."""
 
 
 class Scenario:
-    """One transcript. Lines that begin with ``#`` are prose, ``rules`` sets the scene, ``>`` is an event at a time.
+    """One transcript. ``#`` begins a comment, ``rules`` the site's rules, ``>`` an event with its time.
 
-    ``turns`` and the ``<`` lines, the commands, are what this class writes; all other lines stay as they are. Artifacts
-    are called ``owner/round``, the round being the one that consumes them; fields that an event does not name are those
-    that answer the newest order. ``dies_after=KIND`` kills the site once the row of that kind is written, and
-    ``lost=LABEL`` starts it again without the file of that artifact.
+    This class writes ``turns`` and the ``<`` lines, the commands; it keeps all other lines. Artifacts are
+    called ``owner/round`` after the round that consumes them. Fields that an event does not name answer
+    the newest order. ``dies_after=KIND`` kills the site after the row of that kind, ``lost=LABEL`` starts
+    it again without the file of that artifact.
     """
 
     def __init__(self, text: str) -> None:
@@ -47,11 +47,11 @@ class Scenario:
         self.rows: list[Row] = []
         self.persisted: list[commands.Persist] = []
         self.order: Any = None
-        self.guest: Any = None
+        self.measure_order: Any = None
         self.reports: dict[str, commands.SendReport] = {}
         self.fetches: dict[tuple[str, str], commands.Fetch] = {}
         self.now_s = 0.0
-        self.told: set[str] = set()
+        self.messages: set[str] = set()
         self.phases: set[str] = set()
         self.rules = Rules(SiteName("a"), Roster.of(["a"]), FEDERATION, RoundKey(bytes(32)), "local", PLANS["local"], 1)
         self.site = SiteMachine(self.rules)
@@ -59,19 +59,19 @@ class Scenario:
 
     def play(self) -> str:
         """The transcript with the commands that the site gives today."""
-        written: list[str] = []
+        lines: list[str] = []
         for line in self.text.splitlines():
             if line.startswith(("<", "turns", "*")):
                 continue
-            written.append(line)
+            lines.append(line)
             if line.startswith("rules "):
-                self._set_scene(dict(word.split("=", 1) for word in line.split()[1:]))
-                written.append(self._turns())
+                self._set_rules(dict(word.split("=", 1) for word in line.split()[1:]))
+                lines.append(self._turns())
             elif line.startswith("> "):
-                written += self._event(shlex.split(line)[1:])
-        return "\n".join(written) + "\n"
+                lines += self._event(shlex.split(line)[1:])
+        return "\n".join(lines) + "\n"
 
-    def _set_scene(self, words: Mapping[str, str]) -> None:
+    def _set_rules(self, words: Mapping[str, str]) -> None:
         pace: dict[str, Any] = {}
         parameters: dict[str, Any] = {}
         fields: dict[str, Any] = {}
@@ -100,13 +100,13 @@ class Scenario:
     def _turns(self) -> str:
         if self.rules.plan.pattern == "all_to_all":
             return "turns every site receives from every other one"
-        told = []
+        turns = []
         for round in range(1, self.rules.rounds + 1):
             slot = self.rules.turn(round)
             where = self.rules.holder(round, slot) if self.rules.pattern(round) == "circulate" else slot
             at = f" at {where}" if where != slot else ""
-            told.append(f"{round}: {'itself' if slot == self.rules.site and not at else slot + at}")
-        return f"turns {', '.join(told)}"
+            turns.append(f"{round}: {'itself' if slot == self.rules.site and not at else slot + at}")
+        return f"turns {', '.join(turns)}"
 
     def _event(self, words: list[str]) -> list[str]:
         self.now_s, name = float(words[0]), words[1]
@@ -119,15 +119,15 @@ class Scenario:
             files = recover(self.rows).needed_digests() - {lost}
             self.site = SiteMachine(self.rules, recover(self.rows, present=files))
             self.memory = recover(self.rows, present=files)
-            self.order, self.guest, self.fetches, self.reports = None, None, {}, {}
+            self.order, self.measure_order, self.fetches, self.reports = None, None, {}, {}
         else:
             event = self._make(name, named, fields)
-        self.told.add(type(event).__name__)
+        self.messages.add(type(event).__name__)
         return list(self._carry_out(self.site.handle(event, now_s=self.now_s), dies_after))
 
     def _carry_out(self, out: Iterable[commands.Command], dies_after: str | None) -> Iterator[str]:
         for command in out:
-            self.told.add(type(command).__name__)
+            self.messages.add(type(command).__name__)
             yield f"< {self._show(command)}"
             match command:
                 case commands.Persist(kind, round, body):
@@ -140,7 +140,7 @@ class Scenario:
                 case commands.Fetch():
                     self.fetches[(command.origin, command.purpose)] = command
                 case commands.Measure():
-                    self.guest = command
+                    self.measure_order = command
                 case commands.SendReport():
                     self.reports[command.site] = command
                 case (
@@ -162,25 +162,25 @@ class Scenario:
         fields = {**self._usual(name, named), **fields}
         for key in ("artifact", "sha256"):
             if isinstance(fields.get(key), str):
-                made = self._artifact(fields[key], fields.get("trained_steps", 0))
-                fields[key] = made if key == "artifact" else made.sha256
+                artifact = self._artifact(fields[key], fields.get("trained_steps", 0))
+                fields[key] = artifact if key == "artifact" else artifact.sha256
         known = {field.name for field in dataclasses.fields(kind)}
         return kind(**{key: value for key, value in fields.items() if key in known})
 
     def _usual(self, name: str, named: list[str]) -> dict[str, Any]:
-        """The fields of an event that nobody has to write."""
+        """The fields of an event that a transcript need not name."""
         memory, order = self.site.memory, self.order
         fields: dict[str, Any] = {"generation": memory.generation, "round": self.site.number}
         if named:
             fields |= {"site": named[0], "origin": named[0]}
         if name.startswith("Artifact") and name != "ArtifactRejected":
-            asked = self.fetches.get((named[0], "evaluate" if "guest" in named else self._purpose()))
+            fetch = self.fetches.get((named[0], "evaluate" if "guest" in named else self._purpose()))
             named = [word for word in named if word != "guest"]
-            if asked is not None:
-                fields |= {"generation": asked.generation, "round": asked.round, "attempt": asked.attempt}
-                fields |= {"purpose": asked.purpose, "true_round": asked.round, "origin_generation": 1}
-                after = "end-of-" if asked.purpose == "evaluate" else ""
-                fields |= {"artifact": f"{asked.owner}/{after}{asked.round}"}
+            if fetch is not None:
+                fields |= {"generation": fetch.generation, "round": fetch.round, "attempt": fetch.attempt}
+                fields |= {"purpose": fetch.purpose, "true_round": fetch.round, "origin_generation": 1}
+                after = "end-of-" if fetch.purpose == "evaluate" else ""
+                fields |= {"artifact": f"{fetch.owner}/{after}{fetch.round}"}
             if len(named) > 1:
                 fields["answer"] = Unavailable(named[1])
             return fields
@@ -202,15 +202,19 @@ class Scenario:
             return {"site": named[0], "answer": named[1], "attempt": self.reports[named[0]].attempt}
         if name == "ReportArrived":
             fields["report"] = self._report(dict(word.split(":") for word in named[1:]))
-        if name in GUESTS:
-            return fields | {"round": self.guest.round, "attempt": self.guest.attempt} | self._figures(named)
+        if name in MEASUREMENTS:
+            return (
+                fields
+                | {"round": self.measure_order.round, "attempt": self.measure_order.attempt}
+                | self._figures(named)
+            )
         if order is None or name.startswith("Peer"):
             return fields
         fields |= {"attempt": order.attempt, "threads": 1, "device": "cpu", "samples": {}, "metrics": {}}
         return fields | self._result(name)
 
     def _result(self, name: str) -> dict[str, Any]:
-        """What the worker usually answers to its newest order."""
+        """The worker's usual answer to its newest order."""
         order, me, published = self.order, self.rules.site, self.rules.plan.published
         match order:
             case commands.Initialise():
@@ -244,11 +248,11 @@ class Scenario:
         return exchange.purpose if exchange is not None else "train"
 
     def _figures(self, named: list[str]) -> dict[str, Any]:
-        """What a guest's measurement gives: ``auc:0.7 samples:30``."""
+        """The metrics of a lent model: ``auc:0.7 samples:30``."""
         return {"metrics": {key: float(value) for key, value in (word.split(":") for word in named)}}
 
     def _report(self, words: dict[str, str]) -> EvaluationResult:
-        """What a peer says: ``of:europe/end-of-2 auc:0.7 samples:30``, or ``unmeasured:failed``."""
+        """A peer's report: ``of:europe/end-of-2 auc:0.7 samples:30``, or ``unmeasured:failed``."""
         label, unmeasured = words.pop("of"), words.pop("unmeasured", "")
         samples = int(words.pop("samples", 0))
         figures = {key: float(value) for key, value in words.items()}
@@ -273,9 +277,13 @@ class Scenario:
     def _show(self, command: commands.Command) -> str:
         match command:
             case commands.Persist(kind, round, body):
-                shown = {key: value for key, value in body.items() if value not in UNTOLD and key not in QUIET}
-                told = [f"{key}={self._word(value)}" for key, value in shown.items()]
-                return " ".join([f"Persist {kind} round={round}", *told])
+                shown = {
+                    key: value
+                    for key, value in body.items()
+                    if value not in LEFT_OUT_VALUES and key not in LEFT_OUT_KEYS
+                }
+                words = [f"{key}={self._word(value)}" for key, value in shown.items()]
+                return " ".join([f"Persist {kind} round={round}", *words])
             case commands.Announce():
                 pulse = self.site.pulse()
                 where = f"round={pulse.round} published={pulse.published_round} committed={pulse.committed_round}"
@@ -298,23 +306,23 @@ class Scenario:
             case commands.WakeAt(at_s):
                 return f"WakeAt {at_s:g}"
             case commands.Fetch(_, round, attempt, origin, kind, purpose, owner):
-                what = f"{purpose} {kind} of {owner}" if owner != origin else f"{purpose} {kind}"
-                return f"Fetch from={origin} round={round} attempt={attempt}: {what}"
+                artifact = f"{purpose} {kind} of {owner}" if owner != origin else f"{purpose} {kind}"
+                return f"Fetch from={origin} round={round} attempt={attempt}: {artifact}"
         fields = dataclasses.fields(command)
         values = {field.name: getattr(command, field.name) for field in fields if field.name != "generation"}
-        told = [f"{name}={self._word(value)}" for name, value in values.items() if value not in UNTOLD]
-        return " ".join([type(command).__name__, *told])
+        words = [f"{name}={self._word(value)}" for name, value in values.items() if value not in LEFT_OUT_VALUES]
+        return " ".join([type(command).__name__, *words])
 
     def _word(self, value: Any) -> str:
-        """A value as a domain person would say it."""
+        """A value in the domain's words."""
         if isinstance(value, commands.Source):
             value = {"origin": value.origin, "fallback": value.fallback, "sha256": value.artifact.sha256}
         if isinstance(value, Artifact):
             return self.labels[value.sha256]
         if isinstance(value, Mapping) and "unmeasured" in value:
             figures = " ".join(f"{key}:{number:g}" for key, number in value["metrics"].items())
-            told = value["unmeasured"] or f"{figures} of {value['samples']} samples"
-            return f"[{self.labels.get(value['sha256'], 'no file')}: {told}]"
+            outcome = value["unmeasured"] or f"{figures} of {value['samples']} samples"
+            return f"[{self.labels.get(value['sha256'], 'no file')}: {outcome}]"
         if isinstance(value, Mapping):
             digest = value["artifact"]["sha256"] if "origin" in value and "artifact" in value else value.get("sha256")
             if digest is None:
@@ -330,7 +338,7 @@ class Scenario:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that writes the transcripts anew."""
+    """Add the option that rewrites the transcripts."""
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
@@ -346,5 +354,5 @@ def scenario() -> Callable[[str], Scenario]:
 
 @pytest.fixture
 def rewrite(request: pytest.FixtureRequest) -> bool:
-    """Whether transcripts are written anew."""
+    """Whether to rewrite the transcripts."""
     return bool(request.config.getoption("--rewrite-scenarios", default=False))

@@ -37,9 +37,9 @@ def test_a_transcript_says_what_it_shows(path: Path) -> None:
 
 def test_every_phase_event_and_command_is_shown_somewhere(scenario: Any) -> None:
     played = [scenario(path.read_text()) for path in FILES]
-    for one in played:
-        one.play()
-    told = set().union(*(one.told for one in played))
+    for each in played:
+        each.play()
+    seen = set().union(*(each.messages for each in played))
     bases = {events.Event, commands.Command}
     messages = {
         kind.__name__
@@ -47,5 +47,5 @@ def test_every_phase_event_and_command_is_shown_somewhere(scenario: Any) -> None
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, tuple(bases)) and kind not in bases
     }
-    assert messages - told == {"Rehearse"}, "which `check` orders, and no state machine"
-    assert {str(phase) for phase in Phase} - set().union(*(one.phases for one in played)) == {"new"}
+    assert messages - seen == {"Rehearse"}, "which `check` orders, and no state machine"
+    assert {str(phase) for phase in Phase} - set().union(*(each.phases for each in played)) == {"new"}

@@ -20,7 +20,7 @@ Tell = Callable[[str, int], dict[str, Any]]
 def tell(scenario: Any, tmp_path: Path) -> Tell:
     """The story of a round of a transcript, told from a journal on disk."""
 
-    def told(name: str, round: int) -> dict[str, Any]:
+    def tell_story(name: str, round: int) -> dict[str, Any]:
         played = scenario((Path(__file__).parent / f"{name}.txt").read_text())
         played.play()
         journal = Journal(tmp_path / f"{name}.db")
@@ -28,7 +28,7 @@ def tell(scenario: Any, tmp_path: Path) -> Tell:
             journal.append(row.kind, row.round, row.body, row.cause)
         return why([journal], site=played.rules.site, round=round)
 
-    return told
+    return tell_story
 
 
 def texts(document: dict[str, Any]) -> list[str]:
@@ -36,12 +36,12 @@ def texts(document: dict[str, Any]) -> list[str]:
 
 
 def test_a_calm_round(tell: Tell) -> None:
-    found = tell("calm_round", 1)
-    assert (found["round"], found["state"]) == (1, "committed")
-    assert found["waited_for"] == [{"site": "asia", "outcome": "came"}]
-    assert found["refused"] == []
-    assert found["went_on"] == {"because": "an artifact arrived from asia", "waited_s": 2.0}
-    assert texts(found) == [
+    document = tell("calm_round", 1)
+    assert (document["round"], document["state"]) == (1, "committed")
+    assert document["waited_for"] == [{"site": "asia", "outcome": "came"}]
+    assert document["refused"] == []
+    assert document["went_on"] == {"because": "an artifact arrived from asia", "waited_s": 2.0}
+    assert texts(document) == [
         "The daemon of europe started.",
         "europe began round 1 when asia said hello.",
         "asia's model arrived at europe (100 bytes).",
@@ -53,9 +53,9 @@ def test_a_calm_round(tell: Tell) -> None:
 
 
 def test_a_peer_that_was_silent(tell: Tell) -> None:
-    found = tell("silent_origin", 1)
-    assert found["waited_for"] == [{"site": "asia", "outcome": "silent"}]
-    assert texts(found)[1:] == [
+    document = tell("silent_origin", 1)
+    assert document["waited_for"] == [{"site": "asia", "outcome": "silent"}]
+    assert texts(document)[1:] == [
         "europe began round 1 when asia said hello.",
         "europe waited for asia.",
         "europe did without asia: it was not heard for so long that it counts as silent.",
@@ -66,16 +66,16 @@ def test_a_peer_that_was_silent(tell: Tell) -> None:
 
 
 def test_an_older_copy_in_place_of_a_silent_peer_s(tell: Tell) -> None:
-    found = tell("stale_fallback", 2)
+    document = tell("stale_fallback", 2)
     used = "europe went on with asia's model of round 1, an older copy when asia answered that it has none"
-    assert f"{used}: nothing was left to wait for." in texts(found)
-    assert found["waited_for"] == [{"site": "asia", "outcome": "skipped"}]
+    assert f"{used}: nothing was left to wait for." in texts(document)
+    assert document["waited_for"] == [{"site": "asia", "outcome": "skipped"}]
 
 
 def test_a_refusal(tell: Tell) -> None:
-    found = tell("refused_artifact", 1)
-    assert found["refused"] == [{"site": "asia", "reason": "sent the artifact of round 2 for round 1"}]
-    assert texts(found)[2:5] == [
+    document = tell("refused_artifact", 1)
+    assert document["refused"] == [{"site": "asia", "reason": "sent the artifact of round 2 for round 1"}]
+    assert texts(document)[2:5] == [
         "europe refused asia: sent the artifact of round 2 for round 1.",
         "europe waited for asia.",
         "europe did without asia: it sent what was not acceptable.",
@@ -83,37 +83,37 @@ def test_a_refusal(tell: Tell) -> None:
 
 
 def test_what_the_worker_rejects_is_done_without(tell: Tell) -> None:
-    found = tell("rejected_by_the_worker", 1)
-    assert found["waited_for"] == [{"site": "asia", "outcome": "refused"}]
-    assert sum(text.startswith("europe waited for") for text in texts(found)) == 1
+    document = tell("rejected_by_the_worker", 1)
+    assert document["waited_for"] == [{"site": "asia", "outcome": "refused"}]
+    assert sum(text.startswith("europe waited for") for text in texts(document)) == 1
     went_on = "europe went on with nothing from other sites when the worker rejected what asia sent"
-    assert f"{went_on}: nothing was left to wait for." in texts(found)
+    assert f"{went_on}: nothing was left to wait for." in texts(document)
 
 
 def test_a_round_that_was_left_out(tell: Tell) -> None:
-    found = tell("jump", 3)
-    assert (found["state"], found["went_on"]) == ("skipped", None)
+    document = tell("jump", 3)
+    assert (document["state"], document["went_on"]) == ("skipped", None)
     why_not = "because its peers were further when a sign of life came from africa"
-    assert texts(found) == [f"europe left out rounds 2 to 8, {why_not}."]
+    assert texts(document) == [f"europe left out rounds 2 to 8, {why_not}."]
 
 
 def test_a_restart_in_a_round_belongs_to_its_story(tell: Tell) -> None:
-    found = tell("restart_in_exchange", 1)
-    assert found["state"] == "open"
-    assert texts(found).count("The daemon of europe started.") == 2
+    document = tell("restart_in_exchange", 1)
+    assert document["state"] == "open"
+    assert texts(document).count("The daemon of europe started.") == 2
 
 
 def test_a_round_to_come_has_no_story(tell: Tell) -> None:
-    found = tell("calm_round", 900)
-    assert (found["state"], found["waited_for"], found["went_on"]) == ("unknown", [], None)
+    document = tell("calm_round", 900)
+    assert (document["state"], document["waited_for"], document["went_on"]) == ("unknown", [], None)
 
 
 def test_a_slow_wait_is_as_long_as_it_was() -> None:
     body = {"position": 0, "sources": [], "missing": {"asia": "slow"}, "waited_s": 20.0, "below_quorum": True}
     row = {"time": 1.0, "kind": "chosen", "round": 3, "body": body, "cause": None}
-    found = story.tell([row], site="europe", round=3)
-    assert found["went_on"] == {"because": "", "waited_s": 10.0}
-    assert texts(found) == [
+    document = story.tell([row], site="europe", round=3)
+    assert document["went_on"] == {"because": "", "waited_s": 10.0}
+    assert texts(document) == [
         "europe waited for asia for 10 s.",
         "europe did without asia: it did not deliver before the deadline.",
         "europe went on with nothing from other sites: nothing was left to wait for.",
@@ -122,8 +122,8 @@ def test_a_slow_wait_is_as_long_as_it_was() -> None:
 
 
 def test_every_event_and_reason_has_its_words() -> None:
-    told = {kind.__name__ for kind in vars(events).values() if isinstance(kind, type)}
-    assert story.CAUSES.keys() <= told
+    event_names = {kind.__name__ for kind in vars(events).values() if isinstance(kind, type)}
+    assert story.CAUSES.keys() <= event_names
     assert story.MISSING.keys() >= liveness.AWAY | {str(answer) for answer in Unavailable if answer != "not_yet"}
 
 

@@ -348,7 +348,7 @@ class Machine:
     alarm_s: float | None = None
 
 
-class World:
+class Simulation:
     """N sites and one heap of future actions. ``cut`` holds directed links that lose every message."""
 
     def __init__(
@@ -671,9 +671,9 @@ class World:
 
 
 @pytest.fixture
-def world() -> type[World]:
+def simulation() -> type[Simulation]:
     """The class: a test builds its own federation."""
-    return World
+    return Simulation
 
 
 @pytest.fixture

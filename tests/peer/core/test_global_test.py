@@ -141,8 +141,8 @@ def test_a_report_that_nobody_asked_for_is_ignored_with_its_reason(done: Any, ar
     assert "takes no part" in done.body("ignored")["reason"]
 
 
-def test_a_model_is_lent_as_long_as_published_ones_are(world: Any) -> None:
-    run = world(FOUR, rounds=12, **LENDING)
+def test_a_model_is_lent_as_long_as_published_ones_are(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=12, **LENDING)
     run.run_to_end()
     for machine in run.machines.values():
         assert set(machine.round.memory.evaluation.lent) == set(range(8, 13))
@@ -419,8 +419,8 @@ def test_what_is_missing_is_told_while_the_site_runs(done: Any) -> None:
 
 # --- a federation ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fedskd", "fedcross", "fedavg"])
-def test_every_site_ends_with_a_whole_row(world: Any, method: str) -> None:
-    run = world(FOUR, rounds=4, method=method, **{**LENDING, "evaluation_every": 2})
+def test_every_site_ends_with_a_whole_row(simulation: Any, method: str) -> None:
+    run = simulation(FOUR, rounds=4, method=method, **{**LENDING, "evaluation_every": 2})
     run.run_to_end()
     rounds = [4] if method == "fedcross" else [2, 4]
     for name, machine in run.machines.items():
@@ -436,11 +436,11 @@ def test_every_site_ends_with_a_whole_row(world: Any, method: str) -> None:
         assert seen & machine.files <= memory.needed_digests(), "no guest is left on disk"
 
 
-def test_rounds_take_no_longer_for_it(world: Any) -> None:
+def test_rounds_take_no_longer_for_it(simulation: Any) -> None:
     """Measurements a hundred times as long as a training stage do not delay a single commit."""
 
     def commits(**changes: Any) -> dict[str, list[Any]]:
-        run = world(FOUR, rounds=4, method="fedavg", **changes)
+        run = simulation(FOUR, rounds=4, method="fedavg", **changes)
         run.measure_s = 500.0
         run.run(until=lambda: all(len(run.committed(name)) == 4 for name in FOUR))
         assert run.now_s < 1000 + 4 * 30
@@ -449,8 +449,8 @@ def test_rounds_take_no_longer_for_it(world: Any) -> None:
     assert commits() == commits(**{**LENDING, "evaluation_every": 1})
 
 
-def test_a_site_that_is_dead_leaves_a_reason_and_no_hole(world: Any) -> None:
-    run = world(FOUR, rounds=2, **LENDING)
+def test_a_site_that_is_dead_leaves_a_reason_and_no_hole(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=2, **LENDING)
     run.run(until=lambda: len(run.committed("asia")) == 1)
     run.kill("asia")
     run.run_to_end()
@@ -465,9 +465,9 @@ def test_a_site_that_is_dead_leaves_a_reason_and_no_hole(world: Any) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(data=st.data())
-def test_kills_anywhere_lose_and_repeat_nothing(world: Any, data: st.DataObject) -> None:
+def test_kills_anywhere_lose_and_repeat_nothing(simulation: Any, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(["fedskd", "fedcross", "fedavg"]))
-    run = world(
+    run = simulation(
         FOUR[1:],
         seed=data.draw(st.integers(0, 99)),
         rounds=3,

@@ -16,13 +16,13 @@ METHODS = ("fedskd", "fedcross", "dflmoe", "feddal", "mh_pflid")
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-def check_invariants(world: Any) -> None:
+def check_invariants(simulation: Any) -> None:
     """Invariants of any run: rounds rise, sources are scheduled and recent, no file is left over."""
-    for name, machine in world.machines.items():
-        rounds = [round for round, _ in world.committed(name)]
+    for name, machine in simulation.machines.items():
+        rounds = [round for round, _ in simulation.committed(name)]
         assert rounds == sorted(set(rounds)), f"{name} committed a round twice: {rounds}"
         rules = machine.rules
-        for round, body in world.committed(name):
+        for round, body in simulation.committed(name):
             pattern, sources = rules.pattern(round), body["sources"]
             origins = [source["site"] for source in sources]
             assert set(body["contributors"]) == {name, *origins}
@@ -48,8 +48,8 @@ def check_invariants(world: Any) -> None:
             assert machine.files >= machine.round.memory.needed_digests()
 
 
-def test_everybody_trains_on_the_scheduled_artifact(world: Any) -> None:
-    run = world(FOUR, rounds=6)
+def test_everybody_trains_on_the_scheduled_artifact(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=6)
     run.run_to_end()
     check_invariants(run)
     for name, machine in run.machines.items():
@@ -62,8 +62,8 @@ def test_everybody_trains_on_the_scheduled_artifact(world: Any) -> None:
         assert run.committed(name)[-1][1]["metrics"] == {"auc": 0.5}
 
 
-def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_rounds(world: Any) -> None:
-    run = world(FOUR, rounds=12)
+def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_rounds(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=12)
     run.run_to_end()
     for machine in run.machines.values():
         assert machine.round.memory.received == {}
@@ -72,8 +72,8 @@ def test_received_artifacts_are_deleted_after_use_and_published_ones_after_five_
         assert len(machine.files) <= 7
 
 
-def test_a_silent_peer_costs_its_receiver_one_fallback_and_fifteen_seconds(world: Any) -> None:
-    run = world(FOUR, rounds=5)
+def test_a_silent_peer_costs_its_receiver_one_fallback_and_fifteen_seconds(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=5)
     run.run(until=lambda: len(run.committed("asia")) == 1)
     run.kill("asia")
     killed_s = run.now_s
@@ -88,10 +88,10 @@ def test_a_silent_peer_costs_its_receiver_one_fallback_and_fifteen_seconds(world
     assert run.now_s - killed_s < 15 + 60 + 5 * 10
 
 
-def test_a_paused_peer_is_not_waited_for_and_goes_on_where_it_was(world: Any) -> None:
+def test_a_paused_peer_is_not_waited_for_and_goes_on_where_it_was(simulation: Any) -> None:
     from peer.core import events
 
-    run = world(FOUR, rounds=4)
+    run = simulation(FOUR, rounds=4)
     run.run(until=lambda: len(run.committed("europe")) == 1)
     run.feed(run.machines["europe"], events.PauseRequested())
     run.run(until=lambda: all(len(run.committed(name)) >= 3 for name in FOUR if name != "europe"))
@@ -102,10 +102,10 @@ def test_a_paused_peer_is_not_waited_for_and_goes_on_where_it_was(world: Any) ->
     assert run.committed("europe")[-1][0] == 4
 
 
-def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(world: Any, phases: Any) -> None:
+def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(simulation: Any, phases: Any) -> None:
     from peer.core import events
 
-    run = world(FOUR, rounds=3)
+    run = simulation(FOUR, rounds=3)
     europe = run.machines["europe"]
     run.run(until=lambda: europe.round.phase == phases.TRAIN)
     run.feed(europe, events.StopRequested())
@@ -115,8 +115,8 @@ def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(world: Any, p
     assert europe.exit.fault == ""
 
 
-def test_isolated_site_waits_then_catches_up(world: Any, phases: Any) -> None:
-    run = world(FOUR, rounds=12)
+def test_isolated_site_waits_then_catches_up(simulation: Any, phases: Any) -> None:
+    run = simulation(FOUR, rounds=12)
     run.run(until=lambda: len(run.committed("europe")) == 1)
     run.cut_off("europe")
     europe = run.machines["europe"]
@@ -130,8 +130,8 @@ def test_isolated_site_waits_then_catches_up(world: Any, phases: Any) -> None:
     assert skipped, "it jumped over the rounds that the others had passed"
 
 
-def test_a_site_alone_goes_on_after_a_day(world: Any) -> None:
-    run = world(("asia", "europe"), rounds=2)
+def test_a_site_alone_goes_on_after_a_day(simulation: Any) -> None:
+    run = simulation(("asia", "europe"), rounds=2)
     run.run(until=lambda: run.machines["europe"].round.number == 1)
     run.kill("asia")
     run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=200_000)
@@ -139,8 +139,10 @@ def test_a_site_alone_goes_on_after_a_day(world: Any) -> None:
     assert any(kind == "isolated" for kind, _, _ in run.machines["europe"].rows)
 
 
-def test_stale_fallback_uses_the_newest_artifact_within_its_age(world: Any) -> None:
-    run = world(("asia", "europe"), rounds=8, fallback="stale", staleness_rounds_max=3, schedule_kind="derangement")
+def test_stale_fallback_uses_the_newest_artifact_within_its_age(simulation: Any) -> None:
+    run = simulation(
+        ("asia", "europe"), rounds=8, fallback="stale", staleness_rounds_max=3, schedule_kind="derangement"
+    )
     run.run(until=lambda: len(run.committed("europe")) == 3)
     run.kill("asia")
     run.run(until=lambda: run.machines["europe"].exit is not None, limit_s=700_000)
@@ -153,28 +155,28 @@ def test_stale_fallback_uses_the_newest_artifact_within_its_age(world: Any) -> N
     assert ages[8] == [], "older than three rounds is never used"
 
 
-def test_gathering_waits_for_everybody_or_for_the_operator(world: Any, phases: Any) -> None:
-    run = world(FOUR, rounds=2, dead=("asia",))
+def test_gathering_waits_for_everybody_or_for_the_operator(simulation: Any, phases: Any) -> None:
+    run = simulation(FOUR, rounds=2, dead=("asia",))
     run.at(300, lambda: None)
     run.run(until=lambda: run.now_s > 1290)
     assert {m.round.phase for name, m in run.machines.items() if name != "asia"} == {phases.GATHERING}
-    run = world(FOUR, rounds=2, dead=("asia",), without=frozenset({"asia"}))
+    run = simulation(FOUR, rounds=2, dead=("asia",), without=frozenset({"asia"}))
     run.run_to_end()
     assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
-    run = world(FOUR, rounds=2, dead=("asia",), pace=PaceRules(gather_s=40, linger_s=10))
+    run = simulation(FOUR, rounds=2, dead=("asia",), pace=PaceRules(gather_s=40, linger_s=10))
     run.run_to_end()
     assert all(run.committed(name)[-1][0] == 2 for name in FOUR if name != "asia")
 
 
-def test_a_slow_living_peer_is_waited_for(world: Any) -> None:
-    run = world(FOUR, rounds=3, pace=PaceRules())
+def test_a_slow_living_peer_is_waited_for(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=3, pace=PaceRules())
     run.slow["asia"] = 500.0
     run.run_to_end()
     assert all(body["missing"] == {} for name in FOUR for _, body in run.committed(name))
 
 
-def test_local_needs_nobody(world: Any) -> None:
-    run = world(FOUR, method="local", rounds=3)
+def test_local_needs_nobody(simulation: Any) -> None:
+    run = simulation(FOUR, method="local", rounds=3)
     for name in ("africa", "america", "asia"):
         run.kill(name)
     run.run_to_end()
@@ -183,8 +185,8 @@ def test_local_needs_nobody(world: Any) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_circulating_models_come_home_with_all_their_steps(world: Any, share: float) -> None:
-    run = world(FOUR, rounds=4, parameters={"activation": share})
+def test_circulating_models_come_home_with_all_their_steps(simulation: Any, share: float) -> None:
+    run = simulation(FOUR, rounds=4, parameters={"activation": share})
     run.run_to_end()
     check_invariants(run)
     for name, machine in run.machines.items():
@@ -200,8 +202,8 @@ def test_circulating_models_come_home_with_all_their_steps(world: Any, share: fl
         assert "evaluated" in kinds
 
 
-def test_a_lost_slot_is_said_so_and_its_owner_goes_on_with_its_own_copy(world: Any) -> None:
-    run = world(FOUR, rounds=4, parameters={"activation": 0.5}, schedule_kind="derangement")
+def test_a_lost_slot_is_said_so_and_its_owner_goes_on_with_its_own_copy(simulation: Any) -> None:
+    run = simulation(FOUR, rounds=4, parameters={"activation": 0.5}, schedule_kind="derangement")
     run.run(until=lambda: all(len(run.committed(name)) >= 1 for name in FOUR))
     victim = run.machines["europe"].rules.holder(3, "europe")
     run.kill(victim)
@@ -212,8 +214,8 @@ def test_a_lost_slot_is_said_so_and_its_owner_goes_on_with_its_own_copy(world: A
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("method", ["local", *METHODS])
-def test_every_method_trains_every_round_with_any_number_of_sites(world: Any, method: str, size: int) -> None:
-    run = world(FIVE[:size], method=method, rounds=3)
+def test_every_method_trains_every_round_with_any_number_of_sites(simulation: Any, method: str, size: int) -> None:
+    run = simulation(FIVE[:size], method=method, rounds=3)
     run.run(until=run.finished)
     check_invariants(run)
     for name in run.machines:
@@ -224,8 +226,8 @@ def test_every_method_trains_every_round_with_any_number_of_sites(world: Any, me
 
 @pytest.mark.parametrize("dead", [1, 2, 3])
 @pytest.mark.parametrize("method", METHODS)
-def test_sites_that_never_come_back_do_not_stop_the_others(world: Any, method: str, dead: int) -> None:
-    run = world(FOUR, method=method, rounds=6, pace=PaceRules(linger_s=60, isolated_s=300))
+def test_sites_that_never_come_back_do_not_stop_the_others(simulation: Any, method: str, dead: int) -> None:
+    run = simulation(FOUR, method=method, rounds=6, pace=PaceRules(linger_s=60, isolated_s=300))
     run.run(until=lambda: all(len(run.committed(name)) >= 1 for name in FOUR))
     for name in FOUR[:dead]:
         run.kill(name)
@@ -238,8 +240,8 @@ def test_sites_that_never_come_back_do_not_stop_the_others(world: Any, method: s
 
 
 @pytest.mark.parametrize("sites", [FOUR[1:], FOUR])
-def test_a_site_that_lost_its_disk_catches_up_although_another_is_dead(world: Any, sites: tuple[str, ...]) -> None:
-    run = world(sites, rounds=9)
+def test_a_site_that_lost_its_disk_catches_up_although_another_is_dead(simulation: Any, sites: tuple[str, ...]) -> None:
+    run = simulation(sites, rounds=9)
     run.run(until=lambda: all(len(run.committed(name)) >= 4 for name in sites))
     run.kill(sites[0])
     run.kill(sites[1])
@@ -275,12 +277,12 @@ def befall(run: Any, troubles: list[tuple[str, int, float, float]]) -> None:
     troubles=outages(8.0, 5, kinds=("kill",)),
 )
 def test_kills_within_the_silence_limit_change_no_bit(
-    world: Any, seed: int, method: str, share: float, troubles: list[Any]
+    simulation: Any, seed: int, method: str, share: float, troubles: list[Any]
 ) -> None:
     fixed = {"rounds": 3, "work_s": 4.0, "method": method, "parameters": {"activation": share}}
-    calm = world(FOUR[:3], **fixed)
+    calm = simulation(FOUR[:3], **fixed)
     calm.run_to_end()
-    run = world(FOUR[:3], seed=seed, **fixed)
+    run = simulation(FOUR[:3], seed=seed, **fixed)
     befall(run, troubles)
     run.run(until=run.finished)
     check_invariants(run)
@@ -289,14 +291,14 @@ def test_kills_within_the_silence_limit_change_no_bit(
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_kill_between_any_two_commands_changes_no_bit(world: Any, method: str, share: float) -> None:
+def test_a_kill_between_any_two_commands_changes_no_bit(simulation: Any, method: str, share: float) -> None:
     fixed = {"rounds": 2, "method": method, "parameters": {"activation": share}, "schedule_kind": "ring"}
-    calm = world(("asia", "europe"), **fixed)
+    calm = simulation(("asia", "europe"), **fixed)
     calm.run_to_end()
     commands = calm.machines["europe"].carried_out
     assert commands > 20
     for last in range(commands):
-        run = world(("asia", "europe"), dead=("europe",), **fixed)
+        run = simulation(("asia", "europe"), dead=("europe",), **fixed)
         run.machines["europe"].fuses = [last]
         run.start("europe")
         run.run(until=run.finished)
@@ -317,11 +319,18 @@ def test_a_kill_between_any_two_commands_changes_no_bit(world: Any, method: str,
     troubles=outages(120.0, 4),
 )
 def test_any_trouble_that_ends_lets_everybody_reach_the_last_round(
-    world: Any, seed: int, sites: int, method: str, share: float, fallback: str, cuts: list[Any], troubles: list[Any]
+    simulation: Any,
+    seed: int,
+    sites: int,
+    method: str,
+    share: float,
+    fallback: str,
+    cuts: list[Any],
+    troubles: list[Any],
 ) -> None:
     names = FIVE[:sites]
     pace = PaceRules(linger_s=300, isolated_s=600, deadline_floor_s=20)
-    run = world(
+    run = simulation(
         names, rounds=5, seed=seed, method=method, fallback=fallback, parameters={"activation": share}, pace=pace
     )
     for sender, receiver, at_s, long_s in cuts:

@@ -249,8 +249,8 @@ def test_a_federation_of_one_site_and_one_round(solo: Any, method: str) -> None:
     assert site.kinds.count("evaluated") == 1
 
 
-def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(world: Any) -> None:
-    run = world(
+def test_who_averaged_the_same_has_the_same_mean_and_who_did_not_is_named(simulation: Any) -> None:
+    run = simulation(
         ("africa", "america", "asia", "europe"),
         method="feddal",
         rounds=3,
@@ -298,8 +298,8 @@ def test_published_artifacts_stay_for_the_rounds_that_the_rules_name(solo: Any) 
     assert len(gone) == 5 + 3, "five received ones and those of rounds 1 to 3"
 
 
-def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(world: Any) -> None:
-    run = world(FIVE[:3], method="dflmoe", rounds=9)
+def test_no_file_of_a_method_that_publishes_within_the_round_is_left_behind(simulation: Any) -> None:
+    run = simulation(FIVE[:3], method="dflmoe", rounds=9)
     run.run_to_end()
     for machine in run.machines.values():
         assert machine.files >= machine.round.memory.needed_digests()

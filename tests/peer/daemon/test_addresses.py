@@ -1,4 +1,4 @@
-"""Which address is dialled next: what works stays, what fails makes room, and lies cost a dial each."""
+"""Which address is dialled next: a working one stays, a failed one makes room for others."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ input_size = [8]
 
 
 def dialled(candidates: Candidates, count: int) -> list[str | None]:
-    """The next addresses when none of them answers."""
-    found = []
+    """The addresses that are dialled next when none of them answers."""
+    dialled_addresses = []
     for _ in range(count):
-        found.append(address := candidates.current)
+        dialled_addresses.append(address := candidates.current)
         if address is not None:
             candidates.fail(address)
-    return found
+    return dialled_addresses
 
 
 def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s() -> None:
-    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates = Candidates(operators="written:1", founders="founded:1")
     assert candidates.current == "written:1"
     candidates.discover("old:1")
     candidates.discover("new:1")
@@ -58,7 +58,7 @@ def test_the_operator_s_word_comes_first_then_announcements_then_the_founder_s()
 
 
 def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards() -> None:
-    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates = Candidates(operators="written:1", founders="founded:1")
     candidates.fail("written:1")
     assert candidates.succeed("founded:1")
     assert not candidates.succeed("founded:1"), "that is no news"
@@ -71,7 +71,7 @@ def test_what_works_stays_until_it_fails_twice_and_begins_the_turns_afterwards()
 
 
 def test_the_only_address_is_dialled_again_and_again() -> None:
-    candidates = Candidates(founded="founded:1")
+    candidates = Candidates(founders="founded:1")
     candidates.succeed("founded:1")
     assert dialled(candidates, 4) == ["founded:1"] * 4
 
@@ -84,14 +84,14 @@ def test_nothing_is_dialled_until_something_is_known() -> None:
 
 
 def test_an_announcement_moves_nothing_that_works_and_is_next_when_it_fails() -> None:
-    candidates = Candidates(founded="founded:1")
+    candidates = Candidates(founders="founded:1")
     candidates.succeed("founded:1")
     assert not candidates.discover("new:1")
     assert dialled(candidates, 3) == ["founded:1", "founded:1", "new:1"]
 
 
 def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> None:
-    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates = Candidates(operators="written:1", founders="founded:1")
     assert candidates.current == "written:1"
     assert candidates.discover("new:1")
     assert dialled(candidates, 3) == ["written:1", "new:1", "founded:1"]
@@ -99,7 +99,7 @@ def test_an_announcement_is_dialled_next_but_not_in_the_middle_of_a_dial() -> No
 
 
 def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -> None:
-    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates = Candidates(operators="written:1", founders="founded:1")
     candidates.discover("true:1")
     candidates.fail("written:1")
     candidates.succeed("true:1")
@@ -115,12 +115,12 @@ def test_a_flood_of_lies_pushes_out_neither_what_worked_nor_what_was_written() -
 
 
 def test_a_new_word_of_the_operator_is_tried_at_once_and_what_worked_after_it() -> None:
-    candidates = Candidates(written="written:1", founded="founded:1")
+    candidates = Candidates(operators="written:1", founders="founded:1")
     candidates.succeed("written:1")
-    candidates.write("moved:1")
+    candidates.set_operators("moved:1")
     assert not candidates.succeed("written:1"), "the answer of a dial from before"
     assert dialled(candidates, 3) == ["moved:1", "written:1", "founded:1"]
-    candidates.write(None)
+    candidates.set_operators(None)
     assert set(dialled(candidates, 2)) == {"written:1", "founded:1"}
 
 

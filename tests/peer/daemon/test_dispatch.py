@@ -35,7 +35,7 @@ SITES = ("asia", "europe")
 
 
 class Running:
-    """Daemons of one federation, each in its task."""
+    """Daemons of one federation, each in a task of its own."""
 
     def __init__(self, loopback: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> None:
         self.loopback = loopback
@@ -54,7 +54,7 @@ class Running:
         return self.daemons[name]
 
     async def start(self, name: str, mode: str = "works", **options: Any) -> Daemon:
-        """A daemon that serves; its end is ``tasks[name]``."""
+        """Start a daemon and wait until it serves; its end is ``tasks[name]``."""
         daemon = self.make(name, mode, **options)
         ready = asyncio.Event()
 
@@ -81,19 +81,19 @@ class Running:
     def rows(self, name: str) -> list[tuple[str, int, Any]]:
         folder = self.loopback.folder(name)
         journal = Journal(folder.generation(folder.generations()[-1]) / "journal.db", read_only=True)
-        found = list(journal.rows())
+        rows = list(journal.rows())
         journal.close()
-        return found
+        return rows
 
     def kinds(self, name: str) -> list[str]:
         return [kind for kind, _, _ in self.rows(name)]
 
     def sent(self, name: str) -> list[dict[str, Any]]:
         ledger = Ledger(self.loopback.folder(name).egress_db, read_only=True)
-        found, problems = ledger.transfers(), ledger.verify()
+        transfers, problems = ledger.transfers(), ledger.verify()
         ledger.close()
         assert problems == []
-        return found
+        return transfers
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def running(enrolled: LocalFederation, fake_worker: Callable[..., tuple[st
 
 
 async def until(daemon: Daemon, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """The first status of which something holds; looked at whenever the daemon took in an event."""
+    """The first status that satisfies a condition, checked after every event of the daemon."""
 
     async def look() -> dict[str, Any]:
         while True:
@@ -118,7 +118,7 @@ async def until(daemon: Daemon, holds: Callable[[dict[str, Any]], Any]) -> dict[
 
 @contextlib.asynccontextmanager
 async def client_of(running: Running, name: str, **addresses: str) -> AsyncIterator[ExchangeClient]:
-    """Somebody with a site's certificate and without its daemon."""
+    """A client with a site's certificate, without its daemon."""
     folder, federation = running.loopback.folder(name), running.loopback.federation
     pki = tls.Pki(folder.pki, SiteName(name), federation.ca_certificate or "", now)
     where = {**federation.addresses, **addresses}
@@ -156,12 +156,12 @@ async def test_two_sites_do_their_rounds_and_account_for_every_transfer(
             if kind == "manifest":
                 before = [row for row in rows[:at] if row[0] == "published" and row[1] == round]
                 assert [row[2]["artifact"]["sha256"] for row in before] == [body["artifact"]]
-    told = "\n".join(str(vars(record)) for record in caplog.records)
+    log_text = "\n".join(str(vars(record)) for record in caplog.records)
     bodies = [body["body"] for kind, _, body in running.rows("asia") if kind in ("manifest", "received")]
     secret = certificates.read_round_key(running.loopback.folder("asia").pki / certificates.ROUND_KEY_FILE)
     assert len(bodies) == 6
     for text in (secret.hex(), str(secret), repr(secret), "PRIVATE KEY", *bodies):
-        assert text not in told
+        assert text not in log_text
 
 
 async def test_the_status_of_a_running_site_has_the_keys_of_a_stopped_one(running: Running) -> None:
@@ -437,36 +437,36 @@ evaluate = {}
 
 @pytest.fixture(scope="module")
 def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFederation]:
-    """Founds two sites that measure each other's models, or do not."""
+    """Found two sites that measure each other's models, or do not."""
 
-    def found(**permits: str) -> LocalFederation:
+    def make(**permits: str) -> LocalFederation:
         texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
         return LocalFederation.create(tmp_path_factory.mktemp("global"), GLOBAL, texts)
 
-    return found
+    return make
 
 
 @pytest.fixture
 async def evaluating(
     lending: Callable[..., LocalFederation], fake_worker: Callable[..., tuple[str, ...]]
 ) -> AsyncIterator[Callable[..., Running]]:
-    """Such sites, to be started."""
-    made: list[Running] = []
+    """Such sites, not started yet."""
+    started: list[Running] = []
 
     def make(**permits: str) -> Running:
-        made.append(Running(lending(**permits), fake_worker))
-        return made[-1]
+        started.append(Running(lending(**permits), fake_worker))
+        return started[-1]
 
     yield make
-    for running in made:
+    for running in started:
         await running.stop()
 
 
 def evaluation(running: Running, name: str) -> list[dict[str, Any]]:
     from peer.records import folder_documents
 
-    found: list[dict[str, Any]] = folder_documents.document(running.loopback.folder(name), "evaluation", {})
-    return found
+    records: list[dict[str, Any]] = folder_documents.document(running.loopback.folder(name), "evaluation", {})
+    return records
 
 
 def lent(running: Running, name: str) -> list[tuple[str, str, int, str]]:
@@ -490,7 +490,9 @@ async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluati
         memory = running.daemons[name].round.memory
         left = {path.stem for path in running.daemons[name].artifacts.glob("*.safetensors")}
         assert left <= memory.needed_digests()
-        assert not left & {guest.sha256 for guest in memory.evaluation.borrowed.values()}, "a guest is left on disk"
+        assert not left & {guest.sha256 for guest in memory.evaluation.borrowed.values()}, (
+            "a borrowed model is left on disk"
+        )
         kinds = running.kinds(name)
         assert "work_failed" not in kinds
         assert kinds.count("report") == kinds.count("measured") == kinds.count("settled") == 2
@@ -524,7 +526,7 @@ async def test_a_guest_that_kills_its_process_leaves_the_rounds_alone(evaluating
 
 
 async def test_only_what_was_lent_is_lent_and_reported_on(evaluating: Callable[..., Running]) -> None:
-    """Somebody with asia's certificate and without its daemon asks europe for more than there is."""
+    """A client with asia's certificate, without its daemon, asks europe for more than it may have."""
     running = evaluating()
     europe = await running.start("europe", stay=True)
     await running.start("asia")

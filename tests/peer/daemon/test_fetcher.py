@@ -1,4 +1,4 @@
-"""Errands: each ends with exactly one event, whatever the peer, the wire or the disk does."""
+"""Fetches and reports: each ends with exactly one event, whatever peer, wire or disk does."""
 
 from __future__ import annotations
 
@@ -46,49 +46,49 @@ MANIFEST = Manifest(
 )
 SIGNED = SignedManifest(b"body", b"signature", b"certificate")
 
-Said = Offer | Unavailable | Exception
+Reply = Offer | Unavailable | Exception
 
 
-class Peer:
-    """A peer behind the client: says in turn what a test gave it; a transfer goes on when the test lets it."""
+class FakeClient:
+    """A peer with prepared replies; a transfer goes on when the test sets ``go_on``."""
 
     def __init__(self) -> None:
-        self.says: list[Said] = []
+        self.replies: list[Reply] = []
         self.transfers: list[Exception | None] = []
-        self.taken: list[tuple[SiteName, EvaluationResult]] = []
+        self.reports: list[tuple[SiteName, EvaluationResult]] = []
         self.asked: list[tuple[SiteName, ArtifactRequest]] = []
         self.began, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
     async def get_manifest(self, peer: SiteName, request: ArtifactRequest) -> Offer | Unavailable:
         self.asked.append((peer, request))
-        said = self.says.pop(0) if self.says else Offer(request, SIGNED, MANIFEST)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        reply = self.replies.pop(0) if self.replies else Offer(request, SIGNED, MANIFEST)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def put_report(self, peer: SiteName, report: EvaluationResult) -> None:
         self.began.set()
         await self.go_on.wait()
-        ended = self.transfers.pop(0) if self.transfers else None
-        if ended is not None:
-            raise ended
-        self.taken.append((peer, report))
+        error = self.transfers.pop(0) if self.transfers else None
+        if error is not None:
+            raise error
+        self.reports.append((peer, report))
 
     async def fetch(self, offer: Offer, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         on_bytes(3)
         self.began.set()
         await self.go_on.wait()
-        ended = self.transfers.pop(0) if self.transfers else None
-        if ended is not None:
-            raise ended
+        error = self.transfers.pop(0) if self.transfers else None
+        if error is not None:
+            raise error
         path = folder / f"{offer.manifest.artifact.sha256}.safetensors"
         path.write_bytes(CONTENT)
         return path
 
 
-class OpenDoor:
-    """Lets reports out, and keeps a ledger of them; ``refusal`` closes it."""
+class FakeService:
+    """Lets reports leave, and records them in a ledger; raises ``refusal`` if it is set."""
 
     def __init__(self) -> None:
         self.ledger: list[tuple[object, ...]] = []
@@ -100,17 +100,17 @@ class OpenDoor:
         self.ledger.append(("intent", peer, report.round, size))
         return len(self.ledger)
 
-    def report_sent(self, intent: int, *, size: int, outcome: str) -> None:
+    def record_report_sent(self, intent: int, *, size: int, outcome: str) -> None:
         self.ledger.append(("outcome", intent, size, outcome))
 
 
-class Errands:
-    """A courier of europe with its journal, the events it reported, and the faults that end a daemon."""
+class FetchingSite:
+    """Europe's fetcher with its journal, the events that it reports, and the errors that end a daemon."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "artifacts"
         self.folder.mkdir()
-        self.peer = Peer()
+        self.client = FakeClient()
         self.journal = Journal(folder / "journal.db")
         self.events: asyncio.Queue[events.Event] = asyncio.Queue()
         self.faults: asyncio.Queue[PeerError] = asyncio.Queue()
@@ -124,11 +124,11 @@ class Errands:
             rounds=5,
             pace=PaceRules(wait_max_s=100.0),
         )
-        self.door = OpenDoor()
+        self.service = FakeService()
         self.fetcher = ArtifactFetcher(
             rules=rules,
-            client=self.peer,  # type: ignore[arg-type]
-            door=self.door,
+            client=self.client,  # type: ignore[arg-type]
+            service=self.service,
             journal=self.journal,
             artifacts=self.folder,
             report=self.events.put_nowait,
@@ -136,7 +136,7 @@ class Errands:
         )
 
     async def answer(self) -> Any:
-        """The next event that is more than a sign of life."""
+        """The next event other than ``PeerHeard``."""
         while True:
             event = await asyncio.wait_for(self.events.get(), LIMIT_S)
             if not isinstance(event, events.PeerHeard):
@@ -147,20 +147,20 @@ class Errands:
 
 
 @pytest.fixture
-async def tasks(tmp_path: Path) -> AsyncIterator[Errands]:
-    tasks = Errands(tmp_path)
-    yield tasks
-    await tasks.fetcher.close()
-    tasks.journal.close()
-    while not tasks.events.empty():
-        assert isinstance(tasks.events.get_nowait(), events.PeerHeard), "an event that no test expects"
-    assert tasks.faults.empty()
+async def europe(tmp_path: Path) -> AsyncIterator[FetchingSite]:
+    europe = FetchingSite(tmp_path)
+    yield europe
+    await europe.fetcher.close()
+    europe.journal.close()
+    while not europe.events.empty():
+        assert isinstance(europe.events.get_nowait(), events.PeerHeard), "an event that no test expects"
+    assert europe.faults.empty()
 
 
-async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_first(tasks: Errands) -> None:
-    tasks.fetcher.fetch(ORDER)
-    assert await tasks.answer() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
-    (row,) = tasks.received()
+async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_first(europe: FetchingSite) -> None:
+    europe.fetcher.fetch(ORDER)
+    assert await europe.answer() == events.ArtifactArrived(*ANSWER, 2, 3, "train", MANIFEST.artifact)
+    (row,) = europe.received()
     assert {key: row[key] for key in ("peer", "sha256", "bytes", "outcome", "egress_count", "egress_head")} == {
         "peer": "asia",
         "sha256": DIGEST,
@@ -174,136 +174,136 @@ async def test_an_artifact_that_arrives_is_journalled_with_its_signed_manifest_f
         b"signature",
         b"certificate",
     ]
-    assert tasks.peer.asked == [(ASIA, ArtifactRequest("model", 3, "train", ASIA, earlier=False))]
+    assert europe.client.asked == [(ASIA, ArtifactRequest("model", 3, "train", ASIA, earlier=False))]
 
 
 @pytest.mark.parametrize("first", [Unavailable.NOT_YET, Unreachable(ASIA, "down"), CertificateError("expired")])
-async def test_it_asks_again_until_there_is_an_answer(tasks: Errands, first: Said) -> None:
-    tasks.peer.says = [first]
-    tasks.fetcher.fetch(ORDER)
-    assert isinstance(await tasks.answer(), events.ArtifactArrived)
-    assert len(tasks.peer.asked) == 2
+async def test_it_asks_again_until_there_is_an_answer(europe: FetchingSite, first: Reply) -> None:
+    europe.client.replies = [first]
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert len(europe.client.asked) == 2
 
 
 @pytest.mark.parametrize("first", [Unreachable(ASIA, "reset"), CertificateError("expired")])
-async def test_a_broken_transfer_goes_on(tasks: Errands, first: Exception) -> None:
-    tasks.peer.transfers = [first]
-    tasks.fetcher.fetch(ORDER)
-    assert isinstance(await tasks.answer(), events.ArtifactArrived)
-    assert len(tasks.received()) == 1
+async def test_a_broken_transfer_goes_on(europe: FetchingSite, first: Exception) -> None:
+    europe.client.transfers = [first]
+    europe.fetcher.fetch(ORDER)
+    assert isinstance(await europe.answer(), events.ArtifactArrived)
+    assert len(europe.received()) == 1
 
 
 @pytest.mark.parametrize("answer", [Unavailable.RETIRED, Unavailable.SKIPPED])
-async def test_what_will_never_come_is_said_at_once(tasks: Errands, answer: Unavailable) -> None:
-    tasks.peer.says = [answer]
-    tasks.fetcher.fetch(ORDER)
-    assert await tasks.answer() == events.ArtifactUnavailable(*ANSWER, "train", answer)
+async def test_what_will_never_come_is_said_at_once(europe: FetchingSite, answer: Unavailable) -> None:
+    europe.client.replies = [answer]
+    europe.fetcher.fetch(ORDER)
+    assert await europe.answer() == events.ArtifactUnavailable(*ANSWER, "train", answer)
 
 
 @pytest.mark.parametrize("error", [Refused(ASIA, "not its turn"), Misbehaved(ASIA, "not its turn")])
-@pytest.mark.parametrize("where", ["says", "transfers"])
-async def test_a_refusal_carries_its_reason(tasks: Errands, error: Exception, where: str) -> None:
-    setattr(tasks.peer, where, [error])
-    tasks.fetcher.fetch(ORDER)
-    assert await tasks.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
-    assert tasks.received() == []
+@pytest.mark.parametrize("where", ["replies", "transfers"])
+async def test_a_refusal_carries_its_reason(europe: FetchingSite, error: Exception, where: str) -> None:
+    setattr(europe.client, where, [error])
+    europe.fetcher.fetch(ORDER)
+    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
+    assert europe.received() == []
 
 
-async def test_an_artifact_of_another_method_is_refused_before_its_transfer(tasks: Errands) -> None:
+async def test_an_artifact_of_another_method_is_refused_before_its_transfer(europe: FetchingSite) -> None:
     other = dataclasses.replace(MANIFEST, method="fedcross")
-    tasks.peer.says = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
-    tasks.fetcher.fetch(ORDER)
-    answer = await tasks.answer()
+    europe.client.replies = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, other)]
+    europe.fetcher.fetch(ORDER)
+    answer = await europe.answer()
     assert answer == events.ArtifactRefused(*ANSWER, "train", "sent an artifact of method 'fedcross'")
-    assert not tasks.peer.began.is_set()
-    assert not tasks.received()
+    assert not europe.client.began.is_set()
+    assert not europe.received()
 
 
 @pytest.mark.parametrize("error", [DiskError("disk is full"), OSError(28, "disk is full")])
-async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(tasks: Errands, error: Exception) -> None:
-    tasks.peer.transfers = [error]
-    tasks.fetcher.fetch(ORDER)
-    fault = await asyncio.wait_for(tasks.faults.get(), LIMIT_S)
+async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(europe: FetchingSite, error: Exception) -> None:
+    europe.client.transfers = [error]
+    europe.fetcher.fetch(ORDER)
+    fault = await asyncio.wait_for(europe.faults.get(), LIMIT_S)
     assert isinstance(fault, DiskError)
     assert "disk is full" in fault.message
 
 
-async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(tasks: Errands) -> None:
-    tasks.peer.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
-    tasks.fetcher.fetch(ORDER)
+async def test_an_artifact_larger_than_the_free_space_is_refused_and_the_daemon_goes_on(europe: FetchingSite) -> None:
+    europe.client.transfers = [InsufficientSpace("larger than the free space: 9 bytes are needed, 8 are free")]
+    europe.fetcher.fetch(ORDER)
     reason = "asia's artifact is larger than the free space: 9 bytes are needed, 8 are free"
-    assert await tasks.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
-    assert tasks.received() == []
+    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert europe.received() == []
 
 
-@pytest.mark.parametrize("where", ["says", "transfers"])
+@pytest.mark.parametrize("where", ["replies", "transfers"])
 async def test_a_bug_ends_the_errand_and_not_in_silence(
-    tasks: Errands, where: str, caplog: pytest.LogCaptureFixture
+    europe: FetchingSite, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setattr(tasks.peer, where, [KeyError("a secret place")])
-    tasks.fetcher.fetch(ORDER)
-    refused = await tasks.answer()
+    setattr(europe.client, where, [KeyError("a secret place")])
+    europe.fetcher.fetch(ORDER)
+    refused = await europe.answer()
     assert refused == events.ArtifactRefused(*ANSWER, "train", "it could not be fetched here: KeyError")
     assert [record.getMessage() for record in caplog.records] == ["artifact not fetched"]
     assert caplog.records[0].exc_info is not None
 
 
-async def test_progress_is_shown_and_a_moving_transfer_is_alive(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.fetch(ORDER)
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    what = {"direction": "in", "peer": ASIA, "purpose": "train", "kind": "model", "round": 3}
-    shown = {**what, "bytes": 7, "received": 3}
-    assert tasks.fetcher.receiving == {(ASIA, "train"): shown}
-    assert tasks.events.get_nowait() == events.PeerHeard(ASIA)
-    tasks.peer.go_on.set()
-    await tasks.answer()
-    assert tasks.fetcher.receiving == {}
+async def test_progress_is_shown_and_a_moving_transfer_is_alive(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    transfer = {"direction": "in", "peer": ASIA, "purpose": "train", "kind": "model", "round": 3}
+    shown = {**transfer, "bytes": 7, "received": 3}
+    assert europe.fetcher.receiving == {(ASIA, "train"): shown}
+    assert europe.events.get_nowait() == events.PeerHeard(ASIA)
+    europe.client.go_on.set()
+    await europe.answer()
+    assert europe.fetcher.receiving == {}
 
 
-async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.fetch(ORDER)
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    tasks.fetcher.cancel(ASIA, "train")
-    tasks.fetcher.cancel(ASIA, "train")
-    tasks.peer.began.clear()
-    tasks.fetcher.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    assert tasks.fetcher.receiving[(ASIA, "train")]["received"] == 3
-    tasks.peer.go_on.set()
-    assert (await tasks.answer()).attempt == 8
-    assert len(tasks.received()) == 1
+async def test_a_cancelled_errand_says_nothing_and_does_not_hide_the_next(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    europe.fetcher.cancel(ASIA, "train")
+    europe.fetcher.cancel(ASIA, "train")
+    europe.client.began.clear()
+    europe.fetcher.fetch(Fetch(1, 4, 8, ASIA, "model", "train", ASIA))
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    assert europe.fetcher.receiving[(ASIA, "train")]["received"] == 3
+    europe.client.go_on.set()
+    assert (await europe.answer()).attempt == 8
+    assert len(europe.received()) == 1
 
 
-async def test_a_new_order_to_the_same_site_replaces_the_old(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.fetch(ORDER)
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    tasks.fetcher.fetch(Fetch(1, 3, 9, ASIA, "model", "train", ASIA))
-    tasks.peer.go_on.set()
-    assert (await tasks.answer()).attempt == 9
+async def test_a_new_order_to_the_same_site_replaces_the_old(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    europe.fetcher.fetch(Fetch(1, 3, 9, ASIA, "model", "train", ASIA))
+    europe.client.go_on.set()
+    assert (await europe.answer()).attempt == 9
 
 
-async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(tasks: Errands) -> None:
-    old, fresh = tasks.folder / f"{'0a' * 32}.part", tasks.folder / f"{'0b' * 32}.part"
+async def test_parts_that_nobody_can_wait_for_any_more_are_deleted(europe: FetchingSite) -> None:
+    old, fresh = europe.folder / f"{'0a' * 32}.part", europe.folder / f"{'0b' * 32}.part"
     for part, age_s in ((old, 101), (fresh, 50)):
         part.write_bytes(b"half")
         os.utime(part, (time.time() - age_s,) * 2)
-    tasks.fetcher.fetch(ORDER)
-    await tasks.answer()
+    europe.fetcher.fetch(ORDER)
+    await europe.answer()
     assert not old.exists()
     assert fresh.exists()
 
 
-async def test_no_part_is_deleted_while_one_may_be_written(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.fetch(ORDER)
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    old = tasks.folder / f"{DIGEST}.part"
+async def test_no_part_is_deleted_while_one_may_be_written(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.fetch(ORDER)
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    old = europe.folder / f"{DIGEST}.part"
     old.write_bytes(b"half")
     os.utime(old, (0, 0))
-    tasks.fetcher.fetch(Fetch(1, 3, 8, SiteName("africa"), "model", "train", SiteName("africa")))
+    europe.fetcher.fetch(Fetch(1, 3, 8, SiteName("africa"), "model", "train", SiteName("africa")))
     assert old.exists()
 
 
@@ -318,11 +318,11 @@ def test_the_waits_between_questions_grow_to_a_bound() -> None:
 REPORT = EvaluationResult(2, 3, DIGEST, 12, {"auc": 0.75})
 
 
-async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(tasks: Errands) -> None:
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    assert await tasks.answer() == events.ReportAnswered(5, ASIA, "taken")
-    assert tasks.peer.taken == [(ASIA, REPORT)]
-    intent, outcome = tasks.door.ledger
+async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(europe: FetchingSite) -> None:
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    assert await europe.answer() == events.ReportAnswered(5, ASIA, "taken")
+    assert europe.client.reports == [(ASIA, REPORT)]
+    intent, outcome = europe.service.ledger
     assert intent[:3] == ("intent", ASIA, 3)
     assert outcome == ("outcome", 1, intent[3], "complete")
 
@@ -331,60 +331,62 @@ async def test_a_report_leaves_after_its_intent_and_its_answer_is_told(tasks: Er
     ("error", "outcome"),
     [(Refused(ASIA, "no model of round 3 is lent"), "complete"), (Misbehaved(ASIA, "nonsense"), "broken")],
 )
-async def test_a_report_that_is_refused_is_told_with_the_reason(tasks: Errands, error: Exception, outcome: str) -> None:
-    tasks.peer.transfers = [error]
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    assert await tasks.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
-    assert tasks.door.ledger[-1][-1] == outcome
+async def test_a_report_that_is_refused_is_told_with_the_reason(
+    europe: FetchingSite, error: Exception, outcome: str
+) -> None:
+    europe.client.transfers = [error]
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    assert await europe.answer() == events.ReportAnswered(5, ASIA, "refused", str(error))
+    assert europe.service.ledger[-1][-1] == outcome
 
 
 @pytest.mark.parametrize("error", [Unreachable(ASIA, "the line is dead"), CertificateError("expired")])
-async def test_a_report_that_nobody_takes_has_no_answer(tasks: Errands, error: Exception) -> None:
-    tasks.peer.transfers = [error]
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    answer = await tasks.answer()
+async def test_a_report_that_nobody_takes_has_no_answer(europe: FetchingSite, error: Exception) -> None:
+    europe.client.transfers = [error]
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    answer = await europe.answer()
     assert (answer.answer, answer.reason) == ("none", str(error))
-    assert tasks.door.ledger[-1][-1] == "broken"
+    assert europe.service.ledger[-1][-1] == "broken"
 
 
-async def test_a_report_that_the_policy_keeps_here_is_not_sent(tasks: Errands) -> None:
-    tasks.door.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    assert (await tasks.answer()).answer == "refused"
-    assert tasks.peer.taken == []
+async def test_a_report_that_the_policy_keeps_here_is_not_sent(europe: FetchingSite) -> None:
+    europe.service.refusal = Refusal(Status.DENIED, "this site's policy tells asia no metrics")
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    assert (await europe.answer()).answer == "refused"
+    assert europe.client.reports == []
 
 
-async def test_a_report_that_no_message_can_carry_does_not_leave(tasks: Errands) -> None:
-    tasks.fetcher.carry(SendReport(5, ASIA, EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")})))
-    answer = await tasks.answer()
+async def test_a_report_that_no_message_can_carry_does_not_leave(europe: FetchingSite) -> None:
+    europe.fetcher.send_report(SendReport(5, ASIA, EvaluationResult(2, 3, DIGEST, 12, {"auc": float("nan")})))
+    answer = await europe.answer()
     assert answer.answer == "refused"
     assert "metrics.values[auc]" in answer.reason
-    assert tasks.door.ledger == []
+    assert europe.service.ledger == []
 
 
-async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    await tasks.fetcher.close()
-    assert tasks.door.ledger[-1][-1] == "broken"
+async def test_a_report_that_is_under_way_at_the_end_is_on_record_as_broken(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    await europe.fetcher.close()
+    assert europe.service.ledger[-1][-1] == "broken"
 
 
-async def test_a_new_report_to_the_same_site_ends_the_former(tasks: Errands) -> None:
-    tasks.peer.go_on.clear()
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    await asyncio.wait_for(tasks.peer.began.wait(), LIMIT_S)
-    tasks.fetcher.carry(SendReport(6, ASIA, REPORT))
-    tasks.peer.go_on.set()
-    assert await tasks.answer() == events.ReportAnswered(6, ASIA, "taken")
-    assert sorted(row[-1] for row in tasks.door.ledger if row[0] == "outcome") == ["broken", "complete"]
+async def test_a_new_report_to_the_same_site_ends_the_former(europe: FetchingSite) -> None:
+    europe.client.go_on.clear()
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    await asyncio.wait_for(europe.client.began.wait(), LIMIT_S)
+    europe.fetcher.send_report(SendReport(6, ASIA, REPORT))
+    europe.client.go_on.set()
+    assert await europe.answer() == events.ReportAnswered(6, ASIA, "taken")
+    assert sorted(row[-1] for row in europe.service.ledger if row[0] == "outcome") == ["broken", "complete"]
 
 
 async def test_a_bug_while_reporting_ends_the_errand_and_not_in_silence(
-    tasks: Errands, caplog: pytest.LogCaptureFixture
+    europe: FetchingSite, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tasks.peer.transfers = [KeyError("a secret place")]
-    tasks.fetcher.carry(SendReport(5, ASIA, REPORT))
-    answer = await tasks.answer()
+    europe.client.transfers = [KeyError("a secret place")]
+    europe.fetcher.send_report(SendReport(5, ASIA, REPORT))
+    answer = await europe.answer()
     assert (answer.answer, answer.reason) == ("refused", "it could not be sent from here: KeyError")
     assert "report not sent" in caplog.text

@@ -1,4 +1,4 @@
-"""A site keeps in touch: where peers are found, when another address is dialled, and that it ends when it should."""
+"""Heartbeats: when which address is dialled, and that the tasks end when they should."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EUROPE = SiteName("europe")
 
 
 class FakeClient:
-    """Dials where the book says; the peer is where it is told to be."""
+    """Dials the address book's addresses; the peer answers at ``served_at``."""
 
     def __init__(self, addresses: AddressBook) -> None:
         self.addresses = addresses
@@ -53,8 +53,8 @@ class FakeClient:
         return PULSE
 
 
-class FakeHost:
-    """Takes everybody for one of ours."""
+class FakeService:
+    """Accepts every greeting."""
 
     def greeting(self, peer: SiteName) -> Hello:
         return GREETING
@@ -62,10 +62,10 @@ class FakeHost:
     def difference(self, greeting: Hello) -> str | None:
         return None
 
-    def welcome(self, peer: SiteName, greeting: Hello) -> None:
+    def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
         pass
 
-    def said(self, peer: SiteName, size: int) -> None:
+    def count_message(self, peer: SiteName, size: int) -> None:
         pass
 
 
@@ -73,8 +73,8 @@ GREETING = Hello(protocol=1, federation=Sha256("fe" * 32), roster=Sha256("fe" * 
 PULSE = Heartbeat(generation=1, round=1, phase="train")
 
 
-class Touch:
-    """Asia's contact with europe over a fake client."""
+class HeartbeatSetup:
+    """Asia's heartbeats to europe over a fake client."""
 
     def __init__(self, folder: SiteFolder) -> None:
         federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
@@ -90,7 +90,7 @@ class Touch:
             site=site,
             addresses=self.addresses,
             client=self.client,  # type: ignore[arg-type]
-            host=FakeHost(),
+            service=FakeService(),
             pulse=lambda: PULSE,
             report=self.events.append,
         )
@@ -102,69 +102,69 @@ class Touch:
 
 
 @pytest.fixture
-async def touch(enrolled: LocalFederation) -> AsyncIterator[Touch]:
-    touch = Touch(enrolled.folder("asia"))
-    yield touch
-    await touch.heartbeats.close()
+async def setup(enrolled: LocalFederation) -> AsyncIterator[HeartbeatSetup]:
+    setup = HeartbeatSetup(enrolled.folder("asia"))
+    yield setup
+    await setup.heartbeats.close()
 
 
-async def test_a_peer_that_moved_is_dialled_where_it_is_announced(touch: Touch) -> None:
-    touch.client.served_at = touch.founded
-    touch.heartbeats.start(1)
-    await touch.until(touch.founded)
-    touch.client.served_at = "10.0.0.2:1"
-    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
-    touch.heartbeats._found(EUROPE, "10.0.0.2:1")
-    await touch.until("10.0.0.2:1")
-    await touch.until("10.0.0.2:1")
-    assert touch.addresses.address(EUROPE) == "10.0.0.2:1"
+async def test_a_peer_that_moved_is_dialled_where_it_is_announced(setup: HeartbeatSetup) -> None:
+    setup.client.served_at = setup.founded
+    setup.heartbeats.start(1)
+    await setup.until(setup.founded)
+    setup.client.served_at = "10.0.0.2:1"
+    setup.heartbeats._on_address(EUROPE, "10.0.0.1:666")
+    setup.heartbeats._on_address(EUROPE, "10.0.0.2:1")
+    await setup.until("10.0.0.2:1")
+    await setup.until("10.0.0.2:1")
+    assert setup.addresses.address(EUROPE) == "10.0.0.2:1"
 
 
-async def test_a_peer_that_nobody_knew_is_dialled_as_soon_as_it_is_announced(touch: Touch) -> None:
-    touch.client.served_at = "10.0.0.2:1"
-    touch.heartbeats.start(1)
-    await touch.until(touch.founded)
-    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
-    touch.heartbeats._found(EUROPE, "10.0.0.2:1")
-    await touch.until("10.0.0.2:1")
+async def test_a_peer_that_nobody_knew_is_dialled_as_soon_as_it_is_announced(setup: HeartbeatSetup) -> None:
+    setup.client.served_at = "10.0.0.2:1"
+    setup.heartbeats.start(1)
+    await setup.until(setup.founded)
+    setup.heartbeats._on_address(EUROPE, "10.0.0.1:666")
+    setup.heartbeats._on_address(EUROPE, "10.0.0.2:1")
+    await setup.until("10.0.0.2:1")
 
 
-async def test_an_address_that_the_operator_edits_is_dialled_without_a_restart(touch: Touch) -> None:
-    touch.client.served_at = touch.founded
-    touch.heartbeats.start(1)
-    await touch.until(touch.founded)
-    touch.file.write_text(touch.file.read_text() + '[addresses]\neurope = "10.0.0.3:1"\n')
-    await touch.until("10.0.0.3:1")
+async def test_an_address_that_the_operator_edits_is_dialled_without_a_restart(setup: HeartbeatSetup) -> None:
+    setup.client.served_at = setup.founded
+    setup.heartbeats.start(1)
+    await setup.until(setup.founded)
+    setup.file.write_text(setup.file.read_text() + '[addresses]\neurope = "10.0.0.3:1"\n')
+    await setup.until("10.0.0.3:1")
 
 
-async def test_who_refuses_has_answered(touch: Touch) -> None:
-    """Its certificate was right: to dial elsewhere would help nobody."""
-    touch.client.served_at, touch.client.refuses = touch.founded, True
-    touch.heartbeats._found(EUROPE, "10.0.0.1:666")
-    touch.heartbeats.start(1)
+async def test_who_refuses_has_answered(setup: HeartbeatSetup) -> None:
+    """The peer's certificate was right, so another address would not help."""
+    setup.client.served_at, setup.client.refuses = setup.founded, True
+    setup.heartbeats._on_address(EUROPE, "10.0.0.1:666")
+    setup.heartbeats.start(1)
     for _ in range(3):
-        await touch.until(touch.founded)
-    touch.heartbeats.nudge()
-    await touch.until(touch.founded)
-    assert set(touch.client.dialled[-3:]) == {touch.founded}
-    assert events.PeerRefused(EUROPE, "of another federation") in touch.events
+        await setup.until(setup.founded)
+    setup.heartbeats.nudge()
+    await setup.until(setup.founded)
+    assert set(setup.client.dialled[-3:]) == {setup.founded}
+    assert events.PeerRefused(EUROPE, "of another federation") in setup.events
 
 
 async def test_a_bug_in_a_call_is_logged_once_and_the_beats_go_on(
-    touch: Touch, caplog: pytest.LogCaptureFixture
+    setup: HeartbeatSetup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    touch.client.served_at, touch.client.bugs = touch.founded, 3
-    touch.heartbeats.start(1)
+    setup.client.served_at, setup.client.bugs = setup.founded, 3
+    setup.heartbeats.start(1)
     async with asyncio.timeout(LIMIT_S):
-        while events.PeerHeard(EUROPE, PULSE) not in touch.events:
-            await touch.client.asked.get()
+        while events.PeerHeard(EUROPE, PULSE) not in setup.events:
+            await setup.client.asked.get()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
         "peer cannot be called"
     ]
 
 
 async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
-    touch: Touch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    setup: HeartbeatSetup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = [KeyError("a bug")]
 
@@ -173,31 +173,31 @@ async def test_a_bug_in_the_address_book_is_logged_and_the_beats_go_on(
             raise faults.pop()
 
     monkeypatch.setattr(AddressBook, "reread", reread)
-    touch.client.served_at = touch.founded
-    touch.heartbeats.start(1)
-    await touch.until(touch.founded)
+    setup.client.served_at = setup.founded
+    setup.heartbeats.start(1)
+    await setup.until(setup.founded)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
         "peer cannot be called"
     ]
 
 
 @pytest.mark.parametrize("content", ["rounds = " + "9" * 5000, "x = " + "[" * 5000])
-async def test_whatever_is_in_the_file_the_calls_go_on(touch: Touch, content: str) -> None:
-    touch.heartbeats.start(0)
-    await touch.until(touch.founded)
-    touch.file.write_text(content)
-    touch.client.served_at = touch.founded
+async def test_whatever_is_in_the_file_the_calls_go_on(setup: HeartbeatSetup, content: str) -> None:
+    setup.heartbeats.start(0)
+    await setup.until(setup.founded)
+    setup.file.write_text(content)
+    setup.client.served_at = setup.founded
     for _ in range(4):
-        await touch.until(touch.founded)
+        await setup.until(setup.founded)
 
 
-async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(touch: Touch) -> None:
-    """The last beat is nudged and its task ended in one breath: a task that went on would keep the daemon alive."""
-    touch.heartbeats.start(1)
-    await touch.client.asked.get()
-    touch.heartbeats.nudge()
+async def test_a_cancellation_is_not_lost_on_a_task_that_is_woken_at_the_same_time(setup: HeartbeatSetup) -> None:
+    """The heartbeat is nudged and its task ended at once: a task that went on would block the daemon."""
+    setup.heartbeats.start(1)
+    await setup.client.asked.get()
+    setup.heartbeats.nudge()
     async with asyncio.timeout(LIMIT_S):
-        await touch.heartbeats.close()
+        await setup.heartbeats.close()
 
 
 # --- daemons that nobody told any address -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the control socket answers for a running daemon."""
+"""The control socket's answers for a running daemon."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import FOLLOW_MAX_S, FOLLOW_MIN_S, OperatorService
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown, StateError
-from peer.transport.control import ACTIONS, SHOWN, ControlClient, ControlServer
+from peer.transport.control import ACTIONS, DOCUMENTS, ControlClient, ControlServer
 
 
-class Quiet(Daemon):
-    """A daemon that does not run: it remembers what it is told."""
+class RecordingDaemon(Daemon):
+    """A daemon that does not run, and records its events."""
 
-    told: list[events.Event]
+    reported: list[events.Event]
 
     def report(self, event: events.Event) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
 
 @pytest.fixture
-async def daemon(enrolled: LocalFederation) -> AsyncIterator[Quiet]:
+async def daemon(enrolled: LocalFederation) -> AsyncIterator[RecordingDaemon]:
     folder = enrolled.folder("asia")
     federation, site, own = startup.load(folder)
     folder.create_generation()
-    Quiet.told = []
-    daemon = Quiet(folder=folder, federation=federation, site=site, own=own, generation=1)
+    RecordingDaemon.reported = []
+    daemon = RecordingDaemon(folder=folder, federation=federation, site=site, own=own, generation=1)
     yield daemon
     await daemon.client.close()
     daemon.journal.close()
@@ -41,16 +41,16 @@ async def daemon(enrolled: LocalFederation) -> AsyncIterator[Quiet]:
 
 
 @pytest.fixture
-async def ask(daemon: Quiet, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Asks over a real socket: ``await ask("show", "status")``."""
+async def ask(daemon: RecordingDaemon, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Calls over a real socket: ``await ask("show", "status")``."""
     path = daemon.folder.prepare_control_socket()
     server = ControlServer(OperatorService(daemon))
     await server.start(path)
 
     def call(method: str, *words: Any, **arguments: Any) -> Any:
         with ControlClient(path) as client:
-            found = getattr(client, method)(*words, **arguments)
-            return next(found) if method == "follow" else found
+            answer = getattr(client, method)(*words, **arguments)
+            return next(answer) if method == "follow" else answer
 
     async def in_a_thread(method: str, *words: Any, **arguments: Any) -> Any:
         return await asyncio.to_thread(call, method, *words, **arguments)
@@ -59,11 +59,11 @@ async def ask(daemon: Quiet, tmp_path: Path) -> AsyncIterator[Callable[..., Any]
     await server.stop()
 
 
-async def test_every_document_is_shown_over_the_socket(daemon: Quiet, ask: Callable[..., Any]) -> None:
+async def test_every_document_is_shown_over_the_socket(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
     daemon.journal.append("began", 0, {"generation": 1})
     daemon.journal.append("opened", 1, {"sources": []})
     arguments: dict[str, dict[str, int]] = {"plan": {"rounds": 2, "first": 1}, "why": {"round": 1}}
-    shown = {what: await ask("show", what, **arguments.get(what, {})) for what in SHOWN}
+    shown = {topic: await ask("show", topic, **arguments.get(topic, {})) for topic in DOCUMENTS}
     assert shown["status"]["phase"] == "new"
     assert shown["peers"] == shown["status"]["peers"]
     assert shown["rounds"] == shown["evaluation"] == shown["transfers"] == shown["egress"] == []
@@ -73,21 +73,21 @@ async def test_every_document_is_shown_over_the_socket(daemon: Quiet, ask: Calla
     assert shown["plan"]["federation"] == "trial"
 
 
-async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: Quiet) -> None:
-    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-    intent = daemon.ledger.intend(**what, bytes=9)
-    console = OperatorService(daemon)
-    (open_row,) = await console.show("egress", {})
+async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: RecordingDaemon) -> None:
+    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    intent = daemon.ledger.intend(**transfer, bytes=9)
+    service = OperatorService(daemon)
+    (open_row,) = await service.show("egress", {})
     daemon.ledger.settle(intent, bytes=4, outcome="broken")
-    (broken,) = await console.show("transfers", {})
+    (broken,) = await service.show("transfers", {})
     assert [(row["bytes"], row["outcome"]) for row in (open_row, broken)] == [(9, "open"), (4, "broken")]
     for kind in ("began", "ignored", "left"):
         daemon.journal.append(kind, 0, {})
-    assert [row["kind"] for row in await console.show("events", {"last": 2})] == ["began", "left"]
-    assert [row["kind"] for row in await console.show("events", {"last": 2, "everything": True})] == ["ignored", "left"]
+    assert [row["kind"] for row in await service.show("events", {"last": 2})] == ["began", "left"]
+    assert [row["kind"] for row in await service.show("events", {"last": 2, "everything": True})] == ["ignored", "left"]
 
 
-async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: Quiet) -> None:
+async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: RecordingDaemon) -> None:
     artifact = {
         "kind": "model",
         "owner": "asia",
@@ -104,9 +104,9 @@ async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemo
     daemon.journal.append("lapsed", 1, {"reasons": {"europe": "paused"}, "retired": True})
     daemon.machine.memory.apply(rows.LapsedRow(1, reasons={}, retired=True))
     daemon.machine.now_s = 1000.0
-    found = await OperatorService(daemon).show("evaluation", {})
-    assert [record["cells"]["europe"] for record in found] == [{"reason": "paused"}, {"reason": "silent"}]
-    assert [record["cells"]["asia"]["metrics"] for record in found] == [{"auc": 0.5}] * 2
+    records = await OperatorService(daemon).show("evaluation", {})
+    assert [record["cells"]["europe"] for record in records] == [{"reason": "paused"}, {"reason": "silent"}]
+    assert [record["cells"]["asia"]["metrics"] for record in records] == [{"auc": 0.5}] * 2
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemo
     [("pause", events.PauseRequested), ("resume", events.ResumeRequested), ("stop", events.StopRequested)],
 )
 async def test_wishes_become_events(
-    daemon: Quiet, ask: Callable[..., Any], action: str, event: type[events.Event]
+    daemon: RecordingDaemon, ask: Callable[..., Any], action: str, event: type[events.Event]
 ) -> None:
     answer = await ask("act", action)
     assert (answer["site"], answer["action"]) == ("asia", action)
-    assert [type(told) for told in daemon.told] == [event]
+    assert [type(reported) for reported in daemon.reported] == [event]
     assert action in ACTIONS
 
 
-async def test_what_there_is_not_is_refused(daemon: Quiet, ask: Callable[..., Any]) -> None:
+async def test_what_there_is_not_is_refused(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="no document 'secrets'"):
         await OperatorService(daemon).show("secrets", {})
     with pytest.raises(StateError, match="nothing to show called 'secrets'"):
@@ -131,7 +131,7 @@ async def test_what_there_is_not_is_refused(daemon: Quiet, ask: Callable[..., An
         await ask("act", "destroy")
 
 
-async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: Quiet) -> None:
+async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: RecordingDaemon) -> None:
     loop = asyncio.get_running_loop()
     documents = OperatorService(daemon).follow("status", {})
     took_s = []
@@ -147,7 +147,7 @@ async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(dae
     await documents.aclose()
 
 
-async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Quiet) -> None:
+async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: RecordingDaemon) -> None:
     path = daemon.folder.prepare_control_socket()
     server = ControlServer(OperatorService(daemon))
     await server.start(path)
@@ -171,10 +171,10 @@ async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Quiet) -> N
     assert await asyncio.wait_for(following, 10) >= 1
 
 
-async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: Quiet, ask: Callable[..., Any]) -> None:
-    """The control socket is there before the port, and answers while the worker writes its last checkpoint."""
-    assert not await ask("well")
+async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
+    """The control socket opens before the port, and answers while the worker writes its checkpoint."""
+    assert not await ask("healthy")
     port = await daemon.server.start("127.0.0.1:0")
     daemon.served = f"127.0.0.1:{port}"
-    assert await ask("well")
+    assert await ask("healthy")
     await daemon.server.stop()

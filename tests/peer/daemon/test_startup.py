@@ -1,4 +1,4 @@
-"""From a folder to a running process and to its exit code: what is refused, what signals do, what systemd hears."""
+"""From a folder to a running process and its exit code: refusals, signals, systemd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    """A start sets logging up for the whole process: put it back."""
+    """Restore logging, which a start sets up for the whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -47,9 +47,9 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
 
 def kinds(folder: SiteFolder, generation: int = 1) -> list[str]:
     journal = Journal(folder.generation(generation) / "journal.db", read_only=True)
-    found = [kind for kind, _, _ in journal.rows()]
+    kinds = [kind for kind, _, _ in journal.rows()]
     journal.close()
-    return found
+    return kinds
 
 
 # --- watchers beside the rounds --------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ async def test_a_watcher_that_fails_is_logged_with_its_traceback_and_started_aga
     assert (record.getMessage(), vars(record)["watcher"]) == ("watcher failed and is started again", "certificate")
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], KeyError)
-    await asyncio.wait_for(startup.end(task), LIMIT_S)
+    await asyncio.wait_for(startup.cancel(task), LIMIT_S)
     assert task.cancelled()
 
 
@@ -97,10 +97,10 @@ def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
     assert status["pid"] == process.pid
     process.send_signal(number)
     process.send_signal(number)
-    _, told = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, told
-    assert "Traceback" not in told
-    assert told.count("left") == 1
+    _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    assert stderr.count("left") == 1
     assert "left" in kinds(folder)
     assert not folder.control_socket().exists()
     with pytest.raises(ProcessLookupError):
@@ -138,9 +138,9 @@ def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: 
 
 def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Any) -> None:
     process = program.start("asia", "bad data")
-    _, told = process.communicate(timeout=LIMIT_S)
+    _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 10
-    assert "no data here" in told
+    assert "no data here" in stderr
 
 
 def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Any, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Any, tmp_path
         process = program.start("asia", NOTIFY_SOCKET=str(tmp_path / "notify"))
         assert systemd.recv(100) == b"READY=1"
         process.terminate()
-        while (told := systemd.recv(100)).startswith(b"STATUS="):
-            assert told.startswith(b"STATUS=round 0 of")
-        assert told == b"STOPPING=1"
+        while (message := systemd.recv(100)).startswith(b"STATUS="):
+            assert message.startswith(b"STATUS=round 0 of")
+        assert message == b"STOPPING=1"
 
 
 def test_a_kill_leaves_a_site_that_starts_again(program: Any, folder: SiteFolder) -> None:
@@ -191,7 +191,7 @@ def test_require_refuses_to_begin(folder: SiteFolder) -> None:
 
 @pytest.mark.parametrize("rows", [None, (), ("configured", "began", "left")])
 def test_require_refuses_a_generation_without_a_model(folder: SiteFolder, rows: tuple[str, ...] | None) -> None:
-    """A journal that was lost, or a first start that failed: to go on from there would be to begin."""
+    """A journal was lost, or a first start failed: there is nothing to resume."""
     folder.create_generation()
     if rows is not None:
         journal = Journal(folder.generation(1) / "journal.db")
@@ -224,7 +224,7 @@ def test_a_lock_is_kept_by_no_start_that_failed(folder: SiteFolder) -> None:
 
 
 def test_afresh_begins_after_the_newest_generation_that_peers_have_seen(folder: SiteFolder) -> None:
-    """A restored backup counted on without a new folder: its number again would look like another one to the peers."""
+    """A restored backup took a new generation without a new folder: its number must not come again."""
     folder.create_generation()
     journal = Journal(folder.generation(1) / "journal.db")
     journal.append("regenerated", 2, {"generation": 2, "reported_by": "europe", "their_round": 3})

@@ -1,4 +1,4 @@
-"""What systemd is told, and how often."""
+"""Messages to systemd, and how often they are sent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_nobody_is_told_where_nobody_asked() -> None:
 
 
 async def test_what_is_told_is_one_line_whatever_it_holds(systemd: socket.socket) -> None:
-    """A reason of the worker's may hold line feeds, behind which systemd would read commands."""
+    """A worker's reason may have line feeds, after which systemd would read another message."""
     environ = {"NOTIFY_SOCKET": systemd.getsockname()}
     failed = "round 1 of 2, failed: out of memory\nWATCHDOG=trigger\n"
     watching = asyncio.create_task(systemd_notify.watch(lambda: failed, environ=environ))
@@ -79,7 +79,7 @@ async def test_what_is_told_is_one_line_whatever_it_holds(systemd: socket.socket
 def test_a_process_without_a_descriptor_to_spare_goes_on(
     systemd: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Signs of life come from one task: an error would end it, and systemd a daemon that is well."""
+    """Signs of life come from one task: an error must not end it, or systemd kills the daemon."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(systemd.fileno())
     os.close(free)

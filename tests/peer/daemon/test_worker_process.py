@@ -1,4 +1,4 @@
-"""Workers that die in every way: each death is told once, with its reason, and the next order gets a new worker."""
+"""Workers that die in every way: each death is reported once, and the next order starts a new process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ while True:
 """
 
 
-class Shop:
-    """A foreman whose workers run a script of the test, and the events that it reported."""
+class WorkerSetup:
+    """A worker process that runs a script of the test, and the events that it reported."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "worker.log"
@@ -63,16 +63,16 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
-    shop = Shop(tmp_path)
-    yield shop
-    for worker_process in shop.foremen:
+async def setup(tmp_path: Path) -> AsyncIterator[WorkerSetup]:
+    setup = WorkerSetup(tmp_path)
+    yield setup
+    for worker_process in setup.foremen:
         await worker_process.close()
-    assert shop.events.empty(), "an event that no test expects"
+    assert setup.events.empty(), "an event that no test expects"
 
 
 def heavy_order() -> commands.Train:
-    """An order that no socket buffer holds."""
+    """An order that is larger than any socket buffer."""
     tensors = tuple(TensorSpec(f"{'layer' * 40}{index}", "F32", (1,)) for index in range(8_000))
     artifact = Artifact("model", SiteName("asia"), Sha256("cd" * 32), 1, 0, {}, tensors)
     return commands.Train(1, 1, 1, "train", "initial", (Source(SiteName("asia"), 1, artifact),))
@@ -82,8 +82,8 @@ def test_the_worker_is_the_real_one_unless_a_test_says_otherwise() -> None:
     assert (sys.executable, "-P", "-m", "peer.training.worker") == WORKER
 
 
-async def test_one_worker_hears_the_setting_first_and_then_every_order(shop: Shop) -> None:
-    worker_process = shop.worker_process("""
+async def test_one_worker_hears_the_setting_first_and_then_every_order(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("""
 assert take()["site_name"] == "asia"
 for _ in range(2):
     order = take()
@@ -93,9 +93,9 @@ take()
     assert worker_process.pid is None
     await worker_process.send(Halt(1, 7))
     pid = worker_process.pid
-    assert await shop.next() == events.Halted(pid, 7)
+    assert await setup.next() == events.Halted(pid, 7)
     await worker_process.send(Halt(1, 8))
-    assert await shop.next() == events.Halted(pid, 8)
+    assert await setup.next() == events.Halted(pid, 8)
     assert os.getpriority(os.PRIO_PROCESS, pid) == 10
     await worker_process.close()
     assert worker_process.pid is None
@@ -117,20 +117,20 @@ take()
     ],
     ids=["import", "kill", "abort", "words", "half a line", "garbage", "no type", "field", "command", "endless"],
 )
-async def test_a_death_is_told_once_about_the_order_in_hand(shop: Shop, script: str, reason: str) -> None:
-    worker_process = shop.worker_process(script)
+async def test_a_death_is_told_once_about_the_order_in_hand(setup: WorkerSetup, script: str, reason: str) -> None:
+    worker_process = setup.worker_process(script)
     await worker_process.send(Halt(3, 7))
-    failed = await shop.next()
+    failed = await setup.next()
     assert (failed.generation, failed.attempt, failed.fault) == (3, 7, "crash")
     assert worker_process.pid is None
     assert re.search(reason, failed.reason), failed.reason
 
 
 @pytest.mark.parametrize("last", ["say('WorkFailed', generation=1, attempt=1, fault='memory', reason='full')", "pass"])
-async def test_the_order_after_a_failure_goes_to_a_new_worker(shop: Shop, last: str, tmp_path: Path) -> None:
-    """The first worker lingers after its last word, as one with a GPU does: no order may be lost on it."""
+async def test_the_order_after_a_failure_goes_to_a_new_worker(setup: WorkerSetup, last: str, tmp_path: Path) -> None:
+    """The first worker lingers after its last event, as with a GPU: no order may be lost."""
     mark = tmp_path / "mark"
-    worker_process = shop.worker_process(f"""
+    worker_process = setup.worker_process(f"""
 setting, order = take(), take()
 if not os.path.exists({str(mark)!r}):
     open({str(mark)!r}, "w").close()
@@ -142,44 +142,44 @@ say("Halted", generation=order["generation"], attempt=order["attempt"])
 take()
 """)
     await worker_process.send(Halt(1, 1))
-    failed = await shop.next()
+    failed = await setup.next()
     assert isinstance(failed, events.WorkFailed)
     assert failed.fault == ("memory" if "memory" in last else "crash")
     await worker_process.send(Halt(1, 2))
-    assert await shop.next() == events.Halted(1, 2)
+    assert await setup.next() == events.Halted(1, 2)
 
 
-async def test_a_failure_counts_for_the_newest_order_also_when_that_was_not_read(shop: Shop) -> None:
-    worker_process = shop.worker_process("""
+async def test_a_failure_counts_for_the_newest_order_also_when_that_was_not_read(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("""
 take(); take(); take()
 say("WorkFailed", generation=1, attempt=1, fault="data", reason="none")
 """)
     await worker_process.send(commands.Initialise(1, 1))
     await worker_process.send(Halt(1, 2))
-    assert await shop.next() == events.WorkFailed(1, 2, "data", "none")
+    assert await setup.next() == events.WorkFailed(1, 2, "data", "none")
 
 
-async def test_a_worker_that_does_not_read_holds_nobody_up(shop: Shop) -> None:
-    worker_process = shop.worker_process("wait_for_the_end()")
+async def test_a_worker_that_does_not_read_holds_nobody_up(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("wait_for_the_end()")
     assert len(worker_protocol.encode(heavy_order())) > 1 << 20
     await asyncio.wait_for(worker_process.send(heavy_order()), LIMIT_S)
     await asyncio.wait_for(worker_process.send(Halt(1, 2)), LIMIT_S)
 
 
-async def test_a_worker_that_hears_nothing_any_more_is_killed(shop: Shop) -> None:
-    worker_process = shop.worker_process(
+async def test_a_worker_that_hears_nothing_any_more_is_killed(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process(
         "take(); take(); connection.close(); lines.close(); signal.pause()", stop_s=0.1
     )
     await worker_process.send(Halt(1, 1))
-    assert "signal 9" in (await shop.next()).reason
+    assert "signal 9" in (await setup.next()).reason
 
 
-async def test_close_kills_a_worker_that_stays(shop: Shop) -> None:
-    worker_process = shop.worker_process(
+async def test_close_kills_a_worker_that_stays(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process(
         "take(); say('Halted', **{'generation': 1, 'attempt': 1}); signal.pause()", stop_s=0.1
     )
     await worker_process.send(Halt(1, 1))
-    await shop.next()
+    await setup.next()
     pid = worker_process.pid
     assert pid is not None
     await worker_process.close()
@@ -187,49 +187,49 @@ async def test_close_kills_a_worker_that_stays(shop: Shop) -> None:
         os.kill(pid, 0)
 
 
-async def test_nothing_starts_after_close(shop: Shop) -> None:
-    worker_process = shop.worker_process(HALTS)
+async def test_nothing_starts_after_close(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process(HALTS)
     await worker_process.close()
     await worker_process.send(Halt(1, 1))
     assert worker_process.pid is None
-    assert not shop.log.exists()
+    assert not setup.log.exists()
 
 
-async def test_a_worker_that_is_no_program_counts_as_one_that_died(shop: Shop) -> None:
-    worker_process = shop.worker_process("", command=("/no/such/program",))
+async def test_a_worker_that_is_no_program_counts_as_one_that_died(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("", command=("/no/such/program",))
     await worker_process.send(Halt(1, 4))
-    failed = await shop.next()
+    failed = await setup.next()
     assert (failed.attempt, failed.fault) == (4, "crash")
     assert "cannot be started" in failed.reason
     assert "/no/such/program" in failed.reason
 
 
-async def test_a_log_that_cannot_be_written_counts_as_a_death_too(shop: Shop) -> None:
-    shop.log.mkdir()
-    worker_process = shop.worker_process(HALTS)
+async def test_a_log_that_cannot_be_written_counts_as_a_death_too(setup: WorkerSetup) -> None:
+    setup.log.mkdir()
+    worker_process = setup.worker_process(HALTS)
     await worker_process.send(Halt(1, 1))
-    assert "cannot be started" in (await shop.next()).reason
+    assert "cannot be started" in (await setup.next()).reason
 
 
-async def test_the_reason_is_never_the_last_words_of_an_earlier_worker(shop: Shop) -> None:
-    shop.log.write_text("CUDA out of memory\n")
-    worker_process = shop.worker_process("os._exit(9)")
+async def test_the_reason_is_never_the_last_words_of_an_earlier_worker(setup: WorkerSetup) -> None:
+    setup.log.write_text("CUDA out of memory\n")
+    worker_process = setup.worker_process("os._exit(9)")
     await worker_process.send(Halt(1, 1))
-    assert (await shop.next()).reason == "the worker ended with exit code 9: it said nothing"
+    assert (await setup.next()).reason == "the worker ended with exit code 9: it said nothing"
 
 
-async def test_a_long_log_is_put_aside(shop: Shop, make_long: Callable[[Path], None]) -> None:
-    make_long(shop.log)
-    worker_process = shop.worker_process(HALTS)
+async def test_a_long_log_is_put_aside(setup: WorkerSetup, make_long: Callable[[Path], None]) -> None:
+    make_long(setup.log)
+    worker_process = setup.worker_process(HALTS)
     await worker_process.send(Halt(1, 1))
-    await shop.next()
-    assert shop.log.stat().st_size == 0
-    assert shop.log.with_suffix(".log.1").stat().st_size > LOG_BYTES_MAX
+    await setup.next()
+    assert setup.log.stat().st_size == 0
+    assert setup.log.with_suffix(".log.1").stat().st_size > LOG_BYTES_MAX
 
 
-async def test_a_worker_that_never_stops_warning_fills_two_logs_at_most(shop: Shop) -> None:
+async def test_a_worker_that_never_stops_warning_fills_two_logs_at_most(setup: WorkerSetup) -> None:
     lines = 3 * LOG_BYTES_MAX // 64
-    worker_process = shop.worker_process(f"""
+    worker_process = setup.worker_process(f"""
 take(); order = take()
 for number in range({lines}):
     sys.stderr.write(f"{{number:063}}\\n")
@@ -237,18 +237,18 @@ say("Halted", generation=order["generation"], attempt=order["attempt"])
 wait_for_the_end()
 """)
     await worker_process.send(Halt(1, 1))
-    await shop.next()
+    await setup.next()
     await worker_process.close()
-    logs = [shop.log.with_suffix(".log.1").read_bytes(), shop.log.read_bytes()]
+    logs = [setup.log.with_suffix(".log.1").read_bytes(), setup.log.read_bytes()]
     assert all(0 < len(content) <= LOG_BYTES_MAX for content in logs)
-    assert sorted(path.name for path in shop.log.parent.iterdir()) == ["worker.log", "worker.log.1"]
+    assert sorted(path.name for path in setup.log.parent.iterdir()) == ["worker.log", "worker.log.1"]
     numbers = [int(line) for line in b"".join(logs).split()]
     assert numbers == list(range(numbers[0], lines)), "the newest lines, and none is lost between the two files"
 
 
 @pytest.fixture
 def make_long() -> Callable[[Path], None]:
-    """Makes a log that is over its limit and takes no space."""
+    """Makes a sparse log file that is over its limit."""
 
     def make(path: Path) -> None:
         path.touch()
@@ -282,49 +282,49 @@ def measure(attempt: int) -> commands.Measure:
 async def evaluation_process(
     tmp_path: Path,
 ) -> AsyncIterator[Callable[[str], tuple[EvaluationProcess, asyncio.Queue[Any]]]]:
-    """Makes an examiner whose process runs a script, and the queue of what it tells."""
-    made: list[EvaluationProcess] = []
+    """Makes an evaluation process that runs a script, and the queue of its events."""
+    started: list[EvaluationProcess] = []
 
     def make(script: str) -> tuple[EvaluationProcess, asyncio.Queue[Any]]:
-        told: asyncio.Queue[Any] = asyncio.Queue()
+        reported: asyncio.Queue[Any] = asyncio.Queue()
         command = (sys.executable, "-I", "-S", "-c", BEGIN + script)
         setting = dataclasses.replace(SETTING, site={"training": {"device": "cuda", "threads": 2}})
-        made.append(EvaluationProcess(setting, tmp_path / "examiner.log", told.put_nowait, command=command))
-        return made[-1], told
+        started.append(EvaluationProcess(setting, tmp_path / "examiner.log", reported.put_nowait, command=command))
+        return started[-1], reported
 
     yield make
-    for one in made:
-        await one.close()
+    for process in started:
+        await process.close()
 
 
 async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(evaluation_process: Callable[..., Any]) -> None:
-    one, told = evaluation_process(TELLS)
-    await one.send(measure(1))
-    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    process, reported = evaluation_process(TELLS)
+    await process.send(measure(1))
+    event = await asyncio.wait_for(reported.get(), LIMIT_S)
     assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
 
 
 async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
     evaluation_process: Callable[..., Any],
 ) -> None:
-    one, told = evaluation_process(TELLS)
+    process, reported = evaluation_process(TELLS)
     pids = []
     for attempt in (1, 2):
-        await one.send(measure(attempt))
-        pids.append((await asyncio.wait_for(told.get(), LIMIT_S)).metrics["pid"])
-        one.dismiss()
-    await one.close()
-    one.dismiss()
+        await process.send(measure(attempt))
+        pids.append((await asyncio.wait_for(reported.get(), LIMIT_S)).metrics["pid"])
+        process.dismiss()
+    await process.close()
+    process.dismiss()
     assert pids[0] != pids[1]
-    assert told.empty()
+    assert reported.empty()
 
 
 async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(
     evaluation_process: Callable[..., Any],
 ) -> None:
-    one, told = evaluation_process("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
-    await one.send(measure(7))
-    event = await asyncio.wait_for(told.get(), LIMIT_S)
+    process, reported = evaluation_process("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
+    await process.send(measure(7))
+    event = await asyncio.wait_for(reported.get(), LIMIT_S)
     assert isinstance(event, events.MeasurementFailed)
     assert (event.generation, event.attempt, event.fault) == (1, 7, "crash")
     assert "signal 9" in event.reason

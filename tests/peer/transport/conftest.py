@@ -1,4 +1,4 @@
-"""A small federation on loopback: certificates, artifacts, and a desk that answers as a test tells it."""
+"""A small federation on loopback: certificates, artifacts, and a service that the test controls."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Sample:
 
 
 def make_sample(folder: Path, *, numbers: int, owner: str) -> Sample:
-    """One float32 vector, written by hand as the format says."""
+    """An artifact of one float32 vector, written by hand in the safetensors format."""
     header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
     content = struct.pack("<Q", len(header)) + header + os.urandom(4 * numbers)
     digest = Sha256(hashlib.sha256(content).hexdigest())
@@ -88,8 +88,8 @@ def make_sample(folder: Path, *, numbers: int, owner: str) -> Sample:
 
 
 @dataclass
-class FakeDesk:
-    """Answers what it is given, and remembers what it was asked."""
+class FakeService:
+    """Gives prepared answers, and records the calls."""
 
     pki: Pki
     published: dict[str, Path] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class FakeDesk:
     refusal: Refusal | None = None
     calls: list[tuple[str, str]] = field(default_factory=list)
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
-    complaints: list[tuple[str, str, str]] = field(default_factory=list)
+    refused_calls: list[tuple[str, str, str]] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, sample: Sample, **changes: Any) -> SignedManifest:
@@ -129,12 +129,12 @@ class FakeDesk:
         self.ledger.append(("intent", caller, sha256, offset))
         return Grant(self.published[sha256], len(self.ledger))
 
-    def sent(self, grant: Grant, *, size: int, outcome: str) -> None:
+    def record_sent(self, grant: Grant, *, size: int, outcome: str) -> None:
         self.ledger.append(("outcome", grant.intent, size, outcome))
         self.ended.set()
 
-    def turned_away(self, caller: str, call: str, reason: str) -> None:
-        self.complaints.append((caller, call, reason))
+    def record_refused_call(self, caller: str, call: str, reason: str) -> None:
+        self.refused_calls.append((caller, call, reason))
 
     def _note(self, call: str, caller: str) -> None:
         self.calls.append((call, caller))
@@ -147,14 +147,14 @@ class Site:
     """A serving site and the client with which it dials."""
 
     name: SiteName
-    service: FakeDesk
+    service: FakeService
     server: ExchangeServer
     port: int
 
 
 @dataclass
 class Cutter:
-    """A TCP line to a port that is cut, by turns politely and abruptly, after so many bytes."""
+    """A TCP proxy to a port that cuts the connection, in turn cleanly and abruptly, after so many bytes."""
 
     port: int
     after: Callable[[], int]
@@ -199,7 +199,7 @@ class Cutter:
 
 @dataclass
 class LongLine:
-    """A TCP line to a port on which every byte travels for ``delay_s``."""
+    """A TCP proxy to a port that delays every byte by ``delay_s``."""
 
     port: int
     delay_s: float
@@ -216,7 +216,7 @@ class LongLine:
             writer.transport.abort()
 
     async def quiet(self) -> None:
-        """Wait until nothing travels any more."""
+        """Wait until no byte is under way."""
         carried = -1
         while carried != self.carried:
             carried = self.carried
@@ -237,7 +237,7 @@ class LongLine:
 
 
 @dataclass
-class World:
+class LocalNetwork:
     """Starts servers and clients, and stops them at the end of the test."""
 
     authority: Authority
@@ -249,7 +249,7 @@ class World:
 
     async def serve(self, name: str, *, pki: Pki | None = None, **options: Any) -> Site:
         pki = pki or self.authority.admit(name)
-        service = FakeDesk(pki)
+        service = FakeService(pki)
         server = ExchangeServer(service, pki=pki, roster=ROSTER, **options)
         port = await server.start("127.0.0.1:0")
         self.servers.append(server)
@@ -257,14 +257,14 @@ class World:
         return Site(SiteName(name), service, server, port)
 
     async def cut(self, site: Site, after: Callable[[], int]) -> Cutter:
-        """From now on the site is reached over a line that breaks."""
+        """Put a proxy that cuts connections before the site."""
         cutter = Cutter(site.port, after)
         self.addresses[site.name] = f"127.0.0.1:{await cutter.start()}"
         self.lines.append(cutter)
         return cutter
 
     async def lengthen(self, site: Site, *, delay_s: float) -> LongLine:
-        """From now on the site is reached over a long line."""
+        """Put a proxy that delays every byte before the site."""
         line = LongLine(site.port, delay_s)
         self.addresses[site.name] = f"127.0.0.1:{await line.start()}"
         self.lines.append(line)
@@ -300,21 +300,21 @@ def foreign_authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-async def world(authority: Authority, tmp_path: Path) -> AsyncIterator[World]:
-    """An empty federation that cleans up after itself."""
-    world = World(authority, tmp_path)
-    yield world
-    for client in world.clients:
+async def network(authority: Authority, tmp_path: Path) -> AsyncIterator[LocalNetwork]:
+    """An empty network that cleans up after itself."""
+    network = LocalNetwork(authority, tmp_path)
+    yield network
+    for client in network.clients:
         await client.close()
-    for line in world.lines:
+    for line in network.lines:
         await line.stop()
-    for server in world.servers:
+    for server in network.servers:
         await server.stop()
 
 
 @pytest.fixture
 def wanted() -> Callable[..., ArtifactRequest]:
-    """What africa asks europe for."""
+    """Makes the request of africa to europe."""
 
     def request(**changes: Any) -> ArtifactRequest:
         return replace(ArtifactRequest("model", 3, "train", SiteName("europe")), **changes)

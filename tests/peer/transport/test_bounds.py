@@ -1,4 +1,4 @@
-"""Each bound holds at its edge, and says what it found."""
+"""Each bound holds at its edge, and its error shows the value."""
 
 from __future__ import annotations
 

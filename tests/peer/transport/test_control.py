@@ -1,4 +1,4 @@
-"""The operator's socket: documents both ways, closed to others, and clear words when the daemon is not there."""
+"""The operator's socket: documents both ways, closed to others, clear errors without a daemon."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from peer.errors import ConfigError, DaemonDown, StateError
 from peer.transport.control import TRAINING, ControlClient, ControlServer
 
 
-class FakeConsole:
-    """Answers with what it was asked; ``fault`` is raised instead."""
+class FakeService:
+    """Answers with the request; raises ``fault`` if it is set."""
 
     def __init__(self):
         self.fault = None
@@ -30,22 +30,22 @@ class FakeConsole:
     def trains(self):
         return self.well
 
-    async def show(self, what, arguments):
+    async def show(self, topic, arguments):
         if self.fault is not None:
             raise self.fault
-        return {"what": what, "arguments": arguments, "name": "größe"}
+        return {"topic": topic, "arguments": arguments, "name": "größe"}
 
     async def act(self, action):
         if self.fault is not None:
             raise self.fault
         return {"will": action}
 
-    async def follow(self, what, arguments):
+    async def follow(self, topic, arguments):
         self.followers += 1
         try:
-            yield {"what": what, "count": 0}
+            yield {"topic": topic, "count": 0}
             await self.changed.wait()
-            yield {"what": what, "count": 1}
+            yield {"topic": topic, "count": 1}
         finally:
             self.followers -= 1
             self.changed.set()
@@ -53,18 +53,18 @@ class FakeConsole:
 
 @pytest.fixture
 async def daemon(tmp_path):
-    """A console behind a socket."""
+    """A fake service behind a socket."""
     folder = tmp_path / "control"
     folder.mkdir(mode=0o700)
-    console = FakeConsole()
-    server = ControlServer(console)
+    service = FakeService()
+    server = ControlServer(service)
     await server.start(folder / "control.sock")
-    yield console, server, folder / "control.sock"
+    yield service, server, folder / "control.sock"
     await server.stop()
 
 
 async def asked(path, question):
-    """The answer of a client in a thread, as the command line is one."""
+    """A client's answer, from a thread, since the command line has no event loop."""
 
     def ask():
         with ControlClient(path) as client:
@@ -76,7 +76,7 @@ async def asked(path, question):
 async def test_a_document_is_shown_with_its_arguments(daemon):
     _, _, path = daemon
     shown = await asked(path, lambda client: client.show("plan", rounds=10))
-    assert shown == {"what": "plan", "arguments": {"rounds": 10}, "name": "größe"}
+    assert shown == {"topic": "plan", "arguments": {"rounds": 10}, "name": "größe"}
 
 
 async def test_an_action_is_begun(daemon):
@@ -85,13 +85,13 @@ async def test_an_action_is_begun(daemon):
 
 
 async def test_changes_are_followed_until_the_document_ends(daemon):
-    console, _, path = daemon
+    service, _, path = daemon
     counts = []
 
     def follow(client):
         for document in client.follow("status"):
             counts.append(document["count"])
-            loop.call_soon_threadsafe(console.changed.set)
+            loop.call_soon_threadsafe(service.changed.set)
 
     loop = asyncio.get_running_loop()
     await asked(path, follow)
@@ -99,11 +99,11 @@ async def test_changes_are_followed_until_the_document_ends(daemon):
 
 
 async def test_a_follower_that_leaves_is_let_go(daemon):
-    console, _, path = daemon
+    service, _, path = daemon
     first = await asked(path, lambda client: next(client.follow("status")))
-    assert first == {"what": "status", "count": 0}
-    await asyncio.wait_for(console.changed.wait(), 5)
-    assert console.followers == 0
+    assert first == {"topic": "status", "count": 0}
+    await asyncio.wait_for(service.changed.wait(), 5)
+    assert service.followers == 0
 
 
 async def test_a_follower_is_told_that_the_daemon_ended(daemon):
@@ -133,15 +133,15 @@ async def test_an_unknown_question_is_refused_with_the_known_ones(daemon, questi
 
 @pytest.mark.parametrize("fault", [ConfigError("site.toml: threads", "set it"), ValueError("round 7 is not planned")])
 async def test_the_daemon_s_reason_reaches_the_operator(daemon, fault):
-    console, _, path = daemon
-    console.fault = fault
+    service, _, path = daemon
+    service.fault = fault
     with pytest.raises(StateError, match=str(fault)):
         await asked(path, lambda client: client.act("stop"))
 
 
 async def test_a_fault_of_the_daemon_is_said_and_logged(daemon, caplog):
-    console, _, path = daemon
-    console.fault = KeyError("lost")
+    service, _, path = daemon
+    service.fault = KeyError("lost")
     with pytest.raises(StateError, match="the daemon failed: 'lost'"):
         await asked(path, lambda client: client.show("status"))
     assert "control call failed" in caplog.text
@@ -156,7 +156,7 @@ async def test_nobody_but_the_operator_can_open_the_socket(daemon):
 async def test_a_folder_that_others_can_enter_gets_no_socket(tmp_path):
     tmp_path.chmod(0o750)
     with pytest.raises(StateError, match=r"is open to others \(mode 0750\); run `chmod 700"):
-        await ControlServer(FakeConsole()).start(tmp_path / "control.sock")
+        await ControlServer(FakeService()).start(tmp_path / "control.sock")
     assert not (tmp_path / "control.sock").exists()
 
 
@@ -165,7 +165,7 @@ async def test_a_socket_that_was_left_behind_is_replaced(tmp_path):
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    server = ControlServer(FakeConsole())
+    server = ControlServer(FakeService())
     await server.start(path)
     assert await asked(path, lambda client: client.act("stop")) == {"will": "stop"}
     await server.stop()
@@ -175,7 +175,7 @@ async def test_a_path_that_cannot_be_bound_is_named(tmp_path):
     tmp_path.chmod(0o700)
     path = tmp_path / ("x" * 120)
     with pytest.raises(StateError, match="cannot be bound"):
-        await ControlServer(FakeConsole()).start(path)
+        await ControlServer(FakeService()).start(path)
 
 
 @pytest.mark.parametrize("left_behind", [False, True])
@@ -189,8 +189,8 @@ async def test_without_a_daemon_the_operator_is_told_so(tmp_path, left_behind):
 
 
 async def test_a_large_document_passes(daemon):
-    console, _, path = daemon
-    console.fault = None
+    service, _, path = daemon
+    service.fault = None
     shown = await asked(path, lambda client: client.show("events", filler="x" * 6_000_000))
     assert len(shown["arguments"]["filler"]) == 6_000_000
 
@@ -205,16 +205,16 @@ def test_the_command_line_s_side_imports_no_more_than_it_needs():
 
 
 async def test_the_health_service_tells_of_daemon_and_training(daemon):
-    console, _, path = daemon
-    assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, True)
-    console.well = False
-    assert await asked(path, lambda client: (client.well(), client.well(TRAINING))) == (True, False)
-    console.open = False
-    assert not await asked(path, lambda client: client.well())
+    service, _, path = daemon
+    assert await asked(path, lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, True)
+    service.well = False
+    assert await asked(path, lambda client: (client.healthy(), client.healthy(TRAINING))) == (True, False)
+    service.open = False
+    assert not await asked(path, lambda client: client.healthy())
     with pytest.raises(StateError, match="there is no service 'lunch'"):
-        await asked(path, lambda client: client.well("lunch"))
+        await asked(path, lambda client: client.healthy("lunch"))
 
 
 async def test_a_daemon_that_is_down_is_not_well(tmp_path):
     with pytest.raises(DaemonDown):
-        await asked(tmp_path / "control.sock", lambda client: client.well())
+        await asked(tmp_path / "control.sock", lambda client: client.healthy())

@@ -1,4 +1,4 @@
-"""Sites find each other on the loopback interface; what liars say there comes to a dial, and strangers to nothing."""
+"""Sites find each other on the loopback interface; false announcements cost one dial each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from peer.transport.discovery import (
     ADDRESSES_MAX,
     NAMES_MAX,
     SERVICE,
-    DiscoveredAddress,
+    AnnouncedAddress,
     Discovery,
     announced,
+    choose_announced,
+    dialable,
     served_at,
-    told,
-    usable,
 )
 
 FEDERATION = Sha256(os.urandom(32).hex())
-"""One of its own in every run: other tests announce on the same interface."""
+"""Another digest in every run: other tests announce on the same interface."""
 LIMIT_S = 20.0
 LOOPBACK = "127.0.0.1"
 TEXT = {"version": "1", "federation": FEDERATION[:16], "site": "europe"}
@@ -38,14 +38,14 @@ needs_multicast = pytest.mark.usefixtures("multicast")
 
 
 class Network:
-    """Sites and strangers on the loopback interface, and what asia hears of others."""
+    """Sites and other programs on the loopback interface, and the addresses that asia gets."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
         self.news = asyncio.Event()
         self.open: list[Any] = []
 
-    def found(self, peer: SiteName, address: str) -> None:
+    def on_address(self, peer: SiteName, address: str) -> None:
         self.heard.append((peer, address))
         self.news.set()
 
@@ -53,14 +53,16 @@ class Network:
         self, name: str, port: int, *, federation: Sha256 = FEDERATION, deaf: bool = False, **options: Any
     ) -> Discovery:
         others = [SiteName(other) for other in ("africa", "asia", "europe") if other != name]
-        found = (lambda peer, address: None) if deaf else self.found
-        discovery = Discovery(site=SiteName(name), federation=federation, peers=others, found=found, **options)
-        discovery.start(lambda: DiscoveredAddress(port, (LOOPBACK,), (LOOPBACK,)))
+        on_address = (lambda peer, address: None) if deaf else self.on_address
+        discovery = Discovery(
+            site=SiteName(name), federation=federation, peers=others, on_address=on_address, **options
+        )
+        discovery.start(lambda: AnnouncedAddress(port, (LOOPBACK,), (LOOPBACK,)))
         self.open.append(discovery)
         return discovery
 
     async def stranger(self, instance: str, port: int, text: dict[str, Any], *, service: str = SERVICE) -> Any:
-        """Announces whatever it likes, without asking whether the name is taken."""
+        """Announce any name, without asking whether it is taken."""
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
         zeroconf = AsyncZeroconf(interfaces=[LOOPBACK])
@@ -81,7 +83,7 @@ class Network:
 async def network() -> AsyncIterator[Network]:
     network = Network()
     yield network
-    await asyncio.gather(*(one.stop() if isinstance(one, Discovery) else one.async_close() for one in network.open))
+    await asyncio.gather(*(each.stop() if isinstance(each, Discovery) else each.async_close() for each in network.open))
 
 
 @needs_multicast
@@ -105,7 +107,7 @@ async def test_a_liar_is_heard_as_well_and_silences_nobody(network: Network) -> 
 
 @needs_multicast
 async def test_what_still_holds_is_said_again(network: Network) -> None:
-    network.site("asia", 1001, look_s=0.2)
+    network.site("asia", 1001, refresh_s=0.2)
     network.site("europe", 1002, deaf=True)
     await network.until(("europe", "127.0.0.1:1002"))
     network.heard.clear()  # as if it had been forgotten, over all the lies that came meanwhile
@@ -158,57 +160,64 @@ with Zeroconf(interfaces=["127.0.0.1"]) as zeroconf:
     assert json.loads(done.stdout.splitlines()[0]) == [name, 1002, [LOOPBACK], TEXT]
 
 
-class Ear(logging.Handler):
-    """What discovery logs as a warning, with its reason."""
+class LogLines(logging.Handler):
+    """Collects discovery's warnings, with their reasons."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.lines: asyncio.Queue[str] = asyncio.Queue()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.put_nowait(f"{record.getMessage()}: {vars(record).get('reason')}")
+        self.lines.put_nowait(f"{record.getMessage()}: {vars(record).get('reason')}")
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    ear, log = Ear(), logging.getLogger("peer.transport.discovery")
-    log.addHandler(ear)
-    yield ear
-    log.removeHandler(ear)
+def log_lines() -> Iterator[LogLines]:
+    log_lines, log = LogLines(), logging.getLogger("peer.transport.discovery")
+    log.addHandler(log_lines)
+    yield log_lines
+    log.removeHandler(log_lines)
 
 
 @needs_multicast
 async def test_a_flood_is_not_listened_to_and_not_held_against_those_who_come_after_it(
-    network: Network, ear: Ear
+    network: Network, log_lines: LogLines
 ) -> None:
     from zeroconf import ServiceStateChange
 
-    asia = network.site("asia", 1001, look_s=0.5)
+    asia = network.site("asia", 1001, refresh_s=0.5)
     network.site("africa", 1002, deaf=True)
     await network.until(("africa", "127.0.0.1:1002"))
     for number in range(NAMES_MAX + 1):  # not over the network: other tests' sites are on it
-        asia._heard(None, SERVICE, f"lie-{number}.{SERVICE}", ServiceStateChange.Added)  # type: ignore[arg-type]
+        asia._on_announcement(None, SERVICE, f"lie-{number}.{SERVICE}", ServiceStateChange.Added)  # type: ignore[arg-type]
     async with asyncio.timeout(LIMIT_S):
-        assert await ear.told.get() == f"discovery does not work; trying again: over {NAMES_MAX} announcements in 0.5 s"
+        assert (
+            await log_lines.lines.get()
+            == f"discovery does not work; trying again: over {NAMES_MAX} announcements in 0.5 s"
+        )
     network.site("europe", 1003, deaf=True)
     await network.until(("europe", "127.0.0.1:1003"))
     assert set(network.heard) == {("africa", "127.0.0.1:1002"), ("europe", "127.0.0.1:1003")}
 
 
-async def test_a_network_that_is_not_there_is_waited_for_with_one_warning(network: Network, ear: Ear) -> None:
-    def where() -> DiscoveredAddress:
+async def test_a_network_that_is_not_there_is_waited_for_with_one_warning(
+    network: Network, log_lines: LogLines
+) -> None:
+    def where() -> AnnouncedAddress:
         loop.call_soon_threadsafe(looks.put_nowait, None)
         raise OSError("no such network")
 
     loop, looks = asyncio.get_running_loop(), asyncio.Queue[None]()
-    discovery = Discovery(site=SiteName("asia"), federation=FEDERATION, peers=[], found=network.found, look_s=0.001)
+    discovery = Discovery(
+        site=SiteName("asia"), federation=FEDERATION, peers=[], on_address=network.on_address, refresh_s=0.001
+    )
     network.open.append(discovery)
     discovery.start(where)
     async with asyncio.timeout(LIMIT_S):
         for _ in range(3):
             await looks.get()
-    assert ear.told.get_nowait() == "discovery does not work; trying again: no such network"
-    assert ear.told.empty()
+    assert log_lines.lines.get_nowait() == "discovery does not work; trying again: no such network"
+    assert log_lines.lines.empty()
 
 
 # --- what an announcement says --------------------------------------------------------------------------------------
@@ -235,12 +244,12 @@ def test_a_text_that_is_whole_names_its_site() -> None:
 
 def test_addresses_that_need_a_scope_or_mean_nobody_are_left_out() -> None:
     given = ["fe80::1", "fd00::2", "0.0.0.0", "224.0.0.251", "169.254.1.1", "192.0.2.7"]
-    assert usable(given) == ["192.0.2.7", "fd00::2"]
+    assert dialable(given) == ["192.0.2.7", "fd00::2"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_site_on_loopback_is_told_of_on_loopback_alone(host: str) -> None:
-    assert served_at(host, 7443) == DiscoveredAddress(7443, (LOOPBACK,), (LOOPBACK,))
+    assert served_at(host, 7443) == AnnouncedAddress(7443, (LOOPBACK,), (LOOPBACK,))
 
 
 def test_a_site_on_all_interfaces_tells_their_addresses() -> None:
@@ -253,5 +262,5 @@ def test_a_site_on_all_interfaces_tells_their_addresses() -> None:
 
 def test_bridges_of_containers_leave_room_for_the_address_that_leads_out() -> None:
     bridges = [f"172.{number}.0.1" for number in range(17, 25)]
-    assert told([*bridges, "192.168.1.5"], "192.168.1.5") == ("192.168.1.5", *bridges[: ADDRESSES_MAX - 1])
-    assert told(["10.0.0.2", "10.0.0.1"], "") == ("10.0.0.1", "10.0.0.2")
+    assert choose_announced([*bridges, "192.168.1.5"], "192.168.1.5") == ("192.168.1.5", *bridges[: ADDRESSES_MAX - 1])
+    assert choose_announced(["10.0.0.2", "10.0.0.1"], "") == ("10.0.0.1", "10.0.0.2")

@@ -1,4 +1,4 @@
-"""One handshake tells apart what gRPC reports as one failure; each reason is provoked for real."""
+"""One handshake tells apart what gRPC reports as one failure; each fault is provoked for real."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def diagnosed(pki, port, *, timeout_s=5.0):
 
 @contextlib.asynccontextmanager
 async def tls_server(folder, *, ca_pem):
-    """A gRPC server with these files that wants clients of this CA."""
+    """A gRPC server with these files, which demands clients of this CA."""
     pair = tuple((folder / name).read_bytes() for name in (certificates.KEY_FILE, certificates.CERTIFICATE_FILE))
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], ca_pem, True))
@@ -31,7 +31,7 @@ async def tls_server(folder, *, ca_pem):
 
 @contextlib.asynccontextmanager
 async def plain_server(answer):
-    """A TCP server that says this and hangs up; with no answer it says nothing."""
+    """A TCP server that sends this answer and closes; without an answer it stays silent."""
 
     async def converse(reader, writer):
         if answer is None:
@@ -47,38 +47,38 @@ async def plain_server(answer):
     server.close()
 
 
-async def test_a_peer_that_is_well_has_no_fault(world):
-    europe = await world.serve("europe")
-    found = await diagnosed(world.authority.admit("africa"), europe.port)
-    assert (found.fault, found.detail) == (Fault.NONE, f"127.0.0.1:{europe.port} is europe")
+async def test_a_peer_that_is_well_has_no_fault(network):
+    europe = await network.serve("europe")
+    diagnosis = await diagnosed(network.authority.admit("africa"), europe.port)
+    assert (diagnosis.fault, diagnosis.detail) == (Fault.NONE, f"127.0.0.1:{europe.port} is europe")
 
 
-async def test_another_site_at_the_address_is_named(world):
-    asia = await world.serve("asia")
-    found = await diagnosed(world.authority.admit("africa"), asia.port)
-    assert (found.fault, found.detail) == (Fault.WRONG_NAME, f"127.0.0.1:{asia.port} is asia, not europe")
+async def test_another_site_at_the_address_is_named(network):
+    asia = await network.serve("asia")
+    diagnosis = await diagnosed(network.authority.admit("africa"), asia.port)
+    assert (diagnosis.fault, diagnosis.detail) == (Fault.WRONG_NAME, f"127.0.0.1:{asia.port} is asia, not europe")
 
 
 async def test_nobody_at_the_address_is_unreachable(authority):
     async with plain_server(b"") as port:
         pass
-    found = await diagnosed(authority.admit("africa"), port)
-    assert found.fault is Fault.UNREACHABLE
-    assert "Connection refused" in found.detail
+    diagnosis = await diagnosed(authority.admit("africa"), port)
+    assert diagnosis.fault is Fault.UNREACHABLE
+    assert "Connection refused" in diagnosis.detail
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
 async def test_something_else_at_the_address_does_not_speak_tls(authority, answer):
     async with plain_server(answer) as port:
-        found = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
-    assert found.fault is Fault.NOT_TLS
+        diagnosis = await diagnosed(authority.admit("africa"), port, timeout_s=0.2)
+    assert diagnosis.fault is Fault.NOT_TLS
 
 
 async def test_a_peer_of_another_federation_has_a_foreign_ca(authority, foreign_authority):
     theirs = foreign_authority.admit("europe")
     async with tls_server(theirs.folder, ca_pem=theirs.ca_certificate.encode()) as port:
-        found = await diagnosed(authority.admit("africa"), port)
-    assert found.fault is Fault.FOREIGN_CA
+        diagnosis = await diagnosed(authority.admit("africa"), port)
+    assert diagnosis.fault is Fault.FOREIGN_CA
 
 
 @pytest.mark.parametrize(("days_ago", "fault"), [(60, Fault.EXPIRED), (-60, Fault.NOT_YET_VALID)])
@@ -86,16 +86,16 @@ async def test_a_certificate_out_of_date_is_said_to_be(authority, days_ago, faul
     issued = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days_ago)
     theirs = authority.admit("europe", at=issued, days=30)
     async with tls_server(theirs.folder, ca_pem=theirs.ca_certificate.encode()) as port:
-        found = await diagnosed(authority.admit("africa"), port)
-    assert found.fault is fault
+        diagnosis = await diagnosed(authority.admit("africa"), port)
+    assert diagnosis.fault is fault
 
 
 async def test_a_peer_that_rejects_this_site_is_said_to(authority, foreign_authority):
     theirs = authority.admit("europe")
     foreign_pem = certificates.certificate_pem(foreign_authority.certificate)
     async with tls_server(theirs.folder, ca_pem=foreign_pem) as port:
-        found = await diagnosed(authority.admit("africa"), port)
-    assert found.fault is Fault.REFUSES_US
+        diagnosis = await diagnosed(authority.admit("africa"), port)
+    assert diagnosis.fault is Fault.REFUSES_US
 
 
 async def test_this_site_s_own_fault_is_found_before_dialling(authority):

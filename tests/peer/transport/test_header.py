@@ -1,4 +1,4 @@
-"""A safetensors file is taken only when its header is the manifest's, byte for byte of its data."""
+"""A safetensors file is accepted only if its header is the manifest's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRIES = {
 
 @pytest.fixture
 def artifact():
-    """What the manifest says; its size is set from the file."""
+    """The manifest's artifact; its size is set from the file."""
     return Artifact("model", "europe", "ab" * 32, 1, 0, {}, TENSORS)
 
 

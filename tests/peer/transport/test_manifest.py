@@ -1,4 +1,4 @@
-"""A manifest survives its bytes, its signature and its journal row, and every limit refuses what is over it by name."""
+"""A manifest survives bytes, signature and journal row; a value over a limit is refused by name."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_row_that_holds_no_signed_manifest_is_refused(change):
 
 
 def accept(entry) -> Manifest:
-    """What the specification tells a receiver to do, in its order."""
+    """Verify a vector in the order of the specification."""
     ca = x509.load_pem_x509_certificate(VECTOR["ca_certificate"].encode())
     now = datetime.datetime.fromisoformat(VECTOR["now"])
     signed = SignedManifest(*(bytes.fromhex(entry[name]) for name in ("body", "signature", "certificate_der")))
@@ -289,8 +289,8 @@ def test_the_known_manifest_is_accepted_and_encodes_to_the_same_bytes():
     assert encode_manifest(manifest).hex() == VECTOR["accepted"]["body"]
     artifact = manifest.artifact
     tensors = [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in artifact.tensors]
-    found = {name: getattr(manifest, name, getattr(artifact, name, None)) for name in expected}
-    assert {**found, "tensors": tensors} == expected
+    fields = {name: getattr(manifest, name, getattr(artifact, name, None)) for name in expected}
+    assert {**fields, "tensors": tensors} == expected
     assert bytes.fromhex(VECTOR["label"]) == b"mhfl/manifest/v1\x00"
 
 

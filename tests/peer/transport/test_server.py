@@ -1,4 +1,4 @@
-"""Who is let in, what is refused and with which words, and that every granted byte is accounted for."""
+"""Which callers are admitted, which are refused and why, and that every byte is accounted for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GREETING = Hello(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
 
 
 def credentials(pki, *, with_certificate=True):
-    """What a client that is not ours would dial with."""
+    """The credentials of a client that is no peer."""
     ca, key, chain = (
         (pki.folder / name).read_bytes()
         for name in (certificates.CA_FILE, certificates.KEY_FILE, certificates.CERTIFICATE_FILE)
@@ -51,19 +51,19 @@ async def status_of(call):
     return caught.value.code()
 
 
-async def test_greetings_and_pulses_reach_the_desk_with_the_caller_s_name(world):
-    europe, africa = await world.serve("europe"), world.dial("africa")
+async def test_greetings_and_pulses_reach_the_desk_with_the_caller_s_name(network):
+    europe, africa = await network.serve("europe"), network.dial("africa")
     assert await africa.hello(europe.name, GREETING) == GREETING
     assert await africa.beat(europe.name, PULSE) == PULSE
     assert europe.service.calls == [("hello", "africa"), ("beat", "africa")]
 
 
-async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last(world, wanted):
-    europe, africa = await world.serve("europe"), world.dial("africa")
-    sample = world.sample()
+async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last(network, wanted):
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    sample = network.sample()
     europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
-    path = await africa.fetch(offer, world.inbox())
+    path = await africa.fetch(offer, network.inbox())
     assert path.read_bytes() == sample.path.read_bytes()
     assert europe.service.ledger == [
         ("intent", "africa", sample.artifact.sha256, 0),
@@ -72,11 +72,11 @@ async def test_an_artifact_is_on_record_before_its_first_byte_and_after_its_last
 
 
 @pytest.mark.parametrize("kind", ["plaintext", "no certificate", "another CA", "expired"])
-async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(world, foreign_authority, kind):
-    europe = await world.serve("europe")
-    pki = world.authority.admit("africa")
+async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(network, foreign_authority, kind):
+    europe = await network.serve("europe")
+    pki = network.authority.admit("africa")
     if kind == "expired":
-        pki = world.authority.admit("africa", at=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60))
+        pki = network.authority.admit("africa", at=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=60))
     if kind == "another CA":
         foreign = foreign_authority.admit("africa")
         (foreign.folder / certificates.CA_FILE).write_bytes((pki.folder / certificates.CA_FILE).read_bytes())
@@ -88,20 +88,20 @@ async def test_who_cannot_prove_to_be_a_peer_reaches_nothing(world, foreign_auth
     assert europe.service.calls == []
 
 
-async def test_a_site_of_the_ca_that_is_not_in_the_roster_is_refused_and_reported(world):
-    europe, mars = await world.serve("europe"), world.dial("mars")
+async def test_a_site_of_the_ca_that_is_not_in_the_roster_is_refused_and_reported(network):
+    europe, mars = await network.serve("europe"), network.dial("mars")
     with pytest.raises(Refused, match="europe: 'mars' is not in the roster"):
         await mars.beat(europe.name, PULSE)
     assert europe.service.calls == []
-    assert europe.service.complaints == [("unknown", "Beat", "'mars' is not in the roster")]
+    assert europe.service.refused_calls == [("unknown", "Beat", "'mars' is not in the roster")]
 
 
-async def test_a_certificate_that_the_operator_refuses_is_refused(world):
-    pki = world.authority.admit("africa")
+async def test_a_certificate_that_the_operator_refuses_is_refused(network):
+    pki = network.authority.admit("africa")
     digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
-    europe = await world.serve("europe", refused={digest})
+    europe = await network.serve("europe", refused={digest})
     with pytest.raises(Refused, match=f"africa: its certificate {digest} is refused here"):
-        await world.dial("africa", pki=pki).beat(europe.name, PULSE)
+        await network.dial("africa", pki=pki).beat(europe.name, PULSE)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ async def test_a_certificate_that_the_operator_refuses_is_refused(world):
         (Status.BUSY, Unreachable),
     ],
 )
-async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(world, wanted, status, expected):
-    europe, africa = await world.serve("europe"), world.dial("africa")
+async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(network, wanted, status, expected):
+    europe, africa = await network.serve("europe"), network.dial("africa")
     europe.service.refusal = Refusal(status, "the roster digests differ: größe")
     for call in (
         africa.hello(europe.name, GREETING),
@@ -126,34 +126,34 @@ async def test_the_desk_s_refusals_reach_the_caller_with_their_reason(world, wan
     ):
         with pytest.raises(expected, match="europe: the roster digests differ: größe"):
             await call
-    assert europe.service.complaints == []
+    assert europe.service.refused_calls == []
 
 
-async def test_an_artifact_that_was_not_published_is_denied_without_an_intent(world, wanted):
-    europe, africa = await world.serve("europe"), world.dial("africa")
-    europe.service.publish(world.sample())
+async def test_an_artifact_that_was_not_published_is_denied_without_an_intent(network, wanted):
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    europe.service.publish(network.sample())
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     europe.service.published.clear()
     with pytest.raises(Refused, match="europe: not published here"):
-        await africa.fetch(offer, world.inbox())
+        await africa.fetch(offer, network.inbox())
     assert europe.service.ledger == []
 
 
-async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(world, wanted, caplog):
-    europe, africa = await world.serve("europe"), world.dial("africa")
-    sample = world.sample()
+async def test_a_published_file_that_is_gone_is_said_to_be_and_accounted_for(network, wanted, caplog):
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    sample = network.sample()
     europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     sample.path.unlink()
     with pytest.raises(Refused, match="europe: the artifact cannot be read from this site's disk"):
-        await africa.fetch(offer, world.inbox())
+        await africa.fetch(offer, network.inbox())
     assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
     assert "artifact not readable" in caplog.text
 
 
-async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(world):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
-    sample = world.sample()
+async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(network):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    sample = network.sample()
     europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"),
@@ -166,19 +166,19 @@ async def test_an_offset_beyond_the_end_is_refused_and_accounted_for(world):
     assert europe.service.ledger[1:] == [("outcome", 1, 0, "broken")]
 
 
-async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(world):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
+async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(network):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"pulse\.phase is empty") as caught:
             await rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert europe.service.complaints == [("africa", "Beat", "pulse.phase is empty")]
+    assert europe.service.refused_calls == [("africa", "Beat", "pulse.phase is empty")]
     assert europe.service.calls == []
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x1a" + b"\xff" * (limits.MESSAGE_BYTES_MAX + 1)])
-async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(world, message):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
+async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(network, message):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         code = await status_of(channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=5))
         assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -186,8 +186,8 @@ async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(world,
     assert europe.service.calls == [("beat", "africa")]
 
 
-async def test_a_fault_of_this_site_leaks_nothing(world, caplog):
-    europe, africa = await world.serve("europe"), world.dial("africa")
+async def test_a_fault_of_this_site_leaks_nothing(network, caplog):
+    europe, africa = await network.serve("europe"), network.dial("africa")
     europe.service.refusal = KeyError("/secret/path")
     with pytest.raises(Unreachable) as caught:
         await africa.beat(europe.name, PULSE)
@@ -195,8 +195,8 @@ async def test_a_fault_of_this_site_leaks_nothing(world, caplog):
     assert "call failed" in caplog.text
 
 
-async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
-    europe, africa = await world.serve("europe"), world.dial("africa")
+async def test_an_answer_outside_the_limits_is_this_site_s_fault(network, caplog):
+    europe, africa = await network.serve("europe"), network.dial("africa")
 
     async def wrong(caller, pulse):
         return replace(PULSE, phase="")
@@ -204,12 +204,12 @@ async def test_an_answer_outside_the_limits_is_this_site_s_fault(world, caplog):
     europe.service.beat = wrong
     with pytest.raises(Unreachable, match="this call failed here"):
         await africa.beat(europe.name, PULSE)
-    assert europe.service.complaints == []
+    assert europe.service.refused_calls == []
     assert "pulse.phase is empty" in caplog.text
 
 
-async def test_evaluations_are_refused_until_somebody_takes_them(world):
-    europe, africa = await world.serve("europe"), world.dial("africa")
+async def test_evaluations_are_refused_until_somebody_takes_them(network):
+    europe, africa = await network.serve("europe"), network.dial("africa")
     report = EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 0.75})
     with pytest.raises(Refused, match="this site takes no evaluations"):
         await africa.put_report(europe.name, report)
@@ -218,48 +218,50 @@ async def test_evaluations_are_refused_until_somebody_takes_them(world):
     async def take(caller, report):
         taken.append((caller, report))
 
-    asia = await world.serve("asia", reports=take)
+    asia = await network.serve("asia", reports=take)
     await africa.put_report(asia.name, report)
     assert taken == [("africa", report)]
 
 
 @pytest.mark.parametrize("refused", ["mars", "africa"])
-async def test_a_report_is_taken_from_a_peer_with_its_own_certificate_only(world, refused):
-    """Who is not in the roster, or whose certificate the operator refuses, reports nothing, whatever it says."""
+async def test_a_report_is_taken_from_a_peer_with_its_own_certificate_only(network, refused):
+    """A site outside the roster, or with a refused certificate, cannot report."""
     taken = []
 
     async def take(caller, report):
         taken.append(caller)
 
-    pki = world.authority.admit(refused)
+    pki = network.authority.admit(refused)
     digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
-    europe = await world.serve("europe", reports=take, refused={digest} if refused == "africa" else set())
+    europe = await network.serve("europe", reports=take, refused={digest} if refused == "africa" else set())
     with pytest.raises(Refused, match=r"not in the roster|is refused here"):
-        await world.dial(refused, pki=pki).put_report(europe.name, EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 1.0}))
+        await network.dial(refused, pki=pki).put_report(
+            europe.name, EvaluationResult(1, 3, "ab" * 32, 12, {"auc": 1.0})
+        )
     assert taken == []
-    assert europe.service.complaints[0][1] == "PutMetrics"
+    assert europe.service.refused_calls[0][1] == "PutMetrics"
 
 
-async def test_a_report_outside_the_limits_does_not_reach_the_desk(world):
+async def test_a_report_outside_the_limits_does_not_reach_the_desk(network):
     taken = []
 
     async def take(caller, report):
         taken.append(report)
 
-    europe = await world.serve("europe", reports=take)
-    pki = world.authority.admit("africa")
+    europe = await network.serve("europe", reports=take)
+    pki = network.authority.admit("africa")
     message = pb.Metrics(generation=1, round=3, sha256=b"1" * 32, samples=12, values={"auc": float("inf")})
     async with dialled(europe.port, credentials(pki)) as channel:
         code = await status_of(rpc.ExchangeStub(channel).PutMetrics(message, timeout=5))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert taken == []
-    assert "metrics.values[auc] = inf" in europe.service.complaints[0][2]
+    assert "metrics.values[auc] = inf" in europe.service.refused_calls[0][2]
 
 
-async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(world):
+async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(network):
     now_s = 0.0
-    europe = await world.serve("europe", clock=lambda: now_s)
-    africa, asia = world.dial("africa"), world.dial("asia")
+    europe = await network.serve("europe", clock=lambda: now_s)
+    africa, asia = network.dial("africa"), network.dial("asia")
     for _ in range(limits.CALLS_BURST):
         await africa.beat(europe.name, PULSE)
     with pytest.raises(Unreachable, match="over 50 calls a second"):
@@ -267,7 +269,7 @@ async def test_a_caller_that_asks_too_often_is_told_so_and_others_are_not(world)
     await asia.beat(europe.name, PULSE)
     now_s = 0.02
     await africa.beat(europe.name, PULSE)
-    assert europe.service.complaints == [("africa", "Beat", "over 50 calls a second")]
+    assert europe.service.refused_calls == [("africa", "Beat", "over 50 calls a second")]
 
 
 def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
@@ -280,9 +282,9 @@ def test_a_bucket_refills_with_time_and_never_beyond_its_burst():
     assert [bucket.take() for _ in range(4)] == [True, True, True, False]
 
 
-async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(world):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
-    sample = world.sample(numbers=8_000_000)
+async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(network):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    sample = network.sample(numbers=8_000_000)
     europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
@@ -297,13 +299,13 @@ async def test_a_caller_gets_so_many_streams_at_once_and_more_when_they_end(worl
         calls[0].cancel()
         await europe.service.ended.wait()
         assert (await stub.FetchArtifact(request, timeout=30).read()).data
-    assert europe.service.complaints == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
+    assert europe.service.refused_calls == [("africa", "FetchArtifact", "4 transfers to africa are under way")]
 
 
 @pytest.mark.parametrize("who", ["the caller", "the server"])
-async def test_a_stream_that_is_broken_off_is_accounted_for(world, who):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
-    sample = world.sample(numbers=8_000_000)
+async def test_a_stream_that_is_broken_off_is_accounted_for(network, who):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    sample = network.sample(numbers=8_000_000)
     europe.service.publish(sample)
     request = wire.encode_fetch_request(
         wire.ArtifactRequest("model", 3, "train", "europe"), sha256=sample.artifact.sha256, offset=0
@@ -322,32 +324,32 @@ async def test_a_stream_that_is_broken_off_is_accounted_for(world, who):
     assert outcome[3] == "broken"
 
 
-async def test_a_port_in_use_is_said_to_be(world):
-    await world.serve("europe")
+async def test_a_port_in_use_is_said_to_be(network):
+    await network.serve("europe")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        site = await world.serve("asia")
+        site = await network.serve("asia")
         await site.server.stop()
         with pytest.raises(PortInUse, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             await site.server.start(f"127.0.0.1:{port}")
 
 
-async def test_an_address_that_is_not_here_is_said_to_be(world):
-    site = await world.serve("asia")
+async def test_an_address_that_is_not_here_is_said_to_be(network):
+    site = await network.serve("asia")
     await site.server.stop()
     with pytest.raises(PortInUse, match=r"cannot listen on 192\.0\.2\.1:7443: Cannot assign requested address"):
         await site.server.start("192.0.2.1:7443")
 
 
-async def test_two_daemons_never_share_a_port(world):
-    europe, asia = await world.serve("europe"), await world.serve("asia")
+async def test_two_daemons_never_share_a_port(network):
+    europe, asia = await network.serve("europe"), await network.serve("asia")
     await asia.server.stop()
     with pytest.raises(PortInUse, match="Address already in use"):
         await asia.server.start(f"127.0.0.1:{europe.port}")
 
 
-async def test_a_server_without_its_files_does_not_listen(world):
-    site = await world.serve("asia")
+async def test_a_server_without_its_files_does_not_listen(network):
+    site = await network.serve("asia")
     await site.server.stop()
     (site.service.pki.folder / certificates.KEY_FILE).unlink()
     with pytest.raises(CertificateError, match=r"site\.key"):
@@ -355,7 +357,7 @@ async def test_a_server_without_its_files_does_not_listen(world):
 
 
 async def served_certificate(port, pki):
-    """The certificate that a new connection is shown."""
+    """The certificate that a new connection gets."""
     return certificates.certificate_sha256(await asyncio.to_thread(shown_to, pki, port))
 
 
@@ -371,10 +373,10 @@ def shown_to(pki, port):
         return secured.getpeercert(binary_form=True)
 
 
-async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transfers_go_on(world, wanted):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
-    africa = world.dial("africa", pki=pki)
-    sample = world.sample(numbers=4_000_000)
+async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transfers_go_on(network, wanted):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    africa = network.dial("africa", pki=pki)
+    sample = network.sample(numbers=4_000_000)
     europe.service.publish(sample)
     offer = await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
     before = await served_certificate(europe.port, pki)
@@ -382,18 +384,18 @@ async def test_a_renewed_certificate_is_served_without_a_restart_and_open_transf
 
     def renew(received):
         if not renewed.is_set():
-            world.authority.admit("europe")
+            network.authority.admit("europe")
             renewed.set()
 
-    path = await africa.fetch(offer, world.inbox(), renew)
+    path = await africa.fetch(offer, network.inbox(), renew)
     assert path.read_bytes() == sample.path.read_bytes()
     assert len(europe.service.ledger) == 2
     now = certificates.certificate_sha256(certificates.certificate_der(europe.service.pki.load().certificate))
     assert await served_certificate(europe.port, pki) == now != before
 
 
-async def test_a_renewal_that_is_half_written_is_not_served(world, caplog):
-    europe, africa = await world.serve("europe"), world.authority.admit("africa")
+async def test_a_renewal_that_is_half_written_is_not_served(network, caplog):
+    europe, africa = await network.serve("europe"), network.authority.admit("africa")
     before = await served_certificate(europe.port, africa)
     (europe.service.pki.folder / certificates.CERTIFICATE_FILE).write_text("-----BEGIN CERTIFICATE-----\n")
     assert await served_certificate(europe.port, africa) == before
@@ -402,22 +404,22 @@ async def test_a_renewal_that_is_half_written_is_not_served(world, caplog):
     assert caplog.text.count("renewed certificate not usable") == 1
 
 
-async def test_a_renewed_certificate_that_was_not_valid_yet_is_served_once_it_is(world):
-    """The site's clock was behind the founder's, and is set."""
+async def test_a_renewed_certificate_that_was_not_valid_yet_is_served_once_it_is(network):
+    """The site's clock was behind the founder's, and is corrected."""
     behind = datetime.timedelta(hours=-3)
     yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
-    pki = world.authority.admit("europe", at=yesterday)
+    pki = network.authority.admit("europe", at=yesterday)
     pki = replace(pki, clock=lambda: datetime.datetime.now(datetime.UTC) + behind)
-    europe, africa = await world.serve("europe", pki=pki), world.authority.admit("africa")
+    europe, africa = await network.serve("europe", pki=pki), network.authority.admit("africa")
     before = await served_certificate(europe.port, africa)
-    world.authority.admit("europe")
+    network.authority.admit("europe")
     assert await served_certificate(europe.port, africa) == before
     behind = datetime.timedelta()
     assert await served_certificate(europe.port, africa) != before
 
 
-async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_here(world, caplog):
-    europe, pki = await world.serve("europe"), world.authority.admit("africa")
+async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_here(network, caplog):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
@@ -426,6 +428,6 @@ async def test_the_health_service_is_for_peers_and_a_wrong_question_is_no_fault_
         lunch = health_pb2.HealthCheckRequest(service="lunch")
         assert await status_of(stub.Check(lunch, timeout=5)) is grpc.StatusCode.NOT_FOUND
     assert "call failed" not in caplog.text
-    async with dialled(europe.port, credentials(world.authority.admit("mars"))) as channel:
+    async with dialled(europe.port, credentials(network.authority.admit("mars"))) as channel:
         asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert await status_of(asked) is grpc.StatusCode.UNAUTHENTICATED

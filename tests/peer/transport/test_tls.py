@@ -1,4 +1,4 @@
-"""Credentials refuse what does not fit, and the caller of each call is checked anew."""
+"""Credentials refuse files that do not fit; the caller of each call is checked again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def shown(pki, *names):
-    """What gRPC's auth context says of a caller."""
+    """gRPC's auth context of a caller."""
     return {
         "x509_pem_cert": [(pki.folder / certificates.CERTIFICATE_FILE).read_bytes()],
         "x509_subject_alternative_name": [name.encode() for name in names or (pki.name,)],

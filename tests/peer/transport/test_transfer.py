@@ -1,4 +1,4 @@
-"""What is sent is what is on disk; what is received is on disk only when it is what was promised."""
+"""The sent bytes are those on disk; received bytes get their name only if they are the manifest's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import pytest
 
 from peer.core import limits
 from peer.errors import DiskError
-from peer.transport.transfer import CHUNK_BYTES_MIN, ArtifactWrong, Incoming, InsufficientSpace, Outgoing, holds
+from peer.transport.transfer import (
+    CHUNK_BYTES_MIN,
+    ArtifactWrong,
+    IncomingArtifact,
+    InsufficientSpace,
+    OutgoingArtifact,
+    is_complete,
+)
 
 CONTENT = os.urandom(3 * limits.CHUNK_BYTES + 17)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -21,11 +28,11 @@ PART, FINAL = f"{SHA256}.part", f"{SHA256}.safetensors"
 
 
 def incoming(folder, *, size=None):
-    return Incoming(folder, sha256=SHA256, size=len(CONTENT) if size is None else size)
+    return IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT) if size is None else size)
 
 
 async def receive(folder, *chunks, check=lambda part: None, size=None):
-    """Take these chunks and finish."""
+    """Feed these chunks and finish."""
     async with incoming(folder, size=size) as receiving:
         for chunk in chunks:
             await receiving.feed(chunk)
@@ -61,7 +68,7 @@ async def test_the_file_is_sent_from_its_offset_on(published, offset):
     async def write(chunk):
         chunks.append(chunk)
 
-    outgoing = Outgoing(published, offset=offset)
+    outgoing = OutgoingArtifact(published, offset=offset)
     await outgoing.send(write)
     assert b"".join(chunks) == CONTENT[offset:]
     assert outgoing.sent == len(CONTENT) - offset
@@ -77,7 +84,7 @@ async def test_chunks_grow_on_a_fast_line_and_shrink_on_a_slow_one(published):
         sizes.append(len(chunk) // CHUNK_BYTES_MIN)
         now_s += next(seconds)
 
-    await Outgoing(published, offset=0).send(write, clock=lambda: now_s)
+    await OutgoingArtifact(published, offset=0).send(write, clock=lambda: now_s)
     assert sizes == [1, 1, 2, 4, 8, 16, 8, 4, 4, 0]  # the last one has 17 bytes
 
 
@@ -87,21 +94,21 @@ async def test_a_file_that_is_gone_or_too_short_cannot_be_sent(published):
 
     before = descriptors()
     with pytest.raises(ValueError, match=f"offset {len(CONTENT) + 1} is beyond the {len(CONTENT)} bytes"):
-        await Outgoing(published, offset=len(CONTENT) + 1).send(write)
+        await OutgoingArtifact(published, offset=len(CONTENT) + 1).send(write)
     published.unlink()
     with pytest.raises(FileNotFoundError):
-        await Outgoing(published, offset=0).send(write)
+        await OutgoingArtifact(published, offset=0).send(write)
     assert descriptors() == before
 
 
 async def test_the_event_loop_runs_on_while_the_senders_disk_stalls(tmp_path):
-    """A named pipe stands for a network disk that does not answer: opening it waits for the other end."""
+    """A named pipe stands for a network disk that does not answer: opening it blocks."""
     os.mkfifo(stalled := tmp_path / "stalled")
 
     async def write(chunk):
         raise AssertionError("nothing may be sent")
 
-    sending = asyncio.create_task(Outgoing(stalled, offset=0).send(write))
+    sending = asyncio.create_task(OutgoingArtifact(stalled, offset=0).send(write))
     await asyncio.sleep(0)  # the sender's thread waits from here on
     (await asyncio.to_thread(stalled.open, "wb")).close()
     with pytest.raises(OSError, match="Illegal seek"):
@@ -110,7 +117,7 @@ async def test_the_event_loop_runs_on_while_the_senders_disk_stalls(tmp_path):
 
 async def test_a_receiver_that_takes_nothing_is_given_up(published):
     before = descriptors()
-    outgoing = Outgoing(published, offset=0)
+    outgoing = OutgoingArtifact(published, offset=0)
 
     async def never(chunk):
         await asyncio.Event().wait()
@@ -259,9 +266,9 @@ async def test_a_folder_that_is_missing_is_named(tmp_path):
 
 def test_a_file_is_held_only_with_the_right_content(folder):
     path = folder / FINAL
-    assert not holds(path, sha256=SHA256, size=len(CONTENT))
+    assert not is_complete(path, sha256=SHA256, size=len(CONTENT))
     path.write_bytes(CONTENT)
-    assert holds(path, sha256=SHA256, size=len(CONTENT))
-    assert not holds(path, sha256=SHA256, size=len(CONTENT) + 1)
+    assert is_complete(path, sha256=SHA256, size=len(CONTENT))
+    assert not is_complete(path, sha256=SHA256, size=len(CONTENT) + 1)
     path.write_bytes(CONTENT[::-1])
-    assert not holds(path, sha256=SHA256, size=len(CONTENT))
+    assert not is_complete(path, sha256=SHA256, size=len(CONTENT))

@@ -1,4 +1,4 @@
-"""Facts survive the wire bit for bit, and every limit refuses what is over it by name, in both directions."""
+"""Messages survive the wire bit for bit; a value over a limit is refused by name, both ways."""
 
 from __future__ import annotations
 

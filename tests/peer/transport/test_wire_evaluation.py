@@ -1,4 +1,4 @@
-"""A report survives the wire, and what is outside the limits is refused by name, in both directions."""
+"""A report survives the wire; a value outside a limit is refused by name, in both directions."""
 
 from __future__ import annotations
 
