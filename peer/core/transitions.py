@@ -90,7 +90,7 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
     """A peer was heard; its state may end a wait."""
     if event.site in site.rules.peers:
         pulse = event.pulse
-        if pulse is not None and max(pulse.round, pulse.committed_round, pulse.published_round) > site.rules.rounds:
+        if pulse is not None and max(pulse.round, pulse.committed_round) > site.rules.rounds:
             site.report_fault(event.site, f"claims a round after the last one ({site.rules.rounds})")
             pulse = None  # the peer lives, and its claim counts for nothing
         site.peers.hear(event.site, pulse, site.now_s)

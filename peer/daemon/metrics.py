@@ -119,7 +119,7 @@ def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_
         now_s: Unix time.
     """
     status = daemon.status()
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     parts = (
         _site(status),
         _rounds(daemon, status, counts, now_s),
@@ -131,10 +131,10 @@ def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_
     )
     for part in parts:
         for name, values, value in part:
-            if name not in found:
-                found[name] = _family(name)
-            _add(found[name], METRICS[name], values, value)
-    return list(found.values())
+            if name not in metrics:
+                metrics[name] = _family(name)
+            _add(metrics[name], METRICS[name], values, value)
+    return list(metrics.values())
 
 
 def _family(name: str) -> Metric:
@@ -263,8 +263,8 @@ def _transfers(daemon: Daemon, status: SiteStatus, counts: Counts) -> Iterator[S
     yield "mhfl_egress_head_rows", (), counts.ledger_seq
 
 
-def _surroundings(found: Surroundings) -> Iterator[Sample]:
-    for certificate, expiry_s in found.expiry_s.items():
+def _surroundings(surroundings: Surroundings) -> Iterator[Sample]:
+    for certificate, expiry_s in surroundings.expiry_s.items():
         yield "mhfl_certificate_expiry_timestamp_seconds", (certificate,), expiry_s
-    yield "mhfl_disk_free_bytes", (), found.disk_free
-    yield "mhfl_disk_size_bytes", (), found.disk_size
+    yield "mhfl_disk_free_bytes", (), surroundings.disk_free
+    yield "mhfl_disk_size_bytes", (), surroundings.disk_size

@@ -487,7 +487,7 @@ async def test_two_sites_measure_each_other_s_models_and_account_for_it(evaluati
             assert record["cells"][other]["counts"] == {"samples": 20}
             assert record["global_test"] is not None
         assert {("model", other, 3, "complete"), ("metrics", other, 3, "complete")} <= set(lent(running, name))
-        memory = running.daemons[name].round.memory
+        memory = running.daemons[name].machine.memory
         left = {path.stem for path in running.daemons[name].artifacts.glob("*.safetensors")}
         assert left <= memory.needed_digests()
         assert not left & {guest.sha256 for guest in memory.evaluation.borrowed.values()}, (
@@ -530,7 +530,7 @@ async def test_only_what_was_lent_is_lent_and_reported_on(evaluating: Callable[.
     running = evaluating()
     europe = await running.start("europe", stay=True)
     await running.start("asia")
-    await until(europe, lambda status: status["phase"] == "done" and not europe.round.evaluation_tasks.fetching)
+    await until(europe, lambda status: status["phase"] == "done" and not europe.machine.evaluation_tasks.fetching)
     async with client_of(running, "asia") as client:
         for request, reason in (
             (wire.ArtifactRequest("model", 1, "evaluate", SiteName("europe")), "no model is lent after round 1"),
