@@ -31,8 +31,10 @@ class ChannelAttention(nn.Module):
 
     Source: MH-pFLID (ICML 2024), eqs. 8-11; the channels as tokens from its authors' code.
     Differs: the value is projected, as in the equations; the authors' classification code takes it
-        as it is. Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value
-        feature; the backward pass needs ``b * D * D`` floats. Gradient flow: into both features.
+        as it is.
+    Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value feature; the
+        backward pass needs ``b * D * D`` floats.
+    Gradient flow: into both features.
     Args:
         channels: D of both features.
         spatial_dims: 0 for the vector form, whose projections have a bias; 1 to 3 for the dense
@@ -68,9 +70,7 @@ class ChannelAttention(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """The common part of receiver and transmitter: the projection W_d of the local feature, and the
-    attention.
-    """
+    """The common part of receiver and transmitter: projection W_d of the local feature, attention."""
 
     def __init__(
         self,
@@ -106,10 +106,12 @@ class Receiver(_Adapter):
     """Injects the messenger's knowledge into the local model: the local feature is the value.
 
     Source: MH-pFLID (ICML 2024), eqs. 8 and 9. The messenger's head takes the result.
-    Differs: none. Its authors' code has one module for both roles; that is ``Transmitter(...,
-        tied=receiver)``. Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``,
-        of which the mean is taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d,
-        *space)`` to ``(b, D, *grid)``. Gradient flow: into both features.
+    Differs: none. Its authors' code has one module for both roles; that is
+        ``Transmitter(..., tied=receiver)``.
+    Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``, of which the mean is
+        taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to
+        ``(b, D, *grid)``.
+    Gradient flow: into both features.
     Args:
         local_channels: d of the local model's bottleneck.
         messenger_channels: D of the messenger's.
@@ -137,7 +139,7 @@ class Transmitter(_Adapter):
     """Distils the local model's knowledge into the messenger: the messenger's feature is the value.
 
     Source: MH-pFLID (ICML 2024), eqs. 10 and 11, with weights of its own, as the paper's ablation
-    implies.
+        implies.
     Differs: none.
     Shapes: as :class:`Receiver`.
     Gradient flow: into both features; the method freezes the local model.
@@ -175,9 +177,7 @@ def linear(spatial_dims: int, channels: int, out: int, *, bias: bool = True) -> 
 
 @contextmanager
 def exact(module: nn.Module, *features: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The features at the precision of the module's weights, with autocast off: attention needs
-    more than 8 bits.
-    """
+    """The features in the weights' precision, without autocast, whose 8 bits are too few."""
     dtype = next(module.parameters()).dtype
     with torch.autocast(features[0].device.type, enabled=False):
         yield tuple(feature.to(dtype) for feature in features)

@@ -1,10 +1,10 @@
 r"""dFLMoE's private parts: a feature's transform for other sites' heads, and the mixture of their
 predictions.
 
-Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form: ``(b, d,
-*space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of their own
-weights, outside autocast. ``add_expert`` adds the layers for another site, with weights from
-torch's global generator.
+Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form:
+``(b, d, *space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of
+their own weights, outside autocast. ``add_expert`` adds the layers for another site, with weights
+from torch's global generator.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class FeatureTransform(nn.Module):
 
     Source: dFLMoE, eq. 3.
     Differs: the convolutions of the dense form are 1x1, which the paper leaves open. There is no
-    activation in between. Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``. Gradient flow: into
-    the feature.
+        activation in between.
+    Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``.
+    Gradient flow: into the feature.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
@@ -78,18 +79,17 @@ class FeatureTransform(nn.Module):
 
 
 class ExpertAttention(nn.Module):
-    r"""Cross-attention of a feature over the experts' predictions, which are keys and values at
-    once.
+    r"""Cross-attention of a feature over the experts' predictions, which are both keys and values.
 
     .. math:: y_m = \mathrm{softmax}_n\!\left(\frac{W(I)\,K^\top}{\sqrt C}\right) V,\qquad K = V = (p_1,\dots,p_n)
 
     Source: dFLMoE, eq. 6: one head, no output projection, logits (of super-resolution: intensities)
-    as K and V.
+        as K and V.
     Differs: the paper leaves the attention over dense predictions open. ``per_pixel`` has one query
         a pixel, whose keys are the n predictions there; ``per_sample`` takes the means over space
-        as query and keys, and gives an expert the same weight at all pixels. Shapes: feature ``(b,
-        d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``. Gradient flow: into
-        the feature, and into all predictions, as keys and as values.
+        as query and keys, and gives an expert the same weight at all pixels.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature, and into all predictions, as keys and as values.
     Args:
         features: d of this site's body.
         classes: C of the predictions.
@@ -126,13 +126,15 @@ class ExpertAttention(nn.Module):
 
 
 class ExpertGate(nn.Module):
-    r"""The ablation "without MoE", an ordinary softmax gate: :math:`y_m = \sum_n
-    \mathrm{softmax}_n(g(I))\,p_n`.
+    r"""The ablation "without MoE": an ordinary softmax gate.
+
+    .. math:: y_m = \sum_n \mathrm{softmax}_n(g(I))\,p_n
 
     Source: dFLMoE, table 9.
     Differs: g has a row for each added site, and the softmax is over the sites that have a
-    prediction. Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C,
-    *space)``. Gradient flow: into the feature and the predictions.
+        prediction.
+    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
+    Gradient flow: into the feature and the predictions.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
@@ -178,11 +180,13 @@ class Mixture(nn.Module):
     """One site's mixture of experts: its own head and those it received, on its own feature.
 
     Source: dFLMoE, eqs. 3 and 6. The mixture orders the experts by their sites' names, not by their
-    arrival.
+        arrival.
     Differs: the own head is an expert, too, and takes the feature as it is; the local model has run
-        it before. Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C,
-        *space)`` to ``(b, C, *space)``. Gradient flow: into the feature, the prediction, the
-        transform, the attention and every head; the method freezes some of them.
+        it before.
+    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to
+        ``(b, C, *space)``.
+    Gradient flow: into the feature, the prediction, the transform, the attention and every head;
+        the method freezes some of them.
     Args:
         own: this site's name.
         features: d of this site's body.
@@ -229,9 +233,7 @@ class Mixture(nn.Module):
         self.register_load_state_dict_pre_hook(_add_known_experts)  # type: ignore[no-untyped-call]  # as torch has it
 
     def add_expert(self, site: str, features: int) -> bool:
-        """Add the layers for another site's head of this many input features; return whether
-        weights are new.
-        """
+        """Add the layers for another site's head; return whether there are new weights."""
         if self.transform is None and features != self.features:
             raise ValueError(
                 f"the head of {site} takes {features} features, this site's body gives {self.features}: without a "

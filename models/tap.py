@@ -20,11 +20,12 @@ class Tapped(Network):
     Source: forward hooks, which PyTorch provides for this.
     Differs: the hooks exist only during a forward pass and record only the thread that runs it.
         Between passes ``network`` is unchanged: it can be copied, pickled, saved and exported, and
-        its parameters keep their names under ``network.``. Shapes: ``x (b, in_channels, *space)``;
-        taps as the layers give them; penultimate as the head takes it; prediction ``(b, classes)``
-        or ``(b, classes, *space)``, a tensor or the only one in a list. Bottleneck is penultimate
-        for a vector prediction, else the last tap (name the layers of an encoder down to its
-        bottleneck). Gradient flow: as in the network; nothing is detached.
+        its parameters keep their names under ``network.``.
+    Shapes: ``x (b, in_channels, *space)``; taps as the layers give them; penultimate as the head
+        takes it; prediction ``(b, classes)`` or ``(b, classes, *space)``, a tensor or the only one
+        in a list. Bottleneck is penultimate for a vector prediction, else the last tap (name the
+        layers of an encoder down to its bottleneck).
+    Gradient flow: as in the network; nothing is detached.
     Raises:
         ValueError: a layer does not exist (the message has close ones); in the forward pass: the
             input does not fit, a layer does not run exactly once or gives no tensor, a later layer
@@ -88,9 +89,7 @@ class Tapped(Network):
         return Output(prediction, taps, bottleneck, penultimate)
 
     def _verify(self, prediction: object, from_head: object) -> None:
-        """Check, once, that the head comes last and the classes agree: both are properties of the
-        code.
-        """
+        """Check, once, that the head comes last and that the numbers of classes agree."""
         name, head = self.spec["name"], self.spec["head"]
         if not isinstance(prediction, Tensor):
             raise ValueError(f"{name} must return one tensor, not {type(prediction).__name__}")
