@@ -179,7 +179,7 @@ def export(
     *,
     federation: str,
     digest: Sha256,
-    made: int,
+    time_s: int,
     restored: Iterable[Restoration] = (),
     selects: IntentFilter = lambda intent: True,
 ) -> Export:
@@ -190,7 +190,7 @@ def export(
         own: the identity of the site, whose key signs.
         federation: the federation's name.
         digest: the federation's digest.
-        made: the time in Unix seconds.
+        time_s: the time of the export, in Unix seconds.
         restored: restorations of older backups that are in the journal.
         selects: whether to show an intent and its outcome. Of the other rows, the export has the
             hash only. It has no rows before the first one that it shows.
@@ -211,7 +211,7 @@ def export(
         site=own.name,
         federation=federation,
         federation_digest=digest,
-        made=made,
+        made=time_s,
         before=before,
         rows=lines,
         head=LedgerPosition(count=rows[-1][0], hash=rows[-1][2]) if rows else before,

@@ -48,7 +48,7 @@ def check_folder(folder: SiteFolder, federation: FederationConfig, own: certific
             what to restore.
     """
     with contextlib.ExitStack() as stack:
-        journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.journals(folder)]
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.open_journals(folder)]
         newest_manifests = {
             journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None
         }

@@ -70,7 +70,7 @@ def _read_own_heads(
     backups.
     """
     signed_heads, problems, restored = [], [], []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             restored += _read_restorations(journal)
             for _, round, body in journal.rows(("manifest",)):
@@ -143,9 +143,9 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
         unproven.append(f"rows 1 to {chain.before.count}, which are not in this file")
     if chain.left_out:
         unproven.append(f"{len(chain.left_out)} later rows, of which it holds nothing but the hash")
-    made = datetime.datetime.fromtimestamp(document.made, datetime.UTC)
-    if not certificate.not_valid_before_utc <= made <= certificate.not_valid_after_utc:
-        unproven.append(f"when it was made: its certificate was not valid on {made:%Y-%m-%d}")
+    exported_at = datetime.datetime.fromtimestamp(document.made, datetime.UTC)
+    if not certificate.not_valid_before_utc <= exported_at <= certificate.not_valid_after_utc:
+        unproven.append(f"when it was made: its certificate was not valid on {exported_at:%Y-%m-%d}")
     return {
         "site": document.site,
         "federation": document.federation,
@@ -239,7 +239,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     if of not in others:
         raise UsageError(f"--of {of}: not another site of this federation{suggestion(of, others)}", "name another site")
     received_manifests: list[tuple[int, ReceivedManifest]] = []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             for row in journal.records(("received",)):
                 if row["body"]["peer"] == of:
@@ -283,7 +283,7 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
     federation = FederationConfig.load(folder.federation_toml)
     own = certificates.Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
     restored = []
-    for journal in history.journals(folder):
+    for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             restored += _read_restorations(journal)
     rows: list[tuple[int, str, str]] = []
@@ -300,7 +300,7 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
         own,
         federation=federation.name,
         digest=federation.digest,
-        made=int(time.time()),
+        time_s=int(time.time()),
         restored=restored,
         selects=selects,
     )

@@ -265,8 +265,8 @@ class FederationConfig(StrictTable):
     @property
     def parameters(self) -> dict[str, Value]:
         """Every parameter of the method, with the type of its default."""
-        given: dict[str, Any] = self.method.__pydantic_extra__
-        return {name: type(default)(given[name]) for name, default in self.plan.defaults().items()}
+        values: dict[str, Any] = self.method.__pydantic_extra__
+        return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
@@ -289,13 +289,13 @@ class FederationConfig(StrictTable):
         for name, reason in plan.problems({key: value for key, value in method.items() if key not in METHOD_KEYS}):
             unknown = f"unknown key{suggestion(name, plan.parameters)}"
             raise key_problem(f"method.{name}", unknown if reason == "unknown" else reason)
-        given = document.get("stages", {})
-        if not isinstance(given, dict):
+        file_stages = document.get("stages", {})
+        if not isinstance(file_stages, dict):
             return document
-        for stage in given.keys() - plan.stages.keys():
+        for stage in file_stages.keys() - plan.stages.keys():
             raise key_problem(f"stages.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
         stages = {stage: dataclasses.asdict(work) for stage, work in plan.stages.items()}
-        for stage, keys in given.items():
+        for stage, keys in file_stages.items():
             stages[stage] = stages[stage] | keys if isinstance(keys, dict) else keys
         defaults = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.defaults().items()}
         return {**document, "method": defaults | method, "stages": stages}

@@ -86,9 +86,8 @@ class Daemon:
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         memory = self.journal.fold(recover, site_memory.REMEMBERED)
-        self.round = SiteMachine(rules, memory)
-        self.started_s = time.time()
-        self.served = ""
+        self.machine = SiteMachine(rules, memory)
+        self.started_s, self.served = time.time(), ""
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
@@ -100,7 +99,7 @@ class Daemon:
         self.service = PeerService(
             federation=federation,
             site=site,
-            round=self.round,
+            machine=self.machine,
             journal=self.journal,
             ledger=self.ledger,
             artifacts=self.artifacts,
@@ -120,7 +119,7 @@ class Daemon:
             addresses=self.addresses,
             client=self.client,
             host=self.service,
-            pulse=self.round.pulse,
+            pulse=self.machine.pulse,
             report=self.report,
         )
         self.fetcher = ArtifactFetcher(
@@ -197,7 +196,7 @@ class Daemon:
 
     async def _take(self, event: events.Event) -> None:
         loop = asyncio.get_running_loop()
-        for command in self.round.handle(event, now_s=loop.time()):
+        for command in self.machine.handle(event, now_s=loop.time()):
             await self._carry_out(command)
         self.service.look_again()
         self.changed.set()
@@ -237,9 +236,9 @@ class Daemon:
 
     def _count_spoken(self) -> None:
         """Write down what left beside artifacts since this daemon began: greetings, beats and manifests."""
-        counts = {name: self.service.account(name).spoken for name in self.round.rules.others}
+        counts = {name: self.service.account(name).spoken for name in self.machine.rules.others}
         by_peer = {str(name): rows.MessageCount(count.messages, count.bytes) for name, count in counts.items()}
-        self.journal.write(rows.SpokenRow(self.round.number, by_peer=by_peer))
+        self.journal.write(rows.SpokenRow(self.machine.number, by_peer=by_peer))
 
     def _tell(self, kind: str, round: int, body: Any) -> None:
         """The few rows that an operator reads as they happen."""
@@ -267,7 +266,7 @@ class Daemon:
 
     def _remove_strays(self) -> None:
         """Delete artifact files that no journal row needs; parts stay, a transfer may go on with them."""
-        needed = self.round.memory.needed_digests()
+        needed = self.machine.memory.needed_digests()
         for path in self.artifacts.glob("*.safetensors"):
             if path.stem not in needed:
                 path.unlink()
@@ -275,7 +274,7 @@ class Daemon:
 
     def status(self) -> status_document.SiteStatus:
         """The document of `status`."""
-        machine = status_document.status(self.round, now_s=asyncio.get_running_loop().time())
+        machine = status_document.status(self.machine, now_s=asyncio.get_running_loop().time())
         return {
             "daemon": "running",
             "federation": self.federation.name,
@@ -306,7 +305,7 @@ class Daemon:
 
     def standing(self) -> str:
         """Where the site is, in a few words."""
-        site = self.round
+        site = self.machine
         return f"round {site.number} of {site.rules.rounds}, {site.phase}" + (
             f": {site.failure}" if site.failure else ""
         )

@@ -18,7 +18,7 @@ from peer.core.liveness import slow_after_s
 from peer.core.phases import Phase
 from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
-from peer.records.counts import Counts, TransferLabels, word
+from peer.records.counts import Counts, TransferLabels, known_or_other
 
 
 class Meaning(NamedTuple):
@@ -166,7 +166,7 @@ def _site(status: SiteStatus) -> Iterator[Sample]:
 
 
 def _rounds(daemon: Daemon, status: SiteStatus, counts: Counts, now_s: float) -> Iterator[Sample]:
-    memory, rules = daemon.round.memory, daemon.round.rules
+    memory, rules = daemon.machine.memory, daemon.machine.rules
     yield "mhfl_rounds", (), status["rounds"]
     yield "mhfl_round", (), status["round"]
     yield "mhfl_round_committed", (), status["committed"]
@@ -197,7 +197,7 @@ def _peers(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
             yield "mhfl_peer_state", (name, state), state == peer["state"]
         yield "mhfl_peer_heard", (name,), peer["state"] == "heard"
         if peer["phase"] is not None:
-            yield "mhfl_peer_phase", (name, word(peer["phase"], PHASES)), 1
+            yield "mhfl_peer_phase", (name, known_or_other(peer["phase"], PHASES)), 1
         for metric, value in (
             ("mhfl_peer_round", peer["round"]),
             ("mhfl_peer_progress_ratio", peer["progress"]),
@@ -247,7 +247,7 @@ def _training(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
 
 
 def _transfers(daemon: Daemon, status: SiteStatus, counts: Counts) -> Iterator[Sample]:
-    rules = daemon.round.rules
+    rules = daemon.machine.rules
     due: set[TransferLabels] = set()
     if rules.plan.artifact is not None:  # zeros for series that may appear later, or increase() misses the first
         for peer in rules.others:

@@ -34,15 +34,15 @@ class OperatorService:
             status = daemon.status()
             return status if what == "status" else status["peers"]
         if what == "plan":
-            first = int(arguments.get("first") or daemon.round.number or 1)
-            plan = status_document.plan_of(daemon.round.rules, rounds=int(arguments["rounds"]), first=first)
+            first = int(arguments.get("first") or daemon.machine.number or 1)
+            plan = status_document.plan_of(daemon.machine.rules, rounds=int(arguments["rounds"]), first=first)
             return {"federation": daemon.federation.name, **plan}
         document = await asyncio.to_thread(folder_documents.document, daemon.folder, what, arguments)
         return self._with_reasons(document) if what == "evaluation" else document
 
     def _with_reasons(self, document: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Why cells are empty, as this daemon sees it now; the journal tells it only when the site leaves."""
-        reasons = status_document.unreported(self._daemon.round)
+        reasons = status_document.unreported(self._daemon.machine)
         for record in reversed(document):  # of a round in two generations the newer one
             for site, why in reasons.pop(record["round"], {}).items():
                 if "reason" in record["cells"].get(site, {}):
@@ -54,7 +54,7 @@ class OperatorService:
 
     def trains(self) -> bool:
         """Whether the training has not failed for good."""
-        return not self._daemon.round.failure
+        return not self._daemon.machine.failure
 
     async def act(self, action: str) -> object:
         wish, effect = WISHES[action]

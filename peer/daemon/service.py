@@ -77,7 +77,7 @@ class PeerService:
     Args:
         federation: the federation.
         site: the site's private configuration, with its egress policy.
-        round: the state machine; only read here.
+        machine: the state machine; only read here.
         journal: takes signed manifests and denials.
         ledger: takes intents and outcomes.
         artifacts: the folder that published artifacts lie in.
@@ -91,7 +91,7 @@ class PeerService:
         *,
         federation: FederationConfig,
         site: SiteConfig,
-        round: SiteMachine,
+        machine: SiteMachine,
         journal: Journal,
         ledger: Ledger,
         artifacts: Path,
@@ -101,7 +101,7 @@ class PeerService:
     ) -> None:
         self._federation = federation
         self._site = site
-        self._round = round
+        self._machine = machine
         self._journal = journal
         self._ledger = ledger
         self._artifacts = artifacts
@@ -110,7 +110,7 @@ class PeerService:
         self._clock = clock
         self._changed = asyncio.Event()
         self._signed: dict[Served, SignedManifest | None] = {}
-        self._tag = round_key_tag(round.rules.round_key, federation.digest)
+        self._tag = round_key_tag(machine.rules.round_key, federation.digest)
         self.sending: dict[int, TransferInProgress] = {}
         self._accounts: defaultdict[str, PeerAccount] = defaultdict(PeerAccount)
 
@@ -120,7 +120,7 @@ class PeerService:
 
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """From now on the artifact may be asked for; the manifest waits if the certificate must be renewed first."""
-        memory = self._round.memory
+        memory = self._machine.memory
         served = {(key[0], kept.sha256, False) for key, kept in memory.published.items()}
         served |= {(key, one.artifact.sha256, True) for key, one in memory.evaluation.lent.items() if one.artifact}
         self._signed = {key: signed for key, signed in self._signed.items() if key in served}
@@ -137,9 +137,9 @@ class PeerService:
         head = self._ledger.head
         manifest = Manifest(
             federation=self._federation.digest,
-            generation=self._round.memory.generation,
+            generation=self._machine.memory.generation,
             method=self._federation.method.name,
-            origin=self._round.rules.site,
+            origin=self._machine.rules.site,
             round=round,
             artifact=artifact,
             egress_count=head.count,
@@ -153,7 +153,7 @@ class PeerService:
 
     def _compare_with_policy(self, round: int, artifact: Artifact, *, evaluation: bool) -> None:
         """Say at once that a bound is too low for what the method sends, and not only when receivers are denied."""
-        rules, limit = self._round.rules, self._site.egress.bytes_per_round_max
+        rules, limit = self._machine.rules, self._site.egress.bytes_per_round_max
         receivers = len(rules.others) if evaluation or rules.pattern(round) == "all_to_all" else 1
         if limit is not None and artifact.bytes * receivers > limit:
             facts = {"round": round, "bytes": artifact.bytes * receivers, "bytes_per_round_max": limit}
@@ -171,12 +171,12 @@ class PeerService:
             protocol=limits.PROTOCOL_VERSION,
             federation=self._federation.digest,
             roster=self._federation.roster.digest,
-            generation=self._round.memory.generation,
+            generation=self._machine.memory.generation,
             clock_s=time.time(),
-            seen=self._round.seen(peer),
+            seen=self._machine.seen(peer),
             software=f"mhfl-peer {__version__}",
             round_key_tag=self._tag,
-            evaluates=self._round.rules.evaluation_denied is None if self._federation.global_test else None,
+            evaluates=self._machine.rules.evaluation_denied is None if self._federation.global_test else None,
         )
         self._accounts[peer].spoken.add(wire.encode_greeting(greeting).ByteSize())
         return greeting
@@ -188,7 +188,7 @@ class PeerService:
         names = ("protocol version", "federation digest", "roster digest", "round key's tag")
         for what, mine, other in zip(names, own, theirs, strict=True):
             if mine != other:
-                return f"the {what} differs: {self._round.rules.site} has {mine}, the other site has {other}"
+                return f"the {what} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
         return None
 
     def welcome(self, peer: SiteName, greeting: Hello) -> None:
@@ -225,7 +225,7 @@ class PeerService:
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller, pulse))
-        own = self._round.pulse()
+        own = self._machine.pulse()
         self._accounts[caller].spoken.add(wire.encode_pulse(own).ByteSize())
         return own
 
@@ -261,7 +261,7 @@ class PeerService:
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
         size = artifact.bytes - offset
-        generation = self._round.memory.generation
+        generation = self._machine.memory.generation
         if (reason := self._over(round, size)) is not None:
             raise self._deny(caller, request, reason)
         what = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
@@ -281,7 +281,7 @@ class PeerService:
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
         self._report(events.PeerHeard(caller))
-        rules, memory = self._round.rules, self._round.memory
+        rules, memory = self._machine.rules, self._machine.memory
         reason = access.unasked(rules, memory, caller=caller, report=report)
         if reason is not None:
             self._write_down(caller, f"metrics of round {report.round}", reason)
@@ -296,13 +296,13 @@ class PeerService:
 
     def open_report(self, peer: SiteName, report: EvaluationResult, *, size: int) -> int:
         """Allow a report to leave for the site whose model it is about; its intent is on disk when this returns."""
-        rules = self._round.rules
+        rules = self._machine.rules
         if rules.evaluation_denied is not None or not self._site.egress.permits_receiver(peer):
             raise Refusal(Status.DENIED, f"this site's policy tells {peer} no metrics")
         if (over := self._over(report.round, size)) is not None:
             raise Refusal(Status.DENIED, over)
         what = {"peer": peer, "purpose": "evaluate", "kind": "metrics", "round": report.round}
-        facts = {"generation": self._round.memory.generation, "sha256": report.sha256 or "", "bytes": size}
+        facts = {"generation": self._machine.memory.generation, "sha256": report.sha256 or "", "bytes": size}
         return self._ledger.intend(**what, **facts)
 
     def report_sent(self, intent: int, *, size: int, outcome: Outcome) -> None:
@@ -322,14 +322,14 @@ class PeerService:
     def _over(self, round: int, size: int) -> str | None:
         """Why so many bytes more may not leave in a round; nothing when they may."""
         limit = self._site.egress.bytes_per_round_max
-        if limit is None or self._ledger.bytes_in_round(self._round.memory.generation, round) + size <= limit:
+        if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
         return f"this site's policy lets at most {limit} bytes leave in a round"
 
     def _answer(self, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         return access.answer(
-            self._round.rules,
-            self._round.memory,
+            self._machine.rules,
+            self._machine.memory,
             for_round=request.for_round,
             owner=request.owner,
             purpose=request.purpose,
@@ -339,7 +339,7 @@ class PeerService:
         """Policy, then schedule; ``Refusal`` names which of them says no."""
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_stranger(caller)
-        egress, rules = self._site.egress, self._round.rules
+        egress, rules = self._site.egress, self._machine.rules
         if request.kind not in egress.permitted_kinds(rules.plan) or not egress.permits_receiver(caller):
             raise self._deny(caller, request, f"this site's policy sends no {request.kind} to {caller}")
         reason = access.denial(
@@ -368,6 +368,6 @@ class PeerService:
         recent = {what: at_s for what, at_s in account.denied_s.items() if now_s - at_s < DENIED_AGAIN_S}
         if (call, reason) not in recent and len(recent) < DENIED_ROWS_MAX:
             recent[(call, reason)] = now_s
-            self._journal.write(rows.DeniedRow(self._round.number, caller=caller, call=call, reason=reason))
+            self._journal.write(rows.DeniedRow(self._machine.number, caller=caller, call=call, reason=reason))
             log.warning("call refused", extra={"peer": caller, "call": call, "reason": reason})
         account.denied_s = recent

@@ -129,8 +129,8 @@ async def _serve(
         facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
         if site.metrics.listen is not None:
             facts["metrics_port"] = await beside.enter_async_context(_metrics(daemon, site.metrics.listen))
-        log.info("serving", extra={**facts, "committed": daemon.round.memory.committed})
-        if daemon.round.memory.finished:
+        log.info("serving", extra={**facts, "committed": daemon.machine.memory.committed})
+        if daemon.machine.memory.finished:
             log.info("every round is finished; serving what others still need")
         notify("READY=1")
         expiry = ExpiryWatcher(folder.pki, now)
@@ -147,7 +147,7 @@ async def _serve(
         await control.stop()
     if ended.fault:
         raise FAULTS.get(ended.fault, errors.WorkerFailed)(ended.reason)
-    log.info("left", extra={"committed": daemon.round.memory.committed})
+    log.info("left", extra={"committed": daemon.machine.memory.committed})
 
 
 async def keep_running(

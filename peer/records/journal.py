@@ -177,8 +177,8 @@ class Journal:
 
     def rows(self, kinds: Iterable[str] = ()) -> Iterator[Row]:
         """The rows of these kinds, or all rows, oldest first."""
-        wanted = tuple(kinds)
-        for record in self._select(f"{_where_kind(wanted)} ORDER BY seq", wanted):
+        included = tuple(kinds)
+        for record in self._select(f"{_where_kind(included)} ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
     def since(self, seq: int, kinds: Iterable[str], *, leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -192,9 +192,11 @@ class Journal:
             kinds: the kinds of the rows.
             leave_out: JSON paths to remove from each body, such as ``$.signature``.
         """
-        wanted = tuple(kinds)
+        included = tuple(kinds)
         return self._select(
-            f"WHERE seq > ? AND +kind IN ({_placeholders(wanted)}) ORDER BY seq", (seq, *wanted), leave_out=leave_out
+            f"WHERE seq > ? AND +kind IN ({_placeholders(included)}) ORDER BY seq",
+            (seq, *included),
+            leave_out=leave_out,
         )
 
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
@@ -202,9 +204,9 @@ class Journal:
 
         Its time does not depend on the journal's length.
         """
-        wanted = tuple(kinds)
-        newest = f"SELECT max(seq) FROM row {_where_kind(wanted)} GROUP BY kind"
-        for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", wanted):
+        included = tuple(kinds)
+        newest = f"SELECT max(seq) FROM row {_where_kind(included)} GROUP BY kind"
+        for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
     def records(
@@ -223,11 +225,11 @@ class Journal:
             last: the number of newest rows to return; default: all.
             leave_out: JSON paths to remove from each body.
         """
-        wanted, unwanted = tuple(kinds), tuple(without)
-        where = _where_kind(wanted) or f"WHERE kind NOT IN ({_placeholders(unwanted)})"
+        included, excluded = tuple(kinds), tuple(without)
+        where = _where_kind(included) or f"WHERE kind NOT IN ({_placeholders(excluded)})"
         limit = -1 if last is None else last
         return list(
-            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(wanted or unwanted), limit), leave_out=leave_out)
+            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(included or excluded), limit), leave_out=leave_out)
         )[::-1]
 
     def of_round(self, round: int) -> list[dict[str, Any]]:

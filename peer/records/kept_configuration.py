@@ -40,11 +40,11 @@ def keep_configuration(
             site.toml.
     """
     with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
-        kept, current = _read_kept(journal), settings_to_keep(federation, site)
-        problem = _compare(kept, current, site, generation) if kept else None
-        if problem is not None and not (accept and kept["federation"] == current["federation"]):
+        before, current = _read_kept(journal), settings_to_keep(federation, site)
+        problem = _compare(before, current, site, generation) if before else None
+        if problem is not None and not (accept and before["federation"] == current["federation"]):
             raise problem
-        if problem is not None or not kept:
+        if problem is not None or not before:
             journal.write(rows.ConfiguredRow.from_body(0, current))
 
 
@@ -55,8 +55,8 @@ def find_change(folder: SiteFolder, federation: FederationConfig, site: SiteConf
     if not path.exists():
         return None
     with contextlib.closing(Journal(path, read_only=True)) as journal:
-        kept = _read_kept(journal)
-    return _compare(kept, settings_to_keep(federation, site), site, generation) if kept else None
+        before = _read_kept(journal)
+    return _compare(before, settings_to_keep(federation, site), site, generation) if before else None
 
 
 def settings_to_keep(federation: FederationConfig, site: SiteConfig) -> dict[str, Any]:
@@ -70,21 +70,22 @@ def _read_kept(journal: Journal) -> dict[str, Any]:
 
 
 def _compare(
-    kept: Mapping[str, Any], current: Mapping[str, Any], site: SiteConfig, generation: int
+    before: Mapping[str, Any], current: Mapping[str, Any], site: SiteConfig, generation: int
 ) -> StateError | None:
-    if kept["federation"] != current["federation"]:
+    if before["federation"] != current["federation"]:
         return StateError(
-            f"generation {generation} belongs to federation {kept['federation'][:12]}, "
+            f"generation {generation} belongs to federation {before['federation'][:12]}, "
             f"federation.toml is now {current['federation'][:12]}",
             "put the former federation.toml back, or begin anew with --resume fresh",
         )
     keys_in_file = _flatten(site.model_dump(mode="json", exclude_unset=True))
-    for key in sorted(kept.keys() | current.keys()):
-        if key not in kept and key not in keys_in_file:  # a newer program's key, at its default
+    for key in sorted(before.keys() | current.keys()):
+        if key not in before and key not in keys_in_file:  # a newer program's key, at its default
             continue
-        if kept.get(key) != current.get(key):
+        if before.get(key) != current.get(key):
             return StateError(
-                f"{site.where}: {key} was {kept.get(key)!r} when this generation began and is {current.get(key)!r} now",
+                f"{site.where}: {key} was {before.get(key)!r} when this generation began and is "
+                f"{current.get(key)!r} now",
                 "put it back, start with --accept-change to go on all the same, or --resume fresh to begin anew",
             )
     return None

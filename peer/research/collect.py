@@ -226,10 +226,10 @@ def _single_sample(split: DataSplit, index: int) -> DataSplit:
 
 def _collect_panels(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> None:
     """Add the first test samples as the network sees them, their truth and the predictions."""
-    chosen = list(range(min(PANELS, len(split))))
-    if not chosen:
+    indices = list(range(min(PANELS, len(split))))
+    if not indices:
         return
-    images, targets = split.read(chosen)
+    images, targets = split.read(indices)
     predicted = trainer.predict(images)
     if trainer.settings.task.kind == "segmentation":
         predicted = predicted.argmax(1)
@@ -308,8 +308,8 @@ def _received_transfers(member: FinishedSite) -> list[Transfer]:
 
 def _test_entries(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:
     """The datalist's entries of the test samples, with all keys that may define subgroups."""
-    listed = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
-    entries = {_image_name(entry): entry for entry in listed}
+    test_entries = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
+    entries = {_image_name(entry): entry for entry in test_entries}
     return [
         {"image": sample.name, **{key: value for key, value in entries[sample.name].items() if key != "image"}}
         for sample in trainer.data.test.samples

@@ -85,10 +85,10 @@ class Run:
             old_lines = path.read_text().splitlines() if path.exists() else []
             for old_line, new_line in itertools.zip_longest(old_lines, content.splitlines(), fillvalue=""):
                 if old_line != new_line:
-                    shown = (
+                    excerpt = (
                         f": {old_line.strip()[:60]!r}, now {new_line.strip()[:60]!r}" if name.endswith(".toml") else ""
                     )
-                    return f"{name} differs{shown}"
+                    return f"{name} differs{excerpt}"
         return "the same files, but another fold, seed, round key or loss"
 
     def write(self) -> None:

@@ -177,17 +177,17 @@ class SimulatedNetwork:
             answer: Any = Unavailable.SKIPPED
         else:
             query: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
-            reason = access.denial(origin.machine.rules, caller=name, kind=command.kind, **query)
-            if reason is not None:
-                raise RuntimeError(f"{name} asked {command.origin} out of turn: {reason}")
+            denial = access.denial(origin.machine.rules, caller=name, kind=command.kind, **query)
+            if denial is not None:
+                raise RuntimeError(f"{name} asked {command.origin} out of turn: {denial}")
             answer = access.answer(origin.machine.rules, origin.machine.memory, **query)
             if answer == Unavailable.NOT_YET and origin.exit is None:
                 origin.waiting_peers.add(name)
                 return
         del site.pending_fetches[command.origin]
         if isinstance(answer, Unavailable):
-            gone = Unavailable.SKIPPED if answer == Unavailable.NOT_YET else answer
-            self._handle(name, events.ArtifactUnavailable(*order, command.purpose, gone))
+            reason = Unavailable.SKIPPED if answer == Unavailable.NOT_YET else answer
+            self._handle(name, events.ArtifactUnavailable(*order, command.purpose, reason))
             return
         round, artifact = answer
         assert origin is not None

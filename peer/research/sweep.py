@@ -161,9 +161,9 @@ def _reporting(progress: SweepProgress, runs: Sequence[Run], watch: Watch) -> It
             progress.finished = sum(run.is_finished() for run in runs)
             progress.underway = dict(_read_progress(runs))
             shares = (committed / max(1, rounds) for committed, rounds in progress.underway.values())
-            done = progress.finished - finished_before + sum(shares)
-            left = progress.total - finished_before - done
-            progress.seconds_left = (time.monotonic() - began_s) / done * left if done else None
+            runs_done = progress.finished - finished_before + sum(shares)
+            left = progress.total - finished_before - runs_done
+            progress.seconds_left = (time.monotonic() - began_s) / runs_done * left if runs_done else None
             watch(progress)
             ended.wait(POLL_S)
 

@@ -60,14 +60,14 @@ class TensorBoard:
         folder = self._folder / f"{run.federation}-{run.digest[:8]}" / run.site / run.name
         if folder not in self._written:
             self._written[folder] = set(self._read(folder))
-        written = self._written[folder]
-        new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written]
+        written_scalars = self._written[folder]
+        new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written_scalars]
         if new:
             try:
                 self._append(folder, new)
             except OSError as error:
                 raise DiskError(f"{folder} cannot be written: {error.strerror}") from error
-            written |= {(scalar.tag, scalar.step) for scalar in new}
+            written_scalars |= {(scalar.tag, scalar.step) for scalar in new}
         return len(new)
 
     def close(self) -> None:
@@ -129,15 +129,15 @@ class MLflow:
         """Log to the run of the generation; MLflow's run is created if it does not exist."""
         with self._wrap_errors():
             identity = self._run_id(run)
-            written = self._read(identity, run)
-            new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written]
+            written_scalars = self._read(identity, run)
+            new = [scalar for scalar in run.scalars if (scalar.tag, scalar.step) not in written_scalars]
             metrics = [
                 self._entities.Metric(scalar.tag, scalar.value, round(scalar.time_s * 1000), scalar.step)
                 for scalar in new
             ]
             for start in range(0, len(metrics), METRICS_PER_CALL):
                 self._client.log_batch(identity, metrics=metrics[start : start + METRICS_PER_CALL])
-            written |= {(scalar.tag, scalar.step) for scalar in new}
+            written_scalars |= {(scalar.tag, scalar.step) for scalar in new}
             if run.ended_s is not None and self._client.get_run(identity).info.status != "FINISHED":
                 self._client.set_terminated(identity, "FINISHED", end_time=round(run.ended_s * 1000))
         return len(new)
@@ -154,8 +154,8 @@ class MLflow:
             number = self._client.create_experiment(run.federation, artifact_location=artifacts)
         else:
             number = experiment.experiment_id
-        wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        runs = self._client.search_runs([number], filter_string=wanted, max_results=1)
+        tag_filter = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        runs = self._client.search_runs([number], filter_string=tag_filter, max_results=1)
         if runs:
             return str(runs[0].info.run_id)
         created = self._client.create_run(

@@ -1,4 +1,6 @@
-"""The simulator without training: the sites' state machines, their rows and the schedule."""
+"""Duration of the simulator without training: the sites' state machines, their rows and the
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,11 @@ class Rows(list[Any]):
     """A journal in memory."""
 
     def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:  # type: ignore[override]
-        """Keep one row."""
         super().append((kind, round, body))
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Seconds from the first event to the last site's end."""
+    """The seconds from the first event to the end of the last site."""
     sites = SITES_QUICK if quick else SITES
     roster = Roster.of([f"site-{number:04d}" for number in range(sites)])
     simulated_sites = {}
@@ -54,7 +55,7 @@ def measure(*, quick: bool) -> list[Row]:
 
 
 def _untrained(rules: Rules) -> Perform:
-    """A worker that answers at once."""
+    """A worker that trains nothing and answers at once."""
 
     def artifact(round: int) -> Artifact:
         digest = Sha256(hashlib.sha256(f"{rules.site} {round}".encode()).hexdigest())
@@ -68,6 +69,6 @@ def _untrained(rules: Rules) -> Perform:
                 return events.Trained(generation, round, attempt, stage, f"{round}", artifact(round), {}, 1, 0.0)
             case commands.Evaluate(generation, round, attempt):
                 return events.Evaluated(generation, round, attempt, {})
-        raise ValueError(f"{type(command).__name__} belongs to no round that is measured")
+        raise ValueError(f"{type(command).__name__} does not occur in a measured round")
 
     return perform

@@ -60,7 +60,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.found(
+    loopback = LocalFederation.create(
         tmp_path, draft("babel", top="seed = 1", method="gamma = 1e-5"), dict.fromkeys(SITES, SITE)
     )
     daemons: dict[str, StillProcess] = {}

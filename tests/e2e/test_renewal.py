@@ -91,7 +91,7 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.found(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
+        self.loopback = LocalFederation.create(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])

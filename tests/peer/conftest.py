@@ -95,7 +95,7 @@ def multicast() -> None:
 
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
-    return LocalFederation.found(
+    return LocalFederation.create(
         tmp_path_factory.mktemp("daemons"), draft("trial", pace=PACE), dict.fromkeys(("asia", "europe"), SITE)
     )
 

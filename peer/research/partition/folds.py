@@ -77,8 +77,8 @@ def holdout(
         raise ConfigError(f"test_share = {share:g}: nothing would be left on one side", "give one between 0 and 1")
 
     def quotas(number: int) -> list[float]:
-        tested = min(max(share * number, 1), number - 1)
-        return [number - tested, tested]
+        test_count = min(max(share * number, 1), number - 1)
+        return [number - test_count, test_count]
 
     sides = _assign_parts(
         entries,
@@ -115,7 +115,7 @@ def _assign_parts(
         parts = stratify(groups, quotas, rng)
         classes_of_parts = [{label for index in indices for label in groups[index].labels} for indices in parts]
         everywhere = set.intersection(*classes_of_parts)
-        if all(held < count or label in everywhere for label, held in holders.items()):
+        if all(subjects < count or label in everywhere for label, subjects in holders.items()):
             break
     _check_classes(holders, everywhere, by=by, classes_min=classes_min, parts_name=parts_name, remedy=remedy)
     numbers = [0] * len(entries)

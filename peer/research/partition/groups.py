@@ -113,7 +113,7 @@ def stratify(
     parts = range(len(quotas(1)))
     group_indices: list[list[int]] = [[] for _ in parts]
     samples = [0 for _ in parts]
-    held: Counter[tuple[int, Label]] = Counter()
+    label_counts: Counter[tuple[int, Label]] = Counter()
     assigned: set[int] = set()
     for label in sorted(holders, key=lambda label: (len(holders[label]), rank(label))):
         class_quotas = quotas(len(holders[label]))
@@ -122,8 +122,8 @@ def stratify(
                 continue
             group = groups[index]
             sample_quotas = quotas(sum(samples) + group.size)
-            lacking = [aim - held[part, label] for part, aim in enumerate(class_quotas)]
-            chosen = max(
+            lacking = [aim - label_counts[part, label] for part, aim in enumerate(class_quotas)]
+            target = max(
                 parts,
                 key=lambda part: (
                     lacking[part] > 1 - SLACK,
@@ -131,9 +131,9 @@ def stratify(
                     sample_quotas[part] - samples[part],
                 ),
             )
-            group_indices[chosen].append(index)
-            samples[chosen] += group.size
-            held.update((chosen, other) for other in group.labels)
+            group_indices[target].append(index)
+            samples[target] += group.size
+            label_counts.update((target, other) for other in group.labels)
             assigned.add(index)
     return [sorted(indices) for indices in group_indices]
 

@@ -106,12 +106,12 @@ class Sized(PartitionRule):
         """The groups that a site keeps; none if whole groups cannot make ``per_site`` samples."""
         if self.per_site is None:
             return sorted(indices)
-        chosen, samples = [], 0
+        chosen_indices, samples = [], 0
         for index in rng.permutation(np.array(indices, dtype=np.int64)).tolist():
             if samples + groups[index].size <= self.per_site:
-                chosen.append(index)
+                chosen_indices.append(index)
                 samples += groups[index].size
-        return sorted(chosen) if samples == self.per_site else []
+        return sorted(chosen_indices) if samples == self.per_site else []
 
     def shortage_error(self, site: str) -> DataError:
 

@@ -68,9 +68,9 @@ def interval(
     resampled = statistic(subject_counts[:, subject_of_sample])
     values = resampled[np.isfinite(resampled)]
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2]).tolist() if len(values) else (None, None)
-    (whole,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
+    (full_sample_value,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
     return Interval(
-        value=whole if np.isfinite(whole) else None,
+        value=full_sample_value if np.isfinite(full_sample_value) else None,
         low=low,
         high=high,
         level=level,

@@ -56,9 +56,9 @@ def defined(value: float | None) -> TypeGuard[float]:
 
 
 def average(values: Iterable[float | None]) -> Average:
-    listed = list(values)
-    known = [value for value in listed if defined(value)]
-    return Average(statistics.fmean(known) if known else None, len(known), len(listed) - len(known))
+    all_values = list(values)
+    known = [value for value in all_values if defined(value)]
+    return Average(statistics.fmean(known) if known else None, len(known), len(all_values) - len(known))
 
 
 def combined(averages: Iterable[Average]) -> Average:

@@ -60,7 +60,7 @@ def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) 
     assert result.exit_code == DataError.exit_code
     (problem,) = json.loads(result.stdout)["problems"]
     assert "b.npy (holds a NaN or an infinity)" in problem
-    assert result.stderr == f"mhfl-peer: {datalist} has 1 problem; correct what is listed above\n"
+    assert result.stderr == f"mhfl-peer: {datalist} has 1 problem; correct the problems listed above\n"
 
 
 def test_validate_of_an_absent_datalist(tmp_path: Path) -> None:

@@ -238,10 +238,10 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedskd"])
 def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
-    one = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
-    check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
+    config = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
+    check_site(config, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
     with pytest.raises(ConfigError, match=r"model: \w+ trains one model, \[shared_model\] resnet10 {'width': 8}"):
-        check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
+        check_site(config, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
 
 
 def test_super_resolution_has_output_channels() -> None:

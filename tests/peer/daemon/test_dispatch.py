@@ -441,7 +441,7 @@ def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFede
 
     def found(**permits: str) -> LocalFederation:
         texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
-        return LocalFederation.found(tmp_path_factory.mktemp("global"), GLOBAL, texts)
+        return LocalFederation.create(tmp_path_factory.mktemp("global"), GLOBAL, texts)
 
     return found
 

@@ -53,7 +53,7 @@ def read(daemon: Still) -> Read:
 
     def samples(name: str) -> dict[tuple[str, ...], float]:
         counts = Counts(daemon.folder, daemon.federation.roster)
-        assert not counts.read_on()
+        assert not counts.read_more()
         return by_labels(families(daemon, counts, AROUND, now_s=time.time()), name)
 
     return samples
@@ -73,7 +73,7 @@ async def test_every_metric_of_the_table_is_shown_with_its_labels(daemon: Still)
     """A site in the middle of everything; what is shown and in no table raises already."""
     happens(daemon)
     counts = Counts(daemon.folder, daemon.federation.roster)
-    counts.read_on()
+    counts.read_more()
     found = families(daemon, counts, AROUND, now_s=time.time())
     shown = {sample.name: set(sample.labels) for family in found for sample in family.samples}
     assert shown == {name: set(meaning.labels) for name, meaning in METRICS.items()}
@@ -83,7 +83,7 @@ async def test_every_metric_of_the_table_is_shown_with_its_labels(daemon: Still)
 def happens(daemon: Still) -> None:
     """Rows, and a state, from which every metric comes."""
     europe, sha256 = SiteName("europe"), "ab" * 32
-    site, journal = daemon.round, daemon.journal
+    site, journal = daemon.machine, daemon.journal
     committed: dict[str, Any] = {**ROUND, "missing": {"europe": "slow"}, "sources": [], "contributors": ["asia"]}
     committed |= {"duration_s": 2.0, "metrics": {"auc": 0.75}, "below_quorum": True}
     journal.append("committed", 1, committed)
@@ -114,7 +114,7 @@ def replaced(rules: Any, **pace: Any) -> Any:
 
 
 async def test_exactly_one_phase_is_the_site_s(daemon: Still, read: Read) -> None:
-    daemon.round.phase = Phase.ISOLATED
+    daemon.machine.phase = Phase.ISOLATED
     phases = read("mhfl_phase")
     assert phases.keys() == {(str(phase),) for phase in Phase}
     assert [phase for (phase,), value in phases.items() if value] == ["isolated"]
@@ -122,14 +122,14 @@ async def test_exactly_one_phase_is_the_site_s(daemon: Still, read: Read) -> Non
 
 async def test_it_says_whom_the_site_waits_for_and_for_how_long(daemon: Still, read: Read) -> None:
     assert read("mhfl_waiting_seconds") == {}
-    daemon.round.phase = Phase.GATHERING
+    daemon.machine.phase = Phase.GATHERING
     assert read("mhfl_waiting_seconds").keys() == {("europe", "hello")}
     assert read("mhfl_waiting_deadline_seconds") == {}, "it waits as long as it takes"
 
 
 async def test_a_peer_s_words_become_no_labels(daemon: Still, read: Read) -> None:
     for phase, shown in (("train", "train"), ('my"phase\n', "other")):
-        daemon.round.peers.hear(SiteName("europe"), Heartbeat(1, 7, phase, 0.25, 0, 0, None), 0.0)
+        daemon.machine.peers.hear(SiteName("europe"), Heartbeat(1, 7, phase, 0.25, 0, 0, None), 0.0)
         assert read("mhfl_peer_phase") == {("europe", shown): 1}
     assert read("mhfl_peer_round") == {("europe",): 7}
     assert read("mhfl_peer_progress_ratio") == {("europe",): 0.25}

@@ -100,10 +100,10 @@ async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemo
     for round in (1, 2):
         body = {"metrics": {"auc": 0.5, "samples": 30.0}, "artifact": artifact}
         daemon.journal.append("evaluated", round, body)
-        daemon.round.memory.apply(rows.decode("evaluated", round, body))
+        daemon.machine.memory.apply(rows.decode("evaluated", round, body))
     daemon.journal.append("lapsed", 1, {"reasons": {"europe": "paused"}, "retired": True})
-    daemon.round.memory.apply(rows.LapsedRow(1, reasons={}, retired=True))
-    daemon.round.now_s = 1000.0
+    daemon.machine.memory.apply(rows.LapsedRow(1, reasons={}, retired=True))
+    daemon.machine.now_s = 1000.0
     found = await OperatorService(daemon).show("evaluation", {})
     assert [record["cells"]["europe"] for record in found] == [{"reason": "paused"}, {"reason": "silent"}]
     assert [record["cells"]["asia"]["metrics"] for record in found] == [{"auc": 0.5}] * 2

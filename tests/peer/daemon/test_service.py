@@ -103,7 +103,7 @@ class Office:
         self.service = PeerService(
             federation=self.federation,
             site=site,
-            round=self.round,
+            machine=self.round,
             journal=self.journal,
             ledger=self.ledger,
             artifacts=folder / "artifacts",

@@ -39,14 +39,14 @@ def test_every_combination_is_a_run(experiment: Write, tmp_path: Path) -> None:
 
 def test_a_site_can_train_on_what_is_written(experiment: Write, tmp_path: Path) -> None:
     (run, *_) = write_runs(experiment(), tmp_path / "out")
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for site in ("africa", "asia", "europe"):
         datalist = inspect_datalist(run.folder / f"sites/{site}/datalist.json", root=tmp_path / "pool", classes=2)
         assert not datalist.problems
         assert (len(datalist.training), len(datalist.test)) == (12, 4)
         names = datalist.subjects("training") | datalist.subjects("test")
-        assert not names & seen
-        seen |= names
+        assert not names & seen_names
+        seen_names |= names
 
 
 def test_folds_test_every_sample_once(experiment: Write, tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
 def test_region_masks_may_lie_where_a_public_set_was_unpacked(
     experiment: Write, tmp_path: Path, public: Callable[[Path], Path]
 ) -> None:
-    wanted = {
+    changes = {
         'pool = "pool/pool.json"': 'dataset = "lung-masks"\nregions = true',
         'kind = "classification"': 'kind = "segmentation"',
         "test_share = 0.25": "test_share = 0.5",
     }
-    loaded = Experiment.load(experiment("[methods.local]\n", replace=wanted))
+    loaded = Experiment.load(experiment("[methods.local]\n", replace=changes))
     source = public(tmp_path / "unpacked")
     with pytest.raises(DataError, match=r"unpacked holds no regions\.nii\.gz"):
         gather(loaded, tmp_path / "without", source=source)

@@ -24,9 +24,11 @@ def ignore(progress: SweepProgress) -> None:
 
 def test_runs_are_finished_once(experiment: Write, tmp_path: Path) -> None:
     runs = prepare(Experiment.load(experiment()), tmp_path / "out")
-    shown: list[tuple[int, int]] = []
-    assert not sweep(runs, jobs=1, keep=False, watch=lambda progress: shown.append((progress.finished, progress.total)))
-    assert shown[-1] == (2, 2)
+    counts: list[tuple[int, int]] = []
+    assert not sweep(
+        runs, jobs=1, keep=False, watch=lambda progress: counts.append((progress.finished, progress.total))
+    )
+    assert counts[-1] == (2, 2)
     times = [(run.folder / "result.json").stat().st_mtime_ns for run in runs]
     runs_again = prepare(Experiment.load(experiment()), tmp_path / "out")
     assert not sweep(runs_again, jobs=1, keep=False, watch=ignore)
@@ -137,6 +139,6 @@ def test_the_folder_holds_an_experiment_that_extends_another_as_one_file(experim
     path.write_text(f'extends = "_base.toml"\n{rounds}\n')
     runs_again = prepare(Experiment.load(path), tmp_path / "extended")
     assert [run.document["digest"] for run in runs_again] == [run.document["digest"] for run in runs]
-    written = tmp_path / "extended/experiment.toml"
-    assert "extends" not in written.read_text()
-    assert Experiment.load(written).model_dump() == Experiment.load(path).model_dump()
+    path_of_copy = tmp_path / "extended/experiment.toml"
+    assert "extends" not in path_of_copy.read_text()
+    assert Experiment.load(path_of_copy).model_dump() == Experiment.load(path).model_dump()

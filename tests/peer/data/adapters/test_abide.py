@@ -29,10 +29,10 @@ SUBJECTS = [
 
 
 def row(number: int, site: str, file: str, autism: bool, sex: int, raters: str) -> dict[str, object]:
-    said = dict(zip(RATERS, raters.split(), strict=True))
+    ratings = dict(zip(RATERS, raters.split(), strict=True))
     return {
         "": 0, "SUB_ID": number, "SITE_ID": site, "FILE_ID": file, "DX_GROUP": 1 if autism else 2,
-        "AGE_AT_SCAN": 24.45, "SEX": sex, **said,
+        "AGE_AT_SCAN": 24.45, "SEX": sex, **ratings,
     }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_what_is_no_abide_is_named(tmp_path: Path, source: Path, table: Callable
 
 
 def test_the_published_numbers_of_the_regions_add_up() -> None:
-    numbers = {count.what: count.expected for count in abide.PUBLICATION.counts}
+    numbers = {count.name: count.expected for count in abide.PUBLICATION.counts}
     for name in abide.CLASSES:
         assert sum(numbers[f"{region}, {name}"] for region in abide.REGIONS) == numbers[name]
     assert sum(map(len, abide.REGIONS.values())) == numbers["institutions"]

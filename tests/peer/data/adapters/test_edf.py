@@ -60,7 +60,7 @@ def test_what_is_no_recording_is_named(tmp_path: Path, recording: Callable[..., 
     with pytest.raises(DataError, match=r"absent\.edf cannot be read: No such file"):
         edf.read_header(tmp_path / "absent.edf")
     whole = path.read_bytes()
-    for place, text, fault in (
+    for position, text, fault in (
         (252, b"0   ", "says that it has 0 signals"),
         (252, b"9999", "says that it has 9999 signals"),
         (184, b"999     ", "has a header of 999 bytes"),
@@ -68,7 +68,7 @@ def test_what_is_no_recording_is_named(tmp_path: Path, recording: Callable[..., 
         (192, b"EDF+D", "is not continuous"),
         (256 + 16 + 80 + 8 + 16, b"2047    ", "division by zero"),
     ):
-        path.write_bytes(whole[:place] + text + whole[place + len(text) :])
+        path.write_bytes(whole[:position] + text + whole[position + len(text) :])
         with pytest.raises(DataError, match=rf"a\.edf is no EDF file that can be used: .*{fault}"):
             edf.read_header(path)
     path.write_bytes(b"0")

@@ -55,7 +55,7 @@ ENTRIES = [
 ]
 
 
-def alone(*labels: int) -> list[Group]:
+def single_groups(*labels: int) -> list[Group]:
     """One group a label, of one entry."""
     return [Group(f"g{index}", (index,), Counter([label])) for index, label in enumerate(labels)]
 
@@ -100,7 +100,7 @@ def test_no_entries_are_refused() -> None:
 
 
 def test_equal_shares_are_dealt_evenly_in_every_class_and_in_all() -> None:
-    groups = alone(*[0] * 7, *[1] * 8, *[2] * 3)
+    groups = single_groups(*[0] * 7, *[1] * 8, *[2] * 3)
     parts = stratify(groups, lambda count: [count / 5] * 5, np.random.default_rng(0))
     assert sorted(index for part in parts for index in part) == list(range(18))
     assert sorted(len(part) for part in parts) == [3, 3, 4, 4, 4]
@@ -112,7 +112,7 @@ def test_equal_shares_are_dealt_evenly_in_every_class_and_in_all() -> None:
 
 def test_a_small_share_gets_its_samples_though_no_class_owes_it_one() -> None:
     # 2 % of ten samples are a fifth of one, twenty times.
-    groups = alone(*[label for label in range(20) for _ in range(10)])
+    groups = single_groups(*[label for label in range(20) for _ in range(10)])
     shares = (0.6, 0.2, 0.08, 0.06, 0.04, 0.02)
     parts = stratify(groups, lambda count: [share * count for share in shares], np.random.default_rng(0))
     assert [len(part) for part in parts] == [120, 40, 16, 12, 8, 4]
@@ -130,8 +130,8 @@ def test_every_class_meets_its_quota_whatever_the_sizes(seed: int, sizes: list[t
         for label, count in Counter(groups[index].label for index in part).items():
             assert count < share * totals[label] + 1
     for label, total in totals.items():
-        held = [sum(groups[index].label == label for index in part) for part in parts]
-        assert all(count > share * total - 1 for count, share in zip(held, (0.5, 0.3, 0.2), strict=True))
+        counts_of_label = [sum(groups[index].label == label for index in part) for part in parts]
+        assert all(count > share * total - 1 for count, share in zip(counts_of_label, (0.5, 0.3, 0.2), strict=True))
 
 
 def test_large_groups_are_dealt_first_so_that_small_ones_even_out() -> None:
@@ -141,6 +141,6 @@ def test_large_groups_are_dealt_first_so_that_small_ones_even_out() -> None:
 
 
 def test_the_seed_decides_who_goes_where() -> None:
-    groups = alone(*[0] * 20)
+    groups = single_groups(*[0] * 20)
     parts = [stratify(groups, lambda count: [count / 2] * 2, np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert parts[0] == parts[1] != parts[2]

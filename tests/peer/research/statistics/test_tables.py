@@ -120,11 +120,13 @@ def test_undefined_cells_are_counted_in_every_mean_above_them() -> None:
     assert (everywhere.cells["europe"].undefined, everywhere.mean.undefined) == (0, 2)
 
 
-@pytest.mark.parametrize(("folds", "said"), [([], "no fold"), ([FOLDS[0], {"asia": {"asia": 1}}], r"fold 1 has .*'as")])
-def test_folds_have_the_same_sites(folds: list[Matrix], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(
+    ("folds", "message"), [([], "no fold"), ([FOLDS[0], {"asia": {"asia": 1}}], r"fold 1 has .*'as")]
+)
+def test_folds_have_the_same_sites(folds: list[Matrix], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         local_test(folds)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         generalisation(folds)
 
 

@@ -1,12 +1,13 @@
-"""Data sets of installed packages are found beside those that are shipped."""
+"""The data sets of this program and of installed packages, and the published counts of all sets."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 
-from peer.data.adapters import DATASETS, ENTRY_POINTS, dataset_module, digits, installed_datasets
+from peer.data.adapters import DATASETS, ENTRY_POINTS, PUBLISHED, dataset_module, digits, installed_datasets
 from peer.errors import DataError
 
 Install = Callable[..., None]
@@ -36,3 +37,16 @@ def test_a_data_set_that_names_no_module_with_prepare_is_refused(distribution: I
     distribution("some-data", "1.0", ENTRY_POINTS, figures=value)
     with pytest.raises(DataError, match=r"'figures' of some-data==1.0 names no module with prepare\(\)"):
         dataset_module("figures")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_numbers_add_up(name: str) -> None:
+    counts = importlib.import_module(PUBLISHED[name]).PUBLICATION.counts
+    total = next((count.expected for count in counts if count.name == "samples"), None)
+    summed = 0
+    for keys in (("label",), ("label", "site"), ("published_split",), ("magnification",), ("site",), ("side", "site")):
+        numbers = [count.expected for count in counts if sorted(count.where) == sorted(keys)]
+        if numbers and total is not None:
+            assert sum(numbers) == total, keys
+            summed += 1
+    assert summed or total is None
