@@ -65,17 +65,13 @@ def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL of two logits' softmax over dim 1, the mean over all other dimensions; gradient flows into
-    both.
-    """
+    """KL of two logits' softmax over dim 1, a mean over the rest; gradient flows into both."""
     teacher, student = teacher.log_softmax(1), student.log_softmax(1)
     return (teacher.exp() * (teacher - student)).sum(1).mean()
 
 
 def match_logits(**logits: Tensor) -> tuple[Tensor, ...]:
-    """Check two networks' logits, named by their owners; return them in one dtype, float32 or
-    wider.
-    """
+    """Check two networks' logits, named by owner; return them in one dtype, float32 or wider."""
     matched = _match("logits", **logits)
     if matched[0].shape[1] < 2:
         raise ValueError(

@@ -59,7 +59,7 @@ def feeding_loss(
     The probabilities of Z are raised jointly (their product): at the minimum each has 1 / ``top``.
 
     Source: FedDAL, eq. 2; its Ω, summed over Z and its complement, is the denominator of the full
-    softmax.
+        softmax.
     Differs: the minus sign, which the paper leaves out: as printed, descent would push the classes
         of Z down. A mean over samples and pixels replaces the sum.
     Args:

@@ -310,9 +310,7 @@ def _region_at(dam: Tensor, ktm: Tensor, masks: Tensor) -> Tensor:
 
 
 def _weights(masks: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The positions' weights in their regions' means, and the regions' masses, of masks ``(b, r,
-    *space)``.
-    """
+    """The positions' weights in their regions' means, and the regions' masses."""
     cells = F.interpolate(masks, size=list(grid), mode="area").flatten(2)
     mass = cells.sum(2, keepdim=True)
     return cells / mass.clamp(min=REGION_MASS_MIN), mass

@@ -70,9 +70,7 @@ class ChannelAttention(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """The common part of receiver and transmitter: the projection W_d of the local feature, and the
-    attention.
-    """
+    """The common part of receiver and transmitter: projection W_d of the local feature, attention."""
 
     def __init__(
         self,
@@ -108,11 +106,11 @@ class Receiver(_Adapter):
     """Injects the messenger's knowledge into the local model: the local feature is the value.
 
     Source: MH-pFLID (ICML 2024), eqs. 8 and 9. The messenger's head takes the result.
-    Differs: none. Its authors' code has one module for both roles; that is ``Transmitter(...,
-        tied=receiver)``.
+    Differs: none. Its authors' code has one module for both roles; that is
+        ``Transmitter(..., tied=receiver)``.
     Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``, of which the mean is
-        taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to ``(b,
-        D, *grid)``.
+        taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to
+        ``(b, D, *grid)``.
     Gradient flow: into both features.
     Args:
         local_channels: d of the local model's bottleneck.
@@ -141,7 +139,7 @@ class Transmitter(_Adapter):
     """Distils the local model's knowledge into the messenger: the messenger's feature is the value.
 
     Source: MH-pFLID (ICML 2024), eqs. 10 and 11, with weights of its own, as the paper's ablation
-    implies.
+        implies.
     Differs: none.
     Shapes: as :class:`Receiver`.
     Gradient flow: into both features; the method freezes the local model.
@@ -179,9 +177,7 @@ def linear(spatial_dims: int, channels: int, out: int, *, bias: bool = True) -> 
 
 @contextmanager
 def exact(module: nn.Module, *features: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The features at the precision of the module's weights, with autocast off: attention needs
-    more than 8 bits.
-    """
+    """The features in the weights' precision, without autocast, whose 8 bits are too few."""
     dtype = next(module.parameters()).dtype
     with torch.autocast(features[0].device.type, enabled=False):
         yield tuple(feature.to(dtype) for feature in features)

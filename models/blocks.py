@@ -56,9 +56,7 @@ def conv_norm_act(
 
 
 class Residual(nn.Module):
-    """The sum of a branch and a shortcut (by default the identity), then the activation, if there
-    is one.
-    """
+    """The sum of a branch and a shortcut (by default the identity), then an optional activation."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
         super().__init__()
@@ -99,9 +97,7 @@ def mean_over_space(x: Tensor) -> Tensor:
 
 
 def initialise(modules: Iterable[nn.Module]) -> None:
-    """Initialise rectified networks as He et al. do: by the fan out, with biases of linear layers
-    0.
-    """
+    """Initialise rectified networks as He et al. do, by the fan out, with zero biases."""
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

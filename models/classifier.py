@@ -1,6 +1,4 @@
-"""The common part of all classifiers: stages, the mean over space, an optional projection, a linear
-head.
-"""
+"""The common part of all classifiers: stages, the mean over space, projection, linear head."""
 
 from __future__ import annotations
 

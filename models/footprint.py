@@ -1,6 +1,4 @@
-"""The cost of a network before it runs: parameters, multiply-accumulates, shapes, and bytes on the
-wire.
-"""
+"""The cost of a network before it runs: parameters, operations, shapes, bytes on the wire."""
 
 from __future__ import annotations
 

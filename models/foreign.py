@@ -43,9 +43,7 @@ def foreign_network(
 def foreign_call(
     name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
 ) -> tuple[type[nn.Module], dict[str, Any]]:
-    """The class of such a network, and the arguments of its constructor; raises as
-    :func:`foreign_network`.
-    """
+    """The class and its constructor's arguments; raises as :func:`foreign_network`."""
     kind = _monai_class(name.removeprefix(MONAI_PREFIX)) if name.startswith(MONAI_PREFIX) else _class(name)
     parameters, takes_any = _parameters(kind)
     arguments = dict(hyper)

@@ -19,9 +19,7 @@ from models.network import Network, Output
 FACTOR = 8
 TIME_SERIES_FACTOR = 2
 SHORT_SIDE = 48
-"""Sides below this are padded by 3, not 2, at the last convolution, where sides up to 32 would
-vanish.
-"""
+"""Sides below this get a padding of 3, not 2, at the last convolution: short ones would vanish."""
 
 SERIES_STEPS_MIN = 101
 """The shortest series of which the strides of the time-series messenger leave one value."""

@@ -196,8 +196,8 @@ class ShuffleNetV2(Classifier):
 
 
 class ShuffleUnit(nn.Module):
-    """Convolves half of the channels, passes the others, and interleaves both; at stride 2 it
-    convolves all in both.
+    """Convolves half of the channels, passes and interleaves the others; at stride 2 uses all
+    twice.
     """
 
     def __init__(self, dims: int, channels: int, out: int, *, stride: int) -> None:
@@ -282,9 +282,7 @@ class SqueezeNet(Classifier):
 
 
 class Fire(nn.Module):
-    """Squeezes to few channels, then expands to eight times as many, by a convolution 1 wide and
-    one 3 wide.
-    """
+    """Squeezes to few channels, then expands them by convolutions 1 wide and 3 wide."""
 
     def __init__(self, dims: int, channels: int, squeezed: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
 r"""dFLMoE's private parts: a feature's transform for other sites' heads, and the mixture of their
 predictions.
 
-Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form: ``(b, d,
-*space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of their own
-weights, outside autocast. ``add_expert`` adds the layers for another site, with weights from
-torch's global generator.
+Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form:
+``(b, d, *space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of
+their own weights, outside autocast. ``add_expert`` adds the layers for another site, with weights
+from torch's global generator.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class FeatureTransform(nn.Module):
 
 
 class ExpertAttention(nn.Module):
-    r"""Cross-attention of a feature over the experts' predictions, which are keys and values at
-    once.
+    r"""Cross-attention of a feature over the experts' predictions, which are both keys and values.
 
     .. math:: y_m = \mathrm{softmax}_n\!\left(\frac{W(I)\,K^\top}{\sqrt C}\right) V,\qquad K = V = (p_1,\dots,p_n)
 
@@ -127,8 +126,9 @@ class ExpertAttention(nn.Module):
 
 
 class ExpertGate(nn.Module):
-    r"""The ablation "without MoE", an ordinary softmax gate: :math:`y_m = \sum_n
-    \mathrm{softmax}_n(g(I))\,p_n`.
+    r"""The ablation "without MoE": an ordinary softmax gate.
+
+    .. math:: y_m = \sum_n \mathrm{softmax}_n(g(I))\,p_n
 
     Source: dFLMoE, table 9.
     Differs: g has a row for each added site, and the softmax is over the sites that have a
@@ -183,8 +183,8 @@ class Mixture(nn.Module):
         arrival.
     Differs: the own head is an expert, too, and takes the feature as it is; the local model has run
         it before.
-    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to ``(b, C,
-        *space)``.
+    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to
+        ``(b, C, *space)``.
     Gradient flow: into the feature, the prediction, the transform, the attention and every head;
         the method freezes some of them.
     Args:
@@ -233,9 +233,7 @@ class Mixture(nn.Module):
         self.register_load_state_dict_pre_hook(_add_known_experts)  # type: ignore[no-untyped-call]  # as torch has it
 
     def add_expert(self, site: str, features: int) -> bool:
-        """Add the layers for another site's head of this many input features; return whether
-        weights are new.
-        """
+        """Add the layers for another site's head; return whether there are new weights."""
         if self.transform is None and features != self.features:
             raise ValueError(
                 f"the head of {site} takes {features} features, this site's body gives {self.features}: without a "

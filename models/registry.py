@@ -136,9 +136,7 @@ def build(spec: Mapping[str, Any]) -> Network:
 
 
 def _build_installed(name: str, sizes: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:
-    """The network of an installed package; its spec names the package, so that a receiver uses the
-    same one.
-    """
+    """The network of an installed package; its spec names the package for receivers."""
     installed = installed_model(name)
     if PACKAGE_KEY in spec and (problem := package_problem(name, spec[PACKAGE_KEY])) is not None:
         raise ValueError(problem)

@@ -203,9 +203,7 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
 
 
 def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
-    """The problem of a hyper-parameter's value, for the network of this name in ``models.MODELS``,
-    or None.
-    """
+    """The problem of a hyper-parameter's value for this network of ``models.MODELS``, or None."""
     for key, value in hyper.items():
         if key in CHOICES:
             choices = CHOICES[key]
@@ -301,9 +299,7 @@ def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _leaves(value: Any, *, depth: int) -> Iterator[Any]:
-    """The scalars in nested lists; a list more than two deep is yielded itself, as a forbidden
-    value.
-    """
+    """The scalars in nested lists; of deeper ones the list itself, as a forbidden value."""
     if isinstance(value, list | tuple) and depth < 2:
         for item in value:
             yield from _leaves(item, depth=depth + 1)

@@ -12,26 +12,28 @@ from models.network import Network, Output
 
 
 class SRResNet(Network):
-    """Residual blocks on the small grid, then enlarged by pixel shuffles; its taps are thirds of the blocks.
+    """Residual blocks on the small grid, then enlarged by pixel shuffles; its taps are thirds of
+    the blocks.
 
-    Source: Ledig et al. 2017 (SRResNet); dFLMoE's sites have 18, 12 and 6 blocks for scales 8, 4 and 2. The pixel
-        shuffle is MONAI's SubpixelUpsample.
+    Source: Ledig et al. 2017 (SRResNet); dFLMoE's sites have 18, 12 and 6 blocks for scales 8, 4
+        and 2. The pixel shuffle is MONAI's SubpixelUpsample.
     Differs: none.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; four taps ``(b, width, *space)``, after the first
-        convolution and each third of the blocks; bottleneck the same, after the long skip; penultimate
-        ``(b, width, *(scale * space))``; prediction ``(b, classes, *(scale * space))``, an image whose channels are
-        ``classes``.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; four taps
+        ``(b, width, *space)``, after the first convolution and each third of the blocks; bottleneck
+        the same, after the long skip; penultimate ``(b, width, *(scale * space))``; prediction
+        ``(b, classes, *(scale * space))``, an image whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
         name: in ``models.MODELS``.
         blocks: how many residual blocks, a multiple of 3.
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
-        classes: channels of the image that is made.
+        classes: channels of the output image.
         width: channels of all features.
         scale: how many times the sides grow: 2, 4 or 8.
     Raises:
-        ValueError: a size is not a positive whole number, the scale is another, or the input does not fit.
+        ValueError: a size is not a positive whole number, the scale is another, or the input does
+            not fit.
     Example:
         >>> import torch
         >>> model = srresnet6(spatial_dims=2, in_channels=3, classes=3, width=4, scale=2)
@@ -90,22 +92,23 @@ class SRCNN(Network):
     """Three convolutions (9-1-5) on the enlarged image; its taps are the first two.
 
     Source: Dong et al. 2014, which dFLMoE calls "RCNN": 64 and 32 features.
-    Differs: the grid is kept by padding. The cubic interpolation, which PyTorch has in 2-D alone, is linear in 1-D and
-        3-D.
-    Shapes: ``x (b, in_channels, *space)``, the small image, any space of at least 1; taps ``(b, width, *(scale *
-        space))`` and ``(b, width // 2, *(scale * space))``; bottleneck and penultimate the second of them; prediction
-        ``(b, classes, *(scale * space))``, an image whose channels are ``classes``.
+    Differs: padding keeps the grid. The cubic interpolation, which PyTorch has in 2-D alone, is
+        linear in 1-D and 3-D.
+    Shapes: ``x (b, in_channels, *space)``, the small image, any space of at least 1; taps
+        ``(b, width, *(scale * space))`` and ``(b, width // 2, *(scale * space))``; bottleneck and
+        penultimate the second of them; prediction ``(b, classes, *(scale * space))``, an image
+        whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
         name: in ``models.MODELS``.
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
-        classes: channels of the image that is made.
+        classes: channels of the output image.
         width: features of the first convolution, twice those of the second.
         scale: how many times the sides grow: 2, 4 or 8.
     Raises:
-        ValueError: a size is not a positive whole number, width is odd, the scale is another, or the input does not
-            fit.
+        ValueError: a size is not a positive whole number, width is odd, the scale is another, or
+            the input does not fit.
     Example:
         >>> import torch
         >>> model = SRCNN(name="srcnn", spatial_dims=2, in_channels=3, classes=3, scale=2)

@@ -89,9 +89,7 @@ class Tapped(Network):
         return Output(prediction, taps, bottleneck, penultimate)
 
     def _verify(self, prediction: object, from_head: object) -> None:
-        """Check, once, that the head comes last and the classes agree: both are properties of the
-        code.
-        """
+        """Check, once, that the head comes last and that the numbers of classes agree."""
         name, head = self.spec["name"], self.spec["head"]
         if not isinstance(prediction, Tensor):
             raise ValueError(f"{name} must return one tensor, not {type(prediction).__name__}")

@@ -183,9 +183,9 @@ def _private_folder(base: Path) -> Iterator[Path]:
         try:
             parent.mkdir(mode=0o700, exist_ok=True)
             with _locked(parent, wait=True):  # nobody may delete a folder between its making and its lock
-                for left in parent.iterdir():
-                    with contextlib.suppress(OSError), _locked(left):
-                        shutil.rmtree(left)
+                for leftover in parent.iterdir():
+                    with contextlib.suppress(OSError), _locked(leftover):
+                        shutil.rmtree(leftover)
                 folder = Path(tempfile.mkdtemp(dir=parent))
                 stack.enter_context(_locked(folder))
         except OSError:

@@ -91,7 +91,7 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
 
 @contextlib.contextmanager
 def preserve_torch_settings() -> Iterator[None]:
-    """Restore afterwards what a trainer sets for its process: threads, algorithms, random numbers."""
+    """Restore the settings that a trainer changes: threads, algorithms, random numbers."""
     threads = torch.get_num_threads()
     strict, only_warns = (
         torch.are_deterministic_algorithms_enabled(),

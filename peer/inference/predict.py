@@ -35,7 +35,7 @@ SERIES = (".dcm", "")
 SINGLE = (*ARRAYS, *(ending for ending in READERS if ending not in SERIES))
 """Endings of files that are an image each."""
 DIGITS = 6
-"""Of a probability: what float32 holds."""
+"""Significant digits of a probability; float32 has no more."""
 
 Read: TypeAlias = Callable[[Sequence[Path]], Tensor]
 Finish: TypeAlias = Callable[[Tensor], Tensor]
@@ -43,7 +43,9 @@ Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PredictionInput:
-    """One image to predict: its name, files and its result's path under the output folder; or a problem."""
+    """One image to predict: its name, files and its result's path under the output folder; or a
+    problem.
+    """
 
     name: str
     images: tuple[Path, ...] = ()

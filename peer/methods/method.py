@@ -1,5 +1,5 @@
-"""What a method declares. It runs no loop, opens no file and logs nothing: ``peer.training`` does,
-alike for all.
+"""The declaration of a method. It runs no loop, opens no file and logs nothing: ``peer.training``
+does, alike for all.
 
 A stage of a method is a function from a ``StageContext`` (the site's networks, the received ones,
 the parameters) to a ``Stage`` (the networks that run, the optimiser steps on a batch, the losses).

@@ -86,9 +86,9 @@ class Checkpoints:
     def prune(self, keep: Iterable[str]) -> None:
         """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and those of the named checkpoints."""
         rounds = sorted(path for path in self.folder.iterdir() if ROUND.fullmatch(path.name))
-        kept = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
+        rounds_to_keep = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
         for path in rounds:
-            if path.name not in kept:
+            if path.name not in rounds_to_keep:
                 remove_folder(path)
 
     def _path(self, name: str) -> Path:

@@ -56,8 +56,8 @@ class DataSplit:
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images ``(b, c, *space)`` and their targets.
 
-        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images ``(b, classes,
-        *(scale * space))``, float32.
+        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images
+        ``(b, classes, *(scale * space))``, float32.
 
         Raises:
             UnusableDataError: a sample that was readable is not any more.

@@ -10,11 +10,11 @@ import torch
 from peer.core.commands import Source
 from peer.core.limits import TEXT_BYTES_MAX
 
-ALLOCATION = "can't allocate memory"  # what torch's allocator says on a CPU, in a bare RuntimeError
+ALLOCATION = "can't allocate memory"  # torch's allocator on a CPU raises a bare RuntimeError with this text
 
 
 class WorkError(Exception):
-    """The work cannot be done; the message is one line that names what is wrong and the remedy."""
+    """The work cannot be done; the message is one line that names the problem and the remedy."""
 
     fault = "crash"
 

@@ -1,4 +1,4 @@
-"""The one training loop. It knows no method, no clock and no file; a stage says what to minimise."""
+"""The one training loop. It knows no method, no clock and no file; a stage declares its losses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loop:
     of its losses.
 
     Args:
-        stage: what the method declared.
+        stage: of the method.
         work: learning rate and weight decay of every optimiser.
         steps: batches of one pass.
         device: where the networks go.

@@ -33,8 +33,8 @@ def measure(
     Predictions of label maps and images are dropped after their batch, so that memory is bounded.
 
     Args:
-        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images ``(b, c,
-            *space)``; on any device.
+        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
+            ``(b, c, *space)``; on any device.
         supervised_loss: the mean over a batch, of predictions and targets.
         batches: images and targets, on the CPU.
         task: its kind; it chooses :func:`classification`, :func:`segmentation` or
@@ -117,8 +117,8 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
 
 
 def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
-    """The confusion matrix of each image: places by true and predicted class, ``(b, classes,
-    classes)``.
+    """The confusion matrix of each image: places by true and predicted class,
+    ``(b, classes, classes)``.
 
     Args:
         predicted: classes ``(b, *space)``, int64.

@@ -59,14 +59,14 @@ class SiteNetworks:
     def networks(self) -> Mapping[str, nn.Module]:
         """All networks, built at first use."""
         if self._beside is None:
-            beside: dict[str, nn.Module] = {}
+            networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
                 build_context = self.build_context  # before the seed: building it draws weights
                 self._seed_torch(
                     "init", name, alike=name in (self._method.artifact_network, self._averaged_with_head), role=name
                 )
-                beside[name] = build(build_context, beside)
-            self._beside = beside
+                networks[name] = build(build_context, networks)
+            self._beside = networks
         return {DAM: self.dam, **self._beside}
 
     @property

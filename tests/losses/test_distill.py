@@ -1,4 +1,6 @@
-"""Distillation by output: values by hand, a float64 numpy reference, who learns, and what is refused."""
+"""Distillation by output: values by hand, a float64 numpy reference, gradient flow, and refused
+inputs.
+"""
 
 from __future__ import annotations
 

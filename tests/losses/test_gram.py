@@ -32,7 +32,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.fixture
 def matmul_precision() -> Iterator[None]:
-    """Undoes whatever a test did to the process-wide switches."""
+    """Restores the process-wide switches after a test."""
     yield
     torch.set_float32_matmul_precision("highest")
     for backend in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):

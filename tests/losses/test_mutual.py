@@ -1,4 +1,6 @@
-"""The losses of FedDAL: values by hand, a float64 numpy reference, where they lead the models, and what is refused."""
+"""The losses of FedDAL: values by hand, a float64 numpy reference, the models at their minima, and
+refused inputs.
+"""
 
 from __future__ import annotations
 

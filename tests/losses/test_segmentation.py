@@ -1,4 +1,6 @@
-"""The losses of segmentation: values by hand, a float64 numpy reference, MONAI's Dice, and what is refused."""
+"""The losses of segmentation: values by hand, a float64 numpy reference, MONAI's Dice, and refused
+inputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The losses of FedSKD against hand values, an independent float64 numpy reference, and what they must not feel."""
+"""The losses of FedSKD against hand values, an independent float64 numpy reference, and
+invariances.
+"""
 
 from __future__ import annotations
 

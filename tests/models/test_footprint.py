@@ -1,4 +1,4 @@
-"""What a network costs, counted by hand."""
+"""The costs of networks, counted by hand."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_what_cannot_be_built_is_named(name, hyper, message):
 
 
 def test_weights_are_never_downloaded(monkeypatch):
-    # EfficientNetBN downloads unless it is told not to.
+    # EfficientNetBN downloads by default.
     urls = []
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda url, **options: urls.append(url))
     monkeypatch.setattr(torch.utils.model_zoo, "load_url", lambda url, **options: urls.append(url))

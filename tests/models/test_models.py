@@ -1,4 +1,4 @@
-"""The package itself: what it exports, and that its plain data comes without torch."""
+"""The package itself: its exports, and its plain data without torch."""
 
 from __future__ import annotations
 

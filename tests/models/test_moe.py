@@ -42,7 +42,7 @@ def make_mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], T
 
 
 def mix(mixture: Mixture, feature: Tensor, heads: dict[str, nn.Module]) -> Tensor:
-    """The mixture of all heads, of which the own one speaks before."""
+    """The mixture of all heads; the own head's prediction is an input."""
     others = {site: head for site, head in heads.items() if site != "b"}
     return mixture(feature, heads["b"](feature), others)
 

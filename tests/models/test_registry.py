@@ -52,7 +52,7 @@ def small(name: str, dims: int, **hyper) -> Network:
 
 
 def sample(model: Network, batch: int, space: tuple[int, ...]) -> torch.Tensor:
-    """A batch of about this size: as much larger as the network says that it must be."""
+    """A batch of about this size; larger where the network demands it."""
     sides = [math.ceil(max(side, model.smallest) / model.multiple) * model.multiple for side in space]
     return torch.randn(batch, 2, *sides, generator=torch.Generator().manual_seed(1))
 

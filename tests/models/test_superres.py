@@ -1,4 +1,4 @@
-"""Super-resolution: sizes, scales, skips, and what the networks do with kernels that do nothing."""
+"""Super-resolution: sizes, scales, skips, and the networks' results with identity kernels."""
 
 from __future__ import annotations
 

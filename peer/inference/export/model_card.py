@@ -50,8 +50,9 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
     """The facts that are known before the export writes a file.
 
     Args:
-        facts: from the site's journal: ``form, site, federation, method, generation, round, rounds,
-            metrics, contributors, left_out, precision, licence, exported``.
+        facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
+            ``method``, ``generation``, ``round``, ``rounds``, ``metrics``, ``contributors``,
+            ``left_out``, ``precision``, ``licence`` and ``exported``.
         settings: the site's.
         datalist: its datalist.
     """

@@ -51,7 +51,7 @@ def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays
 
     Args:
         folder: the bundle's root.
-        predictor: what is exported, on the CPU.
+        predictor: of the site, on the CPU.
         card: the model card's facts so far.
         arrays: the name of the image in an ``.npz``.
     """
@@ -215,7 +215,7 @@ def _postprocessing(card: Mapping[str, Any]) -> list[Config]:
 
 
 def _saving(card: Mapping[str, Any]) -> tuple[list[Config], list[str]]:
-    """What the postprocessing saves, and what is run over the data."""
+    """The transforms that save predictions, and the expressions that MONAI runs over the data."""
     kind = card["task"]["kind"]
     if kind in CLASSIFYING:
         return [], [

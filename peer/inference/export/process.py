@@ -1,5 +1,5 @@
-"""Export a site's finished state to a file for others: run as ``python -m
-peer.inference.export.process``.
+"""Export a site's finished state to a file for others: run as
+``python -m peer.inference.export.process``.
 
 The process reads one JSON document from standard input and answers with one on standard output, so
 that the caller needs neither torch nor the memory for it. It writes to the request's path, which is

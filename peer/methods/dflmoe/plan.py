@@ -1,4 +1,6 @@
-"""dFLMoE: heads (or whole models) go to all sites, which keep them as experts and mix what they say."""
+"""dFLMoE: heads (or whole models) go to all sites, which keep them as experts and mix their
+predictions.
+"""
 
 from __future__ import annotations
 

@@ -164,11 +164,11 @@ def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any
 
 def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
     """Demand a head for this body's vectors or maps and, without a transform, as many features."""
-    given, taken = own.penultimate, received.penultimate
-    if given.ndim != taken.ndim:
-        return f"its head takes features of {taken.ndim - 2} spatial dimensions, this body gives {given.ndim - 2}"
-    if not parameters["transform"] and given.shape[1] != taken.shape[1]:
-        return f"its head takes {taken.shape[1]} features, this body gives {given.shape[1]}, and transform = false"
+    feature, expected = own.penultimate, received.penultimate
+    if feature.ndim != expected.ndim:
+        return f"its head takes features of {expected.ndim - 2} spatial dimensions, this body gives {feature.ndim - 2}"
+    if not parameters["transform"] and feature.shape[1] != expected.shape[1]:
+        return f"its head takes {expected.shape[1]} features, this body gives {feature.shape[1]}, and transform = false"
     if own.prediction.shape != received.prediction.shape:
         return f"it predicts {tuple(received.prediction.shape[1:])}, this site {tuple(own.prediction.shape[1:])}"
     return None

@@ -1,4 +1,4 @@
-"""FedCross: every round moves every model to another site, which trains it."""
+"""FedCross: in every round, every model goes to another site, which trains it."""
 
 from __future__ import annotations
 

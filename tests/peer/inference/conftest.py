@@ -1,4 +1,4 @@
-"""The small hospital of the tests of training, whose model is taken away here."""
+"""The small hospital of the training tests, whose model these tests export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a site's training stands by its journal, and what another process answers."""
+"""A site's newest state by its journal, and the answers of another process."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(
 
 def test_a_site_that_this_user_may_only_read_is_held_elsewhere(tmp_path: Path) -> None:
     checkpoint(tmp_path / "gen-0001", "round-000001/train")
-    (tmp_path / "held").touch()  # as good as a folder that cannot be made, also for root
+    (tmp_path / "held").touch()  # makes the folder impossible to create, also for root
     with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
         own = Path(pinned.setting.home)
         assert not own.is_relative_to(tmp_path / "held")

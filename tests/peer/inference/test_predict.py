@@ -1,4 +1,6 @@
-"""New data through a model: what is taken as an image, what becomes of it, and what is left out and named."""
+"""Predictions of new data: the images that are found, their results, and the skipped ones with a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ AFFINE = np.diag([2.0, 2.0, 3.0, 1.0])
 
 
 class Fake:
-    """A trainer that predicts with a function and keeps the shapes that it was given."""
+    """A trainer that predicts with a function and records the shapes of its inputs."""
 
     def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
         self.settings, self.answer = TrainingSettings.of(setting), answer
@@ -116,7 +118,7 @@ def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: Fake, tmp_
     assert answer["skipped"] == [{"file": str(tmp_path / "wide.npy"), "reason": reason}]
 
 
-# --- what is left out ---------------------------------------------------------------------------------------------
+# --- skipped inputs -----------------------------------------------------------------------------------------------
 def test_what_cannot_be_used_is_named_and_the_rest_goes_on(volumes: Fake, tmp_path: Path) -> None:
     half_bright(tmp_path / "good.nii")
     half_bright(tmp_path / "four.nii", (4, 4, 4, 2))
@@ -166,7 +168,7 @@ def test_a_result_in_an_input_folder_is_no_input(volumes: Fake, tmp_path: Path) 
     assert [Path(row["file"]).name for row in answer["predictions"]] == ["one.nii", "two.nii"]
 
 
-# --- what is an image -----------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------------------------
 def places(inputs: list[Path], *, dims: int = 3, **data: Any) -> list[str]:
     known = SimpleNamespace(input_size=(8,) * dims, datalist=Path("datalist.json"), root=Path(), **data)
     return [str(item.relative_path) for item in find_images(inputs, known)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A model leaves as a file: with whose consent, with which row of the ledger, and nothing of it where that fails."""
+"""An export: the other sites' consent, the row of the ledger, and no trace of a failed one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ Answering = Callable[[str], Path]
 
 @pytest.fixture
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
-    """A stand-in for the process with torch, found first by a new process: keeps the request and does as it is told."""
+    """A stand-in for the process with torch, first on the path of a new process: stores the request
+    and runs a script.
+    """
 
     def stand_in(does: str) -> Path:
         package, request_file = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
@@ -224,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_named(folder: SiteFolder, tmp_path: 
         exported(folder, tmp_path / "file" / "asia.onnx")
 
 
-# --- whose networks -------------------------------------------------------------------------------------------------
+# --- consent --------------------------------------------------------------------------------------------------------
 def test_only_what_its_manifest_allows_may_be_taken_along(tmp_path: Path) -> None:
     agrees, undecided, unknown, broken, own = (
         source(site, number) for number, site in enumerate(("africa", "europe", "oceania", "antarctica", "asia"))

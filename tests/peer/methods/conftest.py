@@ -1,4 +1,6 @@
-"""A site in miniature: what a method keeps beside a local model, its stages on one batch, and who had a gradient."""
+"""A site in miniature: a method's local networks, its stages on one batch, and the networks with a
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from peer.methods.registry import PLANS
 from peer.training.loop import Loop
 
 WORK = Work("step", 1, 0.01, weight_decay=0.1)
-"""A weight decay that would show in whatever is in an optimiser."""
+"""A weight decay that changes every parameter in an optimiser."""
 
 
 class Site:
@@ -29,7 +31,7 @@ class Site:
         dam: the local model.
         images: of a batch, from which the shapes are taken.
         shared: makes the network of ``[shared_model]``.
-        received: what came, by origin.
+        received: networks, by origin.
         parameters: of the method, beside its defaults.
     """
 
@@ -59,7 +61,7 @@ class Site:
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
-        """What the site keeps, and what came."""
+        """The site's networks, and the received ones."""
         return {**self.context.networks, **self.context.received}
 
     def exact(self) -> Site:
@@ -76,7 +78,7 @@ class Site:
         return self
 
     def terms(self, stage: str, batch: Batch, *, step: int = 0) -> Mapping[str, Term]:
-        """The terms of a move in whatever mode the networks are."""
+        """The terms of an optimiser step, in the networks' current modes."""
         built = self.method.stages[stage](self.context)
         steps = [each for steps_of_pass in built.passes for each in steps_of_pass]
         return steps[step].losses(batch, forward_of(built))
@@ -105,7 +107,7 @@ class Site:
         )
 
     def moved(self, before: Mapping[str, Tensor]) -> set[str]:
-        """The networks whose state is another than it was."""
+        """The networks whose state has changed."""
         return {key.partition("/")[0] for key, value in self.state().items() if not torch.equal(value, before[key])}
 
     def learns(self, network: str) -> set[str]:

@@ -1,4 +1,6 @@
-"""dFLMoE: both losses against a literal float64 version, who is frozen in which stage, ablations, maps and images."""
+"""dFLMoE: both losses against a literal float64 version, the frozen parts of each stage, ablations,
+maps, images.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def network(task: str, which: int, *, seed: int = 0) -> models.Network:
 
 @pytest.fixture
 def site(make_site: Any) -> Any:
-    """Makes site beta, with two experts from elsewhere unless told otherwise."""
+    """Makes site beta, by default with two experts from elsewhere."""
 
     def make(
         method: str = "dflmoe",
@@ -148,7 +150,7 @@ def test_the_losses_and_the_prediction_by_the_equations(
     site: Any, method: str, task: str, options: dict[str, Any]
 ) -> None:
     at, batch, name = site(method, task, **options), double(BATCHES[task]), LOSSES[task]
-    at.method.stages["local"](at.context)  # invites whom it received
+    at.method.stages["local"](at.context)  # adds the received experts
     at.exact()
     local, decide = at.terms("local", batch), at.terms("decide", batch)
     output = at.networks[DAM](batch.images)
@@ -199,7 +201,7 @@ def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
     assert (mixed <= predictions.amax(0) + 1e-12).all()
 
 
-# --- who learns -------------------------------------------------------------------------------------------------------
+# --- trained parts ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["dflmoe", "dflmoe_models"])
 @pytest.mark.parametrize("task", BATCHES)
 def test_the_local_stage_trains_the_local_model_alone(site: Any, method: str, task: str) -> None:
@@ -358,11 +360,13 @@ def test_a_batch_counts_once_in_the_statistics_of_the_head(normed: Any, method: 
 
 # --- table 9: transform and attention averaged ----------------------------------------------------------------------
 def expert_of(at: Any, origin: str, head: nn.Module) -> Expert:
-    """What a site of the same width sends: its head, and a mixture that knows the two other sites."""
+    """The artifact of a site of the same width: its head, and a mixture with experts for the two
+    other sites.
+    """
     torch.manual_seed(len(origin))
     mixture = Mixture(own=origin, features=at.networks[MIXTURE].features, classes=3)
     for other in {*EXPERTS, "beta"} - {origin}:
-        mixture.invite(other, mixture.features)
+        mixture.add_expert(other, mixture.features)
     return Expert(head, mixture)
 
 
@@ -445,13 +449,16 @@ def test_a_head_of_another_width_gets_a_new_transform_and_the_others_keep_theirs
     assert at.seeds[-2] == (MIXTURE, "alpha", 10)
 
 
-# --- what is sent, what does not fit ----------------------------------------------------------------------------------
+# --- artifacts and checks ---------------------------------------------------------------------------------------------
 def test_the_head_is_sent_or_the_model(site: Any) -> None:
     for task in BATCHES:
         dam = network(task, 0)
         for name in ("dflmoe", "dflmoe_averaged"):
-            assert set(Method.of(PLANS[name]).sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
-        assert list(Method.of(PLANS["dflmoe_models"]).sent(dam, {})) == list(dam.state_dict())
+            assert set(Method.of(PLANS[name]).artifact_tensors(dam, {})) == {
+                f"{dam.head_name}.weight",
+                f"{dam.head_name}.bias",
+            }
+        assert list(Method.of(PLANS["dflmoe_models"]).artifact_tensors(dam, {})) == list(dam.state_dict())
     assert {Method.of(PLANS[name]).artifact_network for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
 
 

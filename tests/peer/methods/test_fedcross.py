@@ -1,4 +1,4 @@
-"""FedCross: a slot is trained on the labels, whoever's it is; nothing is kept or averaged."""
+"""FedCross: a site trains any slot on its labels; nothing is averaged."""
 
 from __future__ import annotations
 

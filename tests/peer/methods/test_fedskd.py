@@ -1,4 +1,4 @@
-"""FedSKD: eq. 2 against a literal float64 version, what moves and what is frozen, which stages are compared."""
+"""FedSKD: eq. 2 against a literal float64 version, trained and frozen parts, the compared stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One battery over every method: its stages are its plan's, its terms are finite and move what learns, it predicts."""
+"""One battery over every method: stages as in the plan, finite terms that train their networks,
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def network(seed: int, width: int = 4) -> models.Network:
 
 
 def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
-    """What a site keeps under the method, beside its local model."""
+    """The method's local networks beside the local model."""
     with torch.no_grad():
         own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
     build_context = BuildContext("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))

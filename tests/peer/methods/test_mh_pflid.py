@@ -1,4 +1,6 @@
-"""MH-pFLID: both losses against the equations in float64, who is frozen in which stage, the ablations, other tasks."""
+"""MH-pFLID: both losses against the equations in float64, the frozen parts of each stage,
+ablations, other tasks.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ def test_the_loss_of_distillation(site: Any, parameters: dict[str, Any]) -> None
     assert terms["distillation"].value.item() == pytest.approx(kl(local, messenger), rel=1e-9)
 
 
-# --- who learns -------------------------------------------------------------------------------------------------------
+# --- trained parts ----------------------------------------------------------------------------------------------------
 def test_injection_trains_the_local_model_and_the_receiver(site: Any) -> None:
     at = site()
     before = at.state()
@@ -209,7 +211,7 @@ def test_losses_in_bf16_are_near_those_in_fp32_and_float32(site: Any, stage: str
     assert rough != exact
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- artifacts --------------------------------------------------------------------------------------------------------
 def test_the_messenger_is_sent_or_a_part_of_it(site: Any) -> None:
     messenger = site().networks[MESSENGER]
     whole, body, head = (artifact_tensors(messenger, {"average": part}) for part in ("both", "body", "head"))

@@ -1,4 +1,6 @@
-"""Methods of installed packages are found by name and package, and what is missing is said with its remedy."""
+"""Methods of installed packages are found by name and package; an error about a missing one has a
+remedy.
+"""
 
 from __future__ import annotations
 

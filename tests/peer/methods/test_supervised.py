@@ -1,4 +1,4 @@
-"""The supervised loss of each task: its value by hand, and that every sample counts alike."""
+"""The supervised loss of each task: its value by hand, with equal weights of all samples."""
 
 from __future__ import annotations
 

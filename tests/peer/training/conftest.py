@@ -13,5 +13,7 @@ __all__ = ["facts", "make_setting", "signals"]
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen() -> None:
-    """As in a worker: a collection after each stage looks at what the tests made, not at every import."""
+    """As in a worker: a collection after each stage looks at the tests' objects, not at every
+    import's.
+    """
     gc.freeze()

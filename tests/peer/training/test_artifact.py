@@ -1,4 +1,4 @@
-"""Artifacts: what this site writes it can read; everything that must not be used is refused with its reason."""
+"""Artifacts: a site reads its own ones, and refuses every unusable one with the reason."""
 
 from __future__ import annotations
 

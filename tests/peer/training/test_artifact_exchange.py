@@ -53,7 +53,7 @@ class Hidden(Small):
         super().__init__(in_channels, out_channels, width)
         self.last.register_buffer("scale", torch.ones(2), persistent=False)
 """
-"""What a site may have installed and others need not have."""
+"""A package that one site has installed, and others may lack."""
 FOREIGN = {"name": "elsewhere:Small", "parameters": {"width": 3}, "features": ["body"], "head": "last"}
 HUGE = {
     "name": "vgg19", "spatial_dims": 1, "in_channels": 2, "classes": 2, "hyper": {"width": 4096, "projection": 8},
@@ -110,7 +110,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_state(site: Site, state: State, spec: Mapping[str, Any], *, kind: Any = "head") -> Artifact:
-    """An artifact that says of itself what is in it, whatever that is."""
+    """An artifact of any state, with a true manifest."""
     owner = SiteName("beta")
     return write_artifact(
         site.settings.artifacts, state, spec=spec, kind=kind, owner=owner, steps=1, training_samples=None
@@ -122,7 +122,7 @@ def source(artifact: Artifact) -> Source:
 
 
 def fill(networks: SiteNetworks, value: float, count: int = 0) -> None:
-    """All floating values of what is sent, and all counts."""
+    """Set all floating values of the artifact's network, and all counts."""
     for tensor in networks.artifact_network.state_dict().values():
         tensor.fill_(value if tensor.is_floating_point() else count)
 
@@ -202,7 +202,7 @@ def test_heads_come_by_origin_with_their_weights_and_without_a_body(make_site: A
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Two GiB more than there is in use, where the system says how much that is."""
+    """Limit the address space to two GiB more than is in use, where the system tells it."""
     statm = Path("/proc/self/statm")
     limits = resource.getrlimit(resource.RLIMIT_AS)
     if statm.exists():

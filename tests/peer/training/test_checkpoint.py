@@ -1,4 +1,6 @@
-"""Checkpoints: what is written is read, a partial one replaces the one before, old rounds go."""
+"""Checkpoints: written ones are read, a partial one replaces the one before, old rounds are
+deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's data: what is refused, what is skipped, and that a batch depends on its step and on nothing else."""
+"""A site's data: refused datalists, skipped samples, batches that depend on their step alone."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callab
 
 
 def expected_target(kind: str, image: torch.Tensor) -> torch.Tensor:
-    """What the target of these images must be, wherever they were moved: each place's value says which it was."""
+    """The expected target of warped images: each place's value names its origin."""
     if kind == "segmentation":
         return (image[:, 0] * 24).round().long() % 3
     return image.repeat_interleave(2, 2).repeat_interleave(2, 3)

@@ -1,4 +1,4 @@
-"""Faults: by whose hands a failure can be mended, in one line."""
+"""Faults: who can mend a failure, in one line."""
 
 from __future__ import annotations
 

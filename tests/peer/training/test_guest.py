@@ -1,4 +1,6 @@
-"""A guest is judged as every artifact is, measured as a site's own model is, and leaves no trace."""
+"""A lent model passes the checks of every artifact, is evaluated like the own model, and leaves no
+trace.
+"""
 
 from __future__ import annotations
 

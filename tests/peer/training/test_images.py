@@ -1,4 +1,4 @@
-"""Images of every kind of file, at the size and the scale that were asked for."""
+"""Images of every kind of file, at the requested size and scale."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_dice_agrees_with_scikit_learn(seed: int, classes: int, size: tuple[int,
     metrics = segmentation(confusion(torch.from_numpy(predicted), torch.from_numpy(labels), classes=classes))
     flat = [(first.ravel(), second.ravel()) for first, second in zip(labels, predicted, strict=True)]
     foreground = list(range(1, classes))
-    # F1 of the places is Dice; zero_division is what an image without the class counts.
+    # F1 of the places is Dice; zero_division is the value of an image without the class.
     expected = [reference.f1_score(*pair, labels=foreground, average=None, zero_division=1.0) for pair in flat]
     assert metrics["dice"] == pytest.approx(np.mean(expected))
     assert metrics["pixel_accuracy"] == pytest.approx(reference.accuracy_score(labels.ravel(), predicted.ravel()))

@@ -1,4 +1,6 @@
-"""What a site keeps: made alike or apart, equal to one checkpoint always, and the same bits after any interruption."""
+"""A site's networks: equal or different starts, always equal to one checkpoint, the same bits after
+interruptions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ State = dict[str, Tensor]
 
 @pytest.fixture
 def make_networks(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteNetworks]:
-    """Makes what a site keeps; another of the same site and method reads the same folder."""
+    """Makes a site's networks; a second object of the same site and method reads the same folder."""
 
     def make(method: str, site: str = "alpha", **parts: Any) -> SiteNetworks:
         settings = TrainingSettings.of(
@@ -57,14 +59,14 @@ def equal(first: State, second: State) -> bool:
 
 
 def changed(networks: SiteNetworks, by: float) -> None:
-    """Move every parameter."""
+    """Add a number to every parameter."""
     with torch.no_grad():
         for network in networks.networks.values():
             for parameter in network.parameters():
                 parameter += by
 
 
-# --- made -------------------------------------------------------------------------------------------------------------
+# --- built ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "shared", "alike"),
     [
@@ -114,7 +116,7 @@ def test_a_shared_model_that_does_not_fit_is_named_each_time(make_networks: Any)
             _ = networks.networks
 
 
-# --- held and written -------------------------------------------------------------------------------------------------
+# --- loaded and written -----------------------------------------------------------------------------------------------
 def test_what_is_held_equals_the_checkpoint_until_it_is_let_go(make_networks: Any) -> None:
     networks = make_networks("feddal", shared_model=SHARED)
     before, moments = states(networks), {DAM: {"fc.bias/exp_avg": torch.ones(2)}}
@@ -201,7 +203,7 @@ def test_a_checkpoint_of_other_networks_is_named(make_networks: Any, tmp_path: P
         networks.load("round-000009/train")
 
 
-# --- a stage goes on where it stood -----------------------------------------------------------------------------------
+# --- an interrupted stage continues -----------------------------------------------------------------------------------
 class Peers:
     """Alpha's neighbours: what each sent at the beginning, by origin."""
 

@@ -1,4 +1,6 @@
-"""A site's training, command by command: same bits whatever interrupts it, nothing unusable reaches a network."""
+"""A site's training, command by command: the same bits after any interruption, no unusable artifact
+in a network.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ WIDTHS = {"alpha": 4, "beta": 6}
 
 
 class Clock:
-    """A clock that every look moves on."""
+    """A clock that advances with every call."""
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.now_s, self.tick_s = 0.0, tick_s
@@ -74,7 +76,7 @@ def beta(make_setting) -> tuple[WorkerSetting, Source]:
 
 
 def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:
-    """The source, its file moved as the daemons move it."""
+    """The source, its file copied as the daemons do."""
     name = f"{source.artifact.sha256}.safetensors"
     shutil.copy(Path(sender.home) / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
     return source
@@ -388,7 +390,7 @@ def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting)
     assert trained(Trainer(straight), initialised(Trainer(straight)).state).artifact == resumed.artifact
 
 
-# --- what came is judged ----------------------------------------------------------------------------------------------
+# --- received artifacts are checked -----------------------------------------------------------------------------------
 def rejected(trainer: Trainer, state: str, source: Source) -> events.ArtifactRejected:
     event = trainer.perform(commands.Train(1, 1, 3, "train", state, (source,)))
     assert isinstance(event, events.ArtifactRejected), event

@@ -58,7 +58,7 @@ def worker_thread() -> Iterator[tuple[Daemon, threading.Event]]:
     def run() -> None:
         try:
             work(inbox, lambda event: daemon.theirs.sendall(encode(event)))
-        except Exception:  # the daemon was told; in a process it is the exit code
+        except Exception:  # the daemon got the event; in a process the error is the exit code
             daemon.theirs.shutdown(socket.SHUT_WR)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -14,13 +14,13 @@ from peer.methods.method import DAM, Method, Stage, StageContext
 from peer.methods.supervised import supervised_stage
 
 
-def train(scene: StageContext) -> Stage:
+def train(context: StageContext) -> Stage:
     """Train body and head on the site's own labels."""
-    return supervised_stage(scene, DAM, scene.dam)
+    return supervised_stage(context, DAM, context.dam)
 
 
 def body(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The names in the model's state that are sent and averaged: all but the head's."""
+    """The names in the model's state that a site sends and averages: all but the head's."""
     return [name for name in network.state_dict() if not name.startswith(f"{network.head_name}.")]
 
 

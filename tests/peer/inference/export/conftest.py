@@ -1,4 +1,4 @@
-"""Sites with a first state, a task each, and what a journal would tell of them."""
+"""Sites with a first state, a task each, and the facts of their journals."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MONAI_UNET = {
 
 @dataclass(frozen=True, slots=True)
 class Hospital:
-    """A site that holds its first state, and the folder of images that it was given."""
+    """A site with its first state, and its folder of images."""
 
     setting: WorkerSetting
     data: Path
 
     def trainer(self) -> Trainer:
-        """A trainer that holds the state."""
+        """A trainer with the state loaded."""
         trainer = Trainer(self.setting)
         trainer.load(INITIAL)
         return trainer

@@ -1,4 +1,6 @@
-"""What is compared: the site's own images where they can be read, and every difference that matters."""
+"""The comparison: of the site's own images where they are readable, and of every difference that
+matters.
+"""
 
 from __future__ import annotations
 

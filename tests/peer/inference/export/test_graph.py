@@ -1,4 +1,6 @@
-"""Networks as graphs: the same numbers for every batch, in ``.pt2`` and in ONNX; what has no graph is named."""
+"""Networks as graphs: the same numbers for every batch, in ``.pt2`` and in ONNX; an error names a
+network without a graph.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "transformer": {"spatial_dims": 1, "side": 24, "width": 4},
     "unet": {"spatial_dims": 2, "side": 16, "width": 4, "depth": 2},
 }
-"""A network of each kind of operator: convolutions and pooling in 3-D, recurrence, attention, skips. All of
-``models.MODELS`` were tried by hand; they take minutes."""
+"""A network of each kind of operator: convolutions and pooling in 3-D, recurrence, attention,
+skips. All of ``models.MODELS`` take minutes.
+"""
 
 
 def make_module(name: str, **hyper: Any) -> tuple[Shares, Tensor]:
@@ -47,7 +50,7 @@ def expect_equal(run: graph.Run, module: nn.Module, image: Tensor) -> None:
 
 
 def expect_no_place(content: bytes) -> None:
-    """Nothing tells where on this machine the program is installed."""
+    """The file does not contain the program's path on this machine."""
     for module in (graph, torch):
         assert str(Path(str(module.__file__)).parent).encode() not in content
 
@@ -93,7 +96,7 @@ def test_super_resolution_takes_images_of_any_size() -> None:
 
 
 class Undecided(nn.Module):
-    """Does what no graph can hold: it looks at a value to know what to do."""
+    """A network that no graph can hold: it branches on a value."""
 
     def forward(self, image: Tensor) -> Tensor:
         """Of positive images the square."""

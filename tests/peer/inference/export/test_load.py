@@ -1,4 +1,4 @@
-"""The digest of an export is what `sha256sum` says of it."""
+"""The digest of an export is that of `sha256sum`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_pt2_predicts_what_the_site_predicts(
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
 
 
-# --- what is not opened ---------------------------------------------------------------------------------------------
+# --- refused files --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path) -> Path:
     """A good bundle."""
@@ -117,7 +117,7 @@ def folder(make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path) -
 
 
 class Runs:
-    """What a pickle can hold: a call."""
+    """A pickle with a call."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -1,4 +1,4 @@
-"""The model card: its facts, its text, and what a prediction reads of it."""
+"""The model card: its facts, its text, and the settings for a prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle as MONAI's own tools read, check and run it: what it predicts is what the site predicts."""
+"""A bundle, read, checked and run by MONAI's own tools: it predicts as the site does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site predicts with, taken out of it: the same predictions, and nothing of a site that did not agree."""
+"""A site's predictor: the same predictions, and no part of a site that did not agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that exports: what it answers, what it measures, and that an error leaves one line."""
+"""The process that exports: its answer, its metrics, and one line for an error."""
 
 from __future__ import annotations
 

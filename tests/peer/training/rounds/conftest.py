@@ -1,4 +1,6 @@
-"""Three real trainers whose rounds are driven by hand, on signals and on digits; every method has a file of its own."""
+"""Three real trainers, and a fixture that runs their rounds, on signals and on digits; a test file
+for each method.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,9 @@ State = dict[str, Tensor]
 
 
 class Sites:
-    """Three sites whose rounds are driven by hand, as the daemons drive them: by the plan's phases.
+    """Three sites; the tests run their rounds as the daemons do, by the plan's phases.
 
-    ``events`` has what every order came to, ``ordered`` the newest order of every site.
+    ``events`` has the event of every command, ``ordered`` the newest command of every site.
     """
 
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
@@ -113,7 +115,7 @@ class Sites:
             }
 
     def sources(self, site: str) -> tuple[Source, ...]:
-        """What the site has of others."""
+        """The artifacts that the site has received."""
         return tuple(self.sources_of[site][origin] for origin in sorted(self.sources_of[site]))
 
     def folder(self, site: str) -> Path:
@@ -135,11 +137,11 @@ class Sites:
         return safetensors.torch.load_file(self.path_of(artifact, site))
 
     def restart(self) -> None:
-        """New trainers, which know only what is on disk."""
+        """New trainers, which read the folders of the old ones."""
         self.trainers = {site: Trainer(setting) for site, setting in self.settings.items()}
 
     def forget(self) -> None:
-        """Remove what is on disk, for other sites of the same names."""
+        """Remove all files, for other sites of the same names."""
         for setting in self.settings.values():
             shutil.rmtree(Path(setting.home))
 

@@ -1,4 +1,6 @@
-"""Whole rounds of every method between real trainers: what leaves, what is frozen, what is equal at all sites."""
+"""Whole rounds of every method between real trainers: artifacts, frozen parts, equal bits at all
+sites.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Averaging methods between real trainers: who weighs what, what stays at a site, and heads that are averaged alone."""
+"""Averaging methods between real trainers: the weights, the private parts, and averages of heads
+alone.
+"""
 
 from __future__ import annotations
 

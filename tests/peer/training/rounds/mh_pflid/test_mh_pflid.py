@@ -1,4 +1,6 @@
-"""MH-pFLID between real trainers: which stage moves what, its switches, and that the messenger learns the task."""
+"""MH-pFLID between real trainers: the networks that each stage trains, the switches, a messenger
+that learns.
+"""
 
 from __future__ import annotations
 
