@@ -9,7 +9,7 @@ from peer.errors import ConfigError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "data": ("scipy",),
-    "research": ("joblib", "matplotlib", "sklearn"),
+    "research": ("joblib", "matplotlib", "scipy", "sklearn"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "scalars": ("alembic", "mlflow", "sqlalchemy", "tensorboard"),
 }
