@@ -1,7 +1,7 @@
-"""Redraw ``deploy/picture.svg`` from a federation's real schedule; with ``--check``, say whether that is needed.
+"""Draw ``deploy/picture.svg`` from a federation's real schedule; ``--check`` only compares.
 
-Run it from anywhere: ``python deploy/picture.py``. It computes who receives from whom as the sites of
-``deploy/examples/federation.toml`` would with the round key below, and draws the first rounds.
+Run it from anywhere: ``python deploy/picture.py``. It computes who receives from whom, as the sites
+of ``deploy/examples/federation.toml`` would with the round key below, and draws the first rounds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PICTURE = DEPLOY / "picture.svg"
 ROUND_KEY = RoundKey(bytes([12]) * 32)
 ROUNDS = 3
 NETWORKS = ((26, 20, 14, 8), (14, 14, 14), (24, 24, 16, 16, 8, 8), (20, 10))
-"""The heights of a site's layers: every site has another network."""
+"""The heights of each site's layers: every site has a network of its own."""
 PANEL, HEIGHT, TOP = 320, 390, 186
 """Width of a round, height of the picture, and height of the ring's centre."""
 RADIUS, CARD = 112, (104, 66)
 COLOURS = "abcd"
-"""The class of each site in the style."""
+"""The CSS class of each site."""
 STYLE = """
 svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --dim: #59636e; --card: #ffffff; --edge: #c8d0d9; }
 svg { --a: #0b69c7; --b: #b35900; --c: #1a7f37; --d: #9a3fb5; }
@@ -46,11 +46,11 @@ text { fill: var(--ink); text-anchor: middle; } .dim, .key { fill: var(--dim); }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 when the picture is fresh (or was made so), 1 when ``--check`` finds it stale."""
+    """Write the picture; the exit status is 1 if ``--check`` finds it stale, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the picture is stale")
     check = parser.parse_args(arguments).check
-    text = picture(FederationConfig.load(DEPLOY / "examples" / "federation.toml"))
+    text = draw_rounds(FederationConfig.load(DEPLOY / "examples" / "federation.toml"))
     if PICTURE.exists() and PICTURE.read_text("utf-8") == text:
         return 0
     if check:
@@ -61,24 +61,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def picture(federation: FederationConfig) -> str:
-    """The first rounds of a federation, side by side."""
+def draw_rounds(federation: FederationConfig) -> str:
+    """The first rounds of a federation, side by side, as SVG."""
     rules = make_rules(federation, next(iter(federation.roster)), ROUND_KEY, without=frozenset(), stay=False)
     rounds = plan_of(rules, rounds=ROUNDS)["rounds"]
     names = list(federation.roster)
     width = PANEL * ROUNDS
     alternative = "; ".join(
-        f"round {one['round']}: "
-        + ", ".join(f"{receiver} from {sources[0]}" for receiver, sources in one["receives_from"].items())
-        for one in rounds
+        f"round {plan['round']}: "
+        + ", ".join(f"{receiver} from {sources[0]}" for receiver, sources in plan["receives_from"].items())
+        for plan in rounds
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">',
         f"<title>Who receives whose model in {ROUNDS} rounds of four sites. {alternative}</title>",
         f"<style>{STYLE}</style>",
     ]
-    for index, one in enumerate(rounds):
-        parts += [f'<g transform="translate({index * PANEL} 0)">', *_round(one["round"], one["receives_from"], names)]
+    for index, plan in enumerate(rounds):
+        parts += [f'<g transform="translate({index * PANEL} 0)">', *_round(plan["round"], plan["receives_from"], names)]
         parts.append("</g>")
     return "\n".join([*parts, *_legend(width / 2), "</svg>\n"])
 
@@ -92,7 +92,7 @@ def _round(number: int, receives: Mapping[str, list[str]], names: Sequence[str])
 
 
 def _legend(middle: float) -> Iterator[str]:
-    """What the signs mean, in one line."""
+    """The meaning of the signs, in one line."""
     y = HEIGHT - 18
     yield f'<g transform="translate({middle - 330} {y})">'
     yield from _network(0, 0, -5)
@@ -105,8 +105,8 @@ def _legend(middle: float) -> Iterator[str]:
 
 def _network(index: int, left: float, middle: float) -> Iterator[str]:
     """A site's network, one bar a layer."""
-    for place, layer in enumerate(NETWORKS[index]):
-        x, y = left + place * 8, middle - layer / 2
+    for number, layer in enumerate(NETWORKS[index]):
+        x, y = left + number * 8, middle - layer / 2
         yield f'<rect class="layer {COLOURS[index]}" x="{x:.1f}" y="{y:.1f}" width="5" height="{layer}" rx="1"/>'
 
 
@@ -115,13 +115,17 @@ def _data(left: float, top: float) -> Iterator[str]:
 
 
 def _centre(index: int) -> tuple[float, float]:
-    """The first site is above the ring's centre, the others follow clockwise."""
+    """The centre of a site's card: the first is above the ring's centre, the others follow
+    clockwise.
+    """
     angle = math.pi / 2 * index
     return PANEL / 2 + RADIUS * 0.92 * math.sin(angle), TOP - RADIUS * math.cos(angle)
 
 
 def _route(source: int, receiver: int) -> Iterator[str]:
-    """A curve from card to card, which bends to the right of its way so that two sites that exchange stay apart."""
+    """An arrow between two cards, bent to the right so that the arrows of both directions stay
+    apart.
+    """
     (x0, y0), (x1, y1) = _centre(source), _centre(receiver)
     length = math.dist((x0, y0), (x1, y1))
     bend = 16 if abs(source - receiver) % 2 else 22
@@ -139,7 +143,7 @@ def _route(source: int, receiver: int) -> Iterator[str]:
 
 
 def _edge(centre: tuple[float, float], towards: tuple[float, float], *, gap: float) -> tuple[float, float]:
-    """Where the way from a card's centre leaves the card, and a gap further on."""
+    """The point where a line from a card's centre leaves the card, moved by a gap."""
     dx, dy = towards[0] - centre[0], towards[1] - centre[1]
     share = min(CARD[0] / 2 / abs(dx) if dx else math.inf, CARD[1] / 2 / abs(dy) if dy else math.inf)
     further = share + gap / math.hypot(dx, dy)
@@ -147,7 +151,7 @@ def _edge(centre: tuple[float, float], towards: tuple[float, float], *, gap: flo
 
 
 def _site(index: int, name: str, *, stays: bool) -> Iterator[str]:
-    """A card: the site's name, its own network, and its data, which no route leaves."""
+    """A card with the site's name, its own network, and its data, which no arrow leaves."""
     (x, y), (wide, high) = _centre(index), CARD
     left, top = x - wide / 2, y - high / 2
     yield f'<rect class="card" x="{left:.1f}" y="{top:.1f}" width="{wide}" height="{high}" rx="8"/>'

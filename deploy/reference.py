@@ -1,7 +1,8 @@
-"""Regenerate ``deploy/reference.md`` from the program; with ``--check``, say whether that is needed.
+"""Write ``deploy/reference.md`` from the program; ``--check`` only compares.
 
-Run it from anywhere: ``python deploy/reference.py``. Exit codes, documents, configuration keys and metrics come from
-the code. What a configuration key means comes from the comment above it in ``deploy/examples``.
+Run it from anywhere: ``python deploy/reference.py``. Exit codes, documents, configuration keys and
+metrics come from the code. The meaning of a configuration key is the comment above it in
+``deploy/examples``.
 """
 
 from __future__ import annotations
@@ -32,29 +33,34 @@ FILES = (("federation.toml", FederationConfig), ("site.toml", SiteConfig), ("exp
 HEAD = """\
 # Reference
 
-`python deploy/reference.py` writes this page from the program, and `make lint` says when it is stale.
+`python deploy/reference.py` writes this page from the program, and `make lint` fails when it is stale.
 """
 EXIT_CODES_LEAD = """\
-An error is one line on standard error. It names the file, key or peer and says what to do; `--debug` shows the
-traceback. Exit code 0 is success and 1 an internal error, which is worth a report.
+An error is one line on standard error. It names the file, key or peer and says what to do;
+`--debug` shows the traceback. Exit code 0 is success; 1 is an internal error, which is worth a
+report.
 """
 JSON_LEAD = """\
-Every command that shows something takes `--json` and prints one document; `--watch --json` prints one a line. Times are
-Unix seconds. Durations end in `_s`. With the daemon down, `status` says `"daemon": "down"` and what the journal knows.
+Every command that shows something takes `--json` and prints one document; `--watch --json` prints
+one a line. Times are Unix seconds. Durations are seconds, and their keys end in `_s`. While the
+daemon is down, `status` says `"daemon": "down"` and shows what the journal has.
 """
 CONFIGURATION_LEAD = """\
-[federation.toml](examples/federation.toml) is the same at every site, [site.toml](examples/site.toml) is private to a
-site, and [experiment.toml](examples/experiment.toml) is for `simulate`. The linked examples show every key where it
-stands. NAME is a name of your choice. A key without a default may be left out, unless it is needed.
+[federation.toml](examples/federation.toml) is the same at every site,
+[site.toml](examples/site.toml) is private to a site, and
+[experiment.toml](examples/experiment.toml) is for `simulate`. The linked examples show every key in
+its table. NAME stands for a name of your choice. "needed" marks keys without which the file is
+refused; any other key may be left out, also where it has no default.
 """
 METRICS_LEAD = """\
-A daemon shows these where `[metrics]` of `site.toml` says. [prometheus](prometheus/README.md) has the alerts, and what
-to do about each. `process_*` describes the daemon's process, and `mhfl_worker_process_*` the worker's.
+A daemon serves these metrics at the address that `[metrics]` of `site.toml` names.
+[prometheus](prometheus/README.md) has the alerts, and what to do about each. `process_*` describes
+the daemon's process, `mhfl_worker_process_*` the worker's.
 
-The daemon counts rounds, contributions, transfers, refusals, denied calls and failures from the journal and the egress
-ledger, over all generations: a restart resets none of them. `peer` is a site of the roster. In
-`mhfl_calls_denied_total` it is also `unknown`, for callers whose certificate names no site. It is empty for an export,
-which has no receiver. The unit is in the name.
+The daemon counts rounds, contributions, transfers, refusals, denied calls and failures from the
+journal and the egress ledger, over all generations: a restart resets none of them. `peer` is a site
+of the roster. In `mhfl_calls_denied_total` it is also `unknown`, for callers whose certificate
+names no site. It is empty for an export, which has no receiver. The unit is in the name.
 """
 WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}
 SCHEMA_WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
@@ -62,18 +68,18 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 SECTION = re.compile(r"#?\[\[?([^\[\]]+)\]\]?$")
 KEY = re.compile(r"#?([\w.]+) = ")
 NAME = "NAME"
-"""What stands in a key's path for a name that the file's author chooses."""
+"""The part of a key's path that stands for a name that the file's author chooses."""
 
 KeyPath = tuple[str, ...]
 Schema = Mapping[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 when the page is fresh (or was made so), 1 when ``--check`` finds it stale."""
+    """Write the page; the exit status is 1 if ``--check`` finds it stale, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the page is stale")
     check = parser.parse_args(arguments).check
-    text = reference()
+    text = render_page()
     if PAGE.exists() and PAGE.read_text("utf-8") == text:
         return 0
     if check:
@@ -84,8 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def reference() -> str:
-    """The whole page."""
+def render_page() -> str:
     parts = [HEAD, "## Exit codes\n", EXIT_CODES_LEAD, exit_codes(), "## JSON\n", JSON_LEAD, *json_documents()]
     parts += ["## Configuration\n", CONFIGURATION_LEAD]
     for name, model in FILES:
@@ -109,13 +114,15 @@ def exit_codes() -> str:
 
 # --- documents --------------------------------------------------------------------------------------------------------
 def json_documents() -> Iterator[str]:
-    """A table of the commands, then one of each record's keys, in the order in which they are referred to."""
+    """A table of the commands, then one table of each record's keys, in the order of the first
+    reference.
+    """
     commands = {**records.DOCUMENTS, **documents.DOCUMENTS}
     yield table(("command", "document"), ((f"`{name}`", type_words(kind)) for name, kind in commands.items()))
-    found: dict[str, Any] = {}
+    collected: dict[str, Any] = {}
     for kind in commands.values():
-        collect(kind, found)
-    for name, record in found.items():
+        collect_records(kind, collected)
+    for name, record in collected.items():
         yield f"### {name}\n"
         yield f"{' '.join(str(record.__doc__).split())}\n"
         yield table(("key", "type", "meaning"), (document_key(key, kind) for key, kind in hints(record).items()))
@@ -126,20 +133,20 @@ def hints(record: Any) -> dict[str, Any]:
     return get_type_hints(record, include_extras=True)
 
 
-def collect(kind: Any, found: dict[str, Any]) -> None:
-    """Add every record within an annotation to ``found``, by its name."""
+def collect_records(kind: Any, collected: dict[str, Any]) -> None:
+    """Add every record within an annotation to ``collected``, by its name."""
     if is_typeddict(kind):
-        if kind.__name__ in found:
+        if kind.__name__ in collected:
             return
-        found[kind.__name__] = kind
+        collected[kind.__name__] = kind
         for inner in hints(kind).values():
-            collect(inner, found)
+            collect_records(inner, collected)
     for inner in get_args(kind):
-        collect(inner, found)
+        collect_records(inner, collected)
 
 
 def document_key(name: str, annotation: Any) -> tuple[str, str, str]:
-    """A row for a key: its name, type and meaning."""
+    """The row of a key: name, type and meaning."""
     meaning, optional = "", False
     while get_origin(annotation) in (Annotated, NotRequired):
         if get_origin(annotation) is NotRequired:
@@ -170,7 +177,7 @@ def type_words(kind: Any) -> str:
 def configuration(file: str, model: type[BaseModel]) -> Iterator[str]:
     """The table of a configuration file's keys."""
     comments = {
-        path: comment for path, comment in explained((DEPLOY / "examples" / file).read_text("utf-8")) if comment
+        path: comment for path, comment in read_comments((DEPLOY / "examples" / file).read_text("utf-8")) if comment
     }
     schema = model.model_json_schema()
     yield f"### {file}\n"
@@ -183,11 +190,11 @@ def configuration(file: str, model: type[BaseModel]) -> Iterator[str]:
     )
 
 
-def explained(text: str) -> Iterator[tuple[KeyPath, str]]:
+def read_comments(text: str) -> Iterator[tuple[KeyPath, str]]:
     """The path of every key and table of a commented example, with the comment above it."""
     path: KeyPath = ()
     comment: list[str] = []
-    shared = ""  # by keys that follow each other under one comment
+    shared = ""  # the comment of several keys that follow each other below it
     for line in text.splitlines():
         if line.startswith("# "):
             comment.append(line.removeprefix("# "))
@@ -202,7 +209,7 @@ def explained(text: str) -> Iterator[tuple[KeyPath, str]]:
 
 
 def meaning(path: KeyPath, comments: Mapping[KeyPath, str]) -> str:
-    """The comment of a key, or else that of the table in which it stands."""
+    """The comment of a key, or else of the table that it is in."""
     for count in range(len(path), 0, -1):
         for known, comment in comments.items():
             if len(known) == count and all(a in (b, NAME) for a, b in zip(path, known, strict=False)):
@@ -211,16 +218,16 @@ def meaning(path: KeyPath, comments: Mapping[KeyPath, str]) -> str:
 
 
 def keys(whole: Schema, part: Schema, path: KeyPath) -> Iterator[tuple[KeyPath, Schema, bool]]:
-    """Every key of a table and of the tables in it: its path, its schema, and whether it must be given."""
+    """Every key of a table and of the tables in it: its path, its schema, and whether it is needed."""
     for key, value in part["properties"].items():
-        place, within = (*path, key), value
+        inner_path, within = (*path, key), value
         while (inner := within.get("additionalProperties", within.get("items"))) and inner is not True:
-            place = (*place, NAME) if "additionalProperties" in within else place
+            inner_path = (*inner_path, NAME) if "additionalProperties" in within else inner_path
             within = inner
         for choice in within.get("anyOf", [within]):
             name = str(choice.get("$ref", "")).rpartition("/")[2]
             if name and "properties" in whole["$defs"][name]:
-                yield from keys(whole, whole["$defs"][name], place)
+                yield from keys(whole, whole["$defs"][name], inner_path)
                 break
         else:
             yield (*path, key), value, key in part.get("required", ())
@@ -243,7 +250,7 @@ def schema_words(part: Schema) -> str:
 
 
 def default(part: Schema, path: KeyPath, required: bool) -> str:
-    """What holds where the key is left out."""
+    """The value that holds where the key is left out."""
     if path[0] == "stages":
         return "the method's"
     if required:
@@ -265,7 +272,7 @@ def metrics() -> str:
 
 
 def metric_type(name: str) -> str:
-    """Prometheus' type of a metric, which the end of its name says."""
+    """Prometheus' type of a metric, by the end of its name."""
     return "counter" if name.endswith("_total") else "info" if name.endswith("_info") else "gauge"
 
 

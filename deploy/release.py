@@ -1,9 +1,10 @@
-"""`make dist`: what a release consists of, the same bytes for the same commit.
+"""`make dist`: build a release, with the same bytes for the same commit.
 
     python deploy/release.py [--out dist] [--allow-dirty] [--no-bundle] [--extras export,scalars] [--index URL]
 
-Wheel and sdist of HEAD, a bundle of wheels that installs without a network, the CycloneDX SBOM of what the bundle
-installs, and SHA256SUMS. Needs the extra `release`; pip's own settings say where wheels come from.
+A release consists of the wheel and the sdist of HEAD, a bundle of wheels that installs without a
+network, the CycloneDX SBOM of the bundle's packages, and SHA256SUMS. Needs the extra `release`; pip
+downloads the wheels from where its own settings say.
 """
 
 from __future__ import annotations
@@ -30,48 +31,49 @@ NAME = "mhfl-peer"
 SUMS = "SHA256SUMS"
 RELEASED = "mhfl[-_]peer-*"
 EXTRAS = "export,scalars"
-"""What a site may need beside the dependencies: ONNX, and scalars for TensorBoard and MLflow."""
+"""The bundle's extras: ONNX export, and scalars for TensorBoard and MLflow."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 INSTALL = """\
 #!/bin/sh
-# Install without a network: sh install.sh [FOLDER OF THE NEW ENVIRONMENT]; PYTHON=python{python} names another Python.
+# Install without a network: sh install.sh [FOLDER OF THE NEW ENVIRONMENT]; PYTHON=python{python}
+# names another Python.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd) python=${{PYTHON:-python3}} folder=${{1:-mhfl}}
 "$python" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "{python}")' || {{
-    echo "these wheels are for Python {python}, and $python is another: set PYTHON" >&2; exit 1; }}
+    echo "these wheels are for Python {python}, and $python is another version: set PYTHON" >&2; exit 1; }}
 "$python" -m venv "$folder"
 "$folder/bin/python" -m pip --disable-pip-version-check install --no-index --find-links "$here/wheels" \\
     --require-hashes --requirement "$here/requirements.txt"
 "$folder/bin/mhfl-peer" --version
 """
 README = """\
-{name} {version} with everything that it needs, for Python {python} on {platform}; no network is used.
+{name} {version} with all its dependencies, for Python {python} on {platform}; installing needs no network.
 Install:  sh install.sh /opt/mhfl     (then /opt/mhfl/bin/mhfl-peer --help)
 Verify:   sha256sum --check {sums}    (beside this bundle; each wheel's digest is in requirements.txt)
 """
 
 
 def main() -> None:
-    """Make the release."""
-    parser = argparse.ArgumentParser(description="Make a release of HEAD.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder to fill; default: dist")
-    parser.add_argument("--allow-dirty", action="store_true", help="leave out what is not committed, without refusal")
-    parser.add_argument("--no-bundle", action="store_true", help="without the offline bundle and its SBOM")
-    parser.add_argument("--extras", default=EXTRAS, help=f"of the bundle; default: {EXTRAS}")
-    parser.add_argument("--index", help="another package index, for a build of torch")
+    """Build the release."""
+    parser = argparse.ArgumentParser(description="Build a release of HEAD.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the release; default: dist")
+    parser.add_argument("--allow-dirty", action="store_true", help="build HEAD although there are uncommitted changes")
+    parser.add_argument("--no-bundle", action="store_true", help="build neither the offline bundle nor its SBOM")
+    parser.add_argument("--extras", default=EXTRAS, help=f"extras in the bundle; default: {EXTRAS}")
+    parser.add_argument("--index", help="another package index, for a special build of torch")
     options = parser.parse_args()
     changes = git("status", "--porcelain")
     if changes and not options.allow_dirty:
         sys.exit(f"not committed, and so not in a release:\n{changes}\ncommit it, or say --allow-dirty to leave it out")
     options.out.mkdir(parents=True, exist_ok=True)
-    for path in released(options.out):
+    for path in list_release(options.out):
         path.unlink()
     with tempfile.TemporaryDirectory(prefix="mhfl-release-") as folder:
         epoch = int(git("log", "-1", "--format=%ct"))
         source = unpack_head(Path(folder, "source"))
-        wheel, _ = distributions(source, options.out, epoch)
+        wheel, _ = build_distributions(source, options.out, epoch)
         if not options.no_bundle:
             wheels = collect_wheels(wheel, options.extras, Path(folder, "wheels"), index=options.index)
             bundle = write_bundle(wheels, options.out, epoch)
@@ -82,14 +84,14 @@ def main() -> None:
 
 
 def git(*arguments: str) -> str:
-    """What git says of this repository."""
+    """Run git in this repository; its output."""
     return subprocess.run(
         ["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
 def unpack_head(folder: Path) -> Path:
-    """Write the files of HEAD."""
+    """Write the files of HEAD to the folder."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", "HEAD"]
     content = subprocess.run(command, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -97,25 +99,25 @@ def unpack_head(folder: Path) -> Path:
     return folder
 
 
-def distributions(source: Path, out: Path, epoch: int) -> tuple[Path, Path]:
+def build_distributions(source: Path, out: Path, epoch: int) -> tuple[Path, Path]:
     """Build wheel and sdist of a source tree with the setuptools of this environment.
 
     Args:
-        source: the tree; setuptools writes into it, and files get the modes that they are released with.
-        out: takes both files.
-        epoch: seconds; the time of every file in them.
+        source: the tree; setuptools writes into it, and its files get their modes of the release.
+        out: the folder for both files.
+        epoch: the time of every file in them, in Unix seconds.
     """
     hooks = "import sys; from setuptools.build_meta import *; out = sys.argv[1]; build_sdist(out); build_wheel(out)"
     for path in source.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", hooks, folder], cwd=source, env=environment, umask=0o022, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        if done.returncode:
-            sys.exit(done.stdout)
+        if process.returncode:
+            sys.exit(process.stdout)
         (built_wheel,), (built_sdist,) = Path(folder).glob("*.whl"), Path(folder).glob("*.tar.gz")
         with tarfile.open(built_sdist) as archive:
             files = {
@@ -124,13 +126,15 @@ def distributions(source: Path, out: Path, epoch: int) -> tuple[Path, Path]:
                 if member.isfile()
             }
         sdist = out / built_sdist.name
-        sdist.write_bytes(gzip.compress(packed(files, epoch), mtime=epoch))
+        sdist.write_bytes(gzip.compress(pack(files, epoch), mtime=epoch))
         wheel = built_wheel.replace(out / built_wheel.name)
     return wheel, sdist
 
 
-def packed(files: Mapping[str, tuple[bytes, bool]], epoch: int) -> bytes:
-    """A tar archive of files (content, and whether it can be executed) that nothing but these decides."""
+def pack(files: Mapping[str, tuple[bytes, bool]], epoch: int) -> bytes:
+    """A tar archive of files (content, and whether it is executable); its bytes depend on the
+    arguments alone.
+    """
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, (data, executable) in sorted(files.items()):
@@ -141,7 +145,9 @@ def packed(files: Mapping[str, tuple[bytes, bool]], epoch: int) -> bytes:
 
 
 def collect_wheels(wheel: Path, extras: str, folder: Path, *, index: str | None) -> list[Path]:
-    """Download what the wheel and its extras need, as constraints.txt pins it, for this Python and platform."""
+    """Download the dependencies of the wheel and its extras, as constraints.txt pins them, for this
+    platform.
+    """
     folder.mkdir()
     command = [*PIP, "download", "--only-binary", ":all:", "--dest", str(folder)]
     command += ["--constraint", str(ROOT / "constraints.txt")]
@@ -150,7 +156,10 @@ def collect_wheels(wheel: Path, extras: str, folder: Path, *, index: str | None)
 
 
 def write_bundle(wheels: Iterable[Path], out: Path, epoch: int) -> Path:
-    """Write the wheels with requirements.txt and an install script as one archive; wheels are compressed already."""
+    """Write the wheels with requirements.txt and an install script as one archive.
+
+    The archive is not compressed, since wheels are.
+    """
     wheels = sorted(wheels)
     version, platform = version_of(wheels), platform_of(wheels)
     facts = {"name": NAME, "version": version, "python": PYTHON, "platform": platform, "sums": SUMS}
@@ -160,18 +169,18 @@ def write_bundle(wheels: Iterable[Path], out: Path, epoch: int) -> Path:
     files["install.sh"] = (INSTALL.format(**facts).encode(), True)
     files["README"] = (README.format(**facts).encode(), False)
     bundle = out / f"{top}.tar"
-    bundle.write_bytes(packed({f"{top}/{name}": file for name, file in files.items()}, epoch))
+    bundle.write_bytes(pack({f"{top}/{name}": file for name, file in files.items()}, epoch))
     return bundle
 
 
 def version_of(wheels: Iterable[Path]) -> str:
-    """The version of this project's wheel among them."""
+    """The version of this project's wheel."""
     (wheel,) = (wheel for wheel in wheels if wheel.name.startswith("mhfl_peer-"))
     return wheel.name.split("-")[1]
 
 
 def platform_of(wheels: Iterable[Path]) -> str:
-    """The machine that the wheels are for, as torch's says."""
+    """The platform of the wheels, which torch's wheel names."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch-"))
     return "linux-x86_64" if "x86_64" in torch.stem.rpartition("-")[2] else torch.stem.rpartition("-")[2]
 
@@ -186,19 +195,22 @@ def requirements(wheels: Iterable[Path]) -> Iterator[str]:
 
 
 def install(bundle: Path, folder: Path) -> Path:
-    """Install the bundle, as its own script does; the folder of the environment."""
+    """Install the bundle with its own script; the folder of the environment."""
     with tarfile.open(bundle) as archive:
         archive.extractall(folder, filter="data")
     (top,) = folder.iterdir()
     environment = {**os.environ, "PYTHON": sys.executable, "PIP_QUIET": "1"}
     subprocess.run(["sh", top / "install.sh", folder / "environment"], check=True, env=environment)
     python = folder / "environment" / "bin" / "python"
-    subprocess.run([*PIP, "--python", python, "uninstall", "--yes", "pip"], check=True)  # Python's, not the bundle's
+    # pip came from Python, not from the bundle.
+    subprocess.run([*PIP, "--python", python, "uninstall", "--yes", "pip"], check=True)
     return folder / "environment"
 
 
 def write_sbom(environment: Path, wheel: Path, out: Path, epoch: int, *, pyproject: Path) -> Path:
-    """Write the CycloneDX document of an environment's packages; the commit decides serial number and time."""
+    """Write the CycloneDX document of an environment's packages, with a serial number and time of
+    the commit.
+    """
     python = environment / "bin" / "python"
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", str(pyproject)]
     command += ["--mc-type", "application", "--output-reproducible", "--spec-version", "1.6", str(python)]
@@ -212,10 +224,10 @@ def write_sbom(environment: Path, wheel: Path, out: Path, epoch: int, *, pyproje
 
 def write_sums(out: Path) -> None:
     """Write the digest of every file, for ``sha256sum --check``."""
-    (out / SUMS).write_text("".join(f"{digest(path)}  {path.name}\n" for path in released(out)))
+    (out / SUMS).write_text("".join(f"{digest(path)}  {path.name}\n" for path in list_release(out)))
 
 
-def released(out: Path) -> list[Path]:
+def list_release(out: Path) -> list[Path]:
     """The files of a release in a folder, without the checksums."""
     return sorted(out.glob(RELEASED))
 

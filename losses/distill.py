@@ -1,9 +1,10 @@
-r"""Distillation: one network (the student) learns to answer as another, fixed one (the teacher) does.
+r"""Distillation: one network (the student) learns the predictions of another, fixed one (the
+teacher).
 
-The direct comparison of outputs, between networks that answer the same question: the local model teaches the messenger
-in MH-pFLID and, through :mod:`losses.mutual`, the private model teaches the proxy in FedDAL. Predictions have their
-classes on dim 1; further dimensions are pixels, each of them a sample of its own. The arithmetic is float32 or wider;
-nothing here is an operation that autocast would narrow again.
+The losses compare predictions directly: the local model teaches the messenger in MH-pFLID and,
+through :mod:`losses.mutual`, the private model teaches the proxy in FedDAL. Predictions have their
+classes on dim 1; further dimensions are pixels, each of them a sample of its own. The arithmetic is
+float32 or wider; autocast narrows none of its operations again.
 """
 
 from __future__ import annotations
@@ -14,28 +15,31 @@ from torch import Tensor
 
 
 def distillation_kl(local_logits: Tensor, messenger_logits: Tensor) -> Tensor:
-    r"""KL divergence of the messenger's class distribution from the local model's, which is the teacher.
+    r"""KL divergence of the messenger's class distribution from the local model's, which is the
+    teacher.
 
     .. math:: L = \frac1{|b|}\sum_b \mathrm{KL}(\mathrm{softmax}(y^l_b) \,\Vert\, \mathrm{softmax}(y^m_b))
 
     Source: MH-pFLID, eq. 5 (its second term) and eq. 15.
-    Differs: eq. 15 prints the difference of two entropies, which the messenger could lower without coming nearer to
-        the local model; the text asks for the divergence. A mean over samples and pixels stands for the sum.
+    Differs: eq. 15 prints the difference of two entropies, which the messenger could lower without
+        coming nearer to the local model; the text describes the divergence. A mean over samples and
+        pixels replaces the sum.
     Args:
         local_logits: the teacher's, ``(b, classes, *space)``; no gradient.
         messenger_logits: the student's, of the same shape; gradient flows.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0 when the
-        distributions agree.
+        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0
+        when the distributions agree.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes,
+            or differ in shape.
     Example:
         >>> distillation_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
         tensor(0.)
         >>> distillation_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
         tensor(0.1201)
     """
-    local, messenger = matched_logits(local=local_logits, messenger=messenger_logits)
+    local, messenger = match_logits(local=local_logits, messenger=messenger_logits)
     return divergence(local.detach(), messenger)
 
 
@@ -56,19 +60,23 @@ def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
         >>> distillation_l1(torch.zeros(1, 1, 2), torch.tensor([[[0.5, -1.0]]]))
         tensor(0.7500)
     """
-    local, messenger = _matched("images", local=local_images, messenger=messenger_images)
+    local, messenger = _match("images", local=local_images, messenger=messenger_images)
     return F.l1_loss(messenger, local.detach())
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """KL of two logits' softmax over dim 1, a mean over all else; gradient flows into both."""
+    """KL of two logits' softmax over dim 1, the mean over all other dimensions; gradient flows into
+    both.
+    """
     teacher, student = teacher.log_softmax(1), student.log_softmax(1)
     return (teacher.exp() * (teacher - student)).sum(1).mean()
 
 
-def matched_logits(**logits: Tensor) -> tuple[Tensor, ...]:
-    """The logits of two networks, named by their owners, in a common dtype that is float32 or wider."""
-    matched = _matched("logits", **logits)
+def match_logits(**logits: Tensor) -> tuple[Tensor, ...]:
+    """Check two networks' logits, named by their owners; return them in one dtype, float32 or
+    wider.
+    """
+    matched = _match("logits", **logits)
     if matched[0].shape[1] < 2:
         raise ValueError(
             f"the logits {tuple(matched[0].shape)} have one class on dim 1, whose softmax is always 1; give each class "
@@ -77,18 +85,18 @@ def matched_logits(**logits: Tensor) -> tuple[Tensor, ...]:
     return matched
 
 
-def _matched(what: str, **predictions: Tensor) -> tuple[Tensor, ...]:
+def _match(kind: str, **predictions: Tensor) -> tuple[Tensor, ...]:
     dtype = torch.float32
     for owner, values in predictions.items():
         if not (values.ndim > 1 and values.is_floating_point() and values.numel()):
             raise ValueError(
-                f"the {owner} {what} must be a non-empty (b, channels, *space) of floats, not {tuple(values.shape)} of "
+                f"the {owner} {kind} must be a non-empty (b, channels, *space) of floats, not {tuple(values.shape)} of "
                 f"{values.dtype}"
             )
         dtype = torch.promote_types(dtype, values.dtype)
     if len({values.shape for values in predictions.values()}) > 1:
         shapes = " and ".join(f"{owner} {tuple(values.shape)}" for owner, values in predictions.items())
         raise ValueError(
-            f"the {what} differ in shape: {shapes}; both networks must answer for the same samples, channels and grid"
+            f"the {kind} differ in shape: {shapes}; both networks must answer for the same samples, channels and grid"
         )
     return tuple(values.to(dtype) for values in predictions.values())

@@ -1,18 +1,19 @@
-r"""Row-normalised similarity, the kernel that the batch, position and region terms of FedSKD share.
+r"""Row-normalised similarity, the common kernel of FedSKD's batch, position and region terms.
 
-Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, one *column* an item (a sample, a position, a
-region). That is how a feature map lies in memory, so the position term needs no copy to reach it. ``G = XᵀX`` are the
-similarities between items, ``g_i`` is row i of G, and
+Layout: a network's features are a matrix ``X = Hᵀ`` of shape ``(d, n)``, one *column* an item (a
+sample, a position, a region). A feature map lies in memory so, and the position term needs no copy.
+``G = XᵀX`` are the similarities between items, ``g_i`` is row i of G, and
 
 .. math:: \frac{1}{n^2}\lVert \mathcal S(H_D) - \mathcal S(H_K)\rVert_F^2
           = \frac1n\sum_i \lVert u_i - v_i\rVert^2 = \frac1n \sum_i (a_i + b_i - 2\cos_i)
 
-with :math:`u_i = g_i/\lVert g_i\rVert` of the DAM, :math:`v_i` the same of the KTM, and :math:`a_i, b_i` 1 where
-that row is alive and 0 where it is zero. The *direct* form builds both n×n matrices; the *linear* form needs d×d ones
-only, since :math:`\langle g_i^D, g_i^K\rangle = x_i^\top (XY^\top) y_i` and
-:math:`\lVert g_i^D\rVert^2 = x_i^\top (XX^\top) x_i`.
+with :math:`u_i = g_i/\lVert g_i\rVert` of the DAM, :math:`v_i` the same of the KTM, and :math:`a_i,
+b_i` 1 where that row is alive and 0 where it is zero. The *direct* form builds both n×n matrices;
+the *linear* form needs d×d ones only, since :math:`\langle g_i^D, g_i^K\rangle = x_i^\top (XY^\top)
+y_i` and :math:`\lVert g_i^D\rVert^2 = x_i^\top (XX^\top) x_i`.
 
-The gradient is in closed form and is computed together with the value: nothing but it is kept for the backward pass.
+The gradient is in closed form; the forward pass computes it with the value and keeps nothing else
+for the backward pass.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ DEAD_ROW_NORM = 1e-12
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products at the full precision of their operands: no autocast, no TF32, no bfloat16 in place of float32.
+    """Matrix products at the full precision of their operands: no autocast, no TF32, no bfloat16 in
+    place of float32.
 
-    The cosines are within 1e-2 to 1e-5 of 1, so that the 8 to 10 mantissa bits of the shortcuts would leave noise.
-    PyTorch has no thread-local switch for them: where the process-wide one is on, it is off inside the block and as
-    before after it, also after an exception; where it is off (the default) it is not touched.
+    The cosines are within 1e-2 to 1e-5 of 1, so that the 8 to 10 mantissa bits of the shortcuts
+    would leave noise. PyTorch has no thread-local switch for them. Where the process-wide switch is
+    on, the block turns it off and restores it afterwards, also after an exception; where it is off
+    (the default), the block does not touch it.
     """
     matmul = getattr(torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda, "matmul", None)
     switch, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
@@ -76,12 +79,12 @@ class ExactProduct(torch.autograd.Function):
 class _Dissimilarity(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dam: Tensor, ktm: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
-        wanted = any(ctx.needs_input_grad)
+        needs_gradient = any(ctx.needs_input_grad)
         ctx.dtypes = dam.dtype, ktm.dtype
         with exact_products(dam.device):
             dam, dam_scale = _unit_rms(dam, dtype)
             ktm, ktm_scale = _unit_rms(ktm, dtype)
-            value, gradients = (_linear if form == "linear" else _direct)(dam, ktm, wanted)
+            value, gradients = (_linear if form == "linear" else _direct)(dam, ktm, needs_gradient)
         if gradients:
             ctx.save_for_backward(gradients[0].mul_(dam_scale), gradients[1].mul_(ktm_scale))
         return value
@@ -97,8 +100,9 @@ class _Dissimilarity(torch.autograd.Function):
 def dissimilarity(dam: Tensor, ktm: Tensor, *, form: Form, dtype: torch.dtype) -> Tensor:
     """The mean over items of ``a + b - 2 cos``, a scalar of ``dtype``; gradient flows into both.
 
-    ``dam`` is ``(d_dam, n)`` and ``ktm`` ``(d_ktm, n)``; the widths may differ. Both are divided by their own rms
-    first, which the value does not feel and which keeps every norm in range. Once differentiable.
+    ``dam`` is ``(d_dam, n)`` and ``ktm`` ``(d_ktm, n)``; the widths may differ. Both are divided by
+    their own rms first, which keeps every norm in range and does not change the value. Once
+    differentiable.
     """
     if form == "auto":
         form = cheaper_form(dam.shape[1], dam.shape[0], ktm.shape[0])
@@ -126,7 +130,7 @@ def _inverse_norms(squares: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(alive, squares, 1.0).sqrt().reciprocal().mul_(alive), alive
 
 
-def _direct(dam: Tensor, ktm: Tensor, wanted: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+def _direct(dam: Tensor, ktm: Tensor, needs_gradient: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     items = dam.shape[1]
     dam_unit, ktm_unit = dam.mT @ dam, ktm.mT @ ktm
     dam_inverse, _ = _inverse_norms(dam_unit.square().sum(1))
@@ -136,7 +140,7 @@ def _direct(dam: Tensor, ktm: Tensor, wanted: bool) -> tuple[Tensor, tuple[Tenso
     # The difference comes before the square: 1 - cos would cancel where the networks nearly agree.
     gap = dam_unit - ktm_unit
     value = gap.square().sum() / items
-    if not wanted:
+    if not needs_gradient:
         return value, None
     gap *= 2 / items
     return value, (
@@ -146,13 +150,13 @@ def _direct(dam: Tensor, ktm: Tensor, wanted: bool) -> tuple[Tensor, tuple[Tenso
 
 
 def _through_rows(features: Tensor, unit: Tensor, inverse: Tensor, grad_unit: Tensor) -> Tensor:
-    """Back through ``unit = rownorm(featuresᵀ features)``; overwrites ``unit``."""
+    """The gradient through ``unit = rownorm(featuresᵀ features)``; overwrites ``unit``."""
     along = (unit * grad_unit).sum(1, keepdim=True)
     grad_gram = unit.mul_(along).neg_().add_(grad_unit).mul_(inverse[:, None])
     return torch.matmul(features, grad_gram + grad_gram.mT, out=torch.empty_like(features))
 
 
-def _linear(dam: Tensor, ktm: Tensor, wanted: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+def _linear(dam: Tensor, ktm: Tensor, needs_gradient: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     items = dam.shape[1]
     cross = dam @ ktm.mT
     dam_image, ktm_image, cross_image = (dam @ dam.mT) @ dam, (ktm @ ktm.mT) @ ktm, cross @ ktm
@@ -161,7 +165,7 @@ def _linear(dam: Tensor, ktm: Tensor, wanted: bool) -> tuple[Tensor, tuple[Tenso
     both = dam_inverse * ktm_inverse
     cosine = (cross_image * dam).sum(0) * both
     value = (dam_alive.to(cosine.dtype) + ktm_alive - 2 * cosine).sum() / items
-    if not wanted:
+    if not needs_gradient:
         return value, None
     by_cross = both * (-2 / items)
     by_dam = cosine * dam_inverse.square() * (2 / items)

@@ -1,11 +1,13 @@
-r"""Asymmetrical mutual learning of FedDAL, between a site's private model (w) and the proxy (p) that it exchanges.
+r"""Asymmetrical mutual learning of FedDAL, between a site's private model (w) and the proxy (p)
+that it exchanges.
 
-The private model passes its whole distribution to the proxy; the proxy, weaker but better travelled, only says which
-``top`` classes (the paper's v) deserve attention, and that as far as both agree. Classes are on dim 1; further
-dimensions are pixels, each of them a sample of its own. The arithmetic is float32 or wider; nothing here is an
-operation that autocast would narrow again.
+The private model passes its whole distribution to the proxy. The proxy, which is weaker but has
+learnt at all sites, passes back its ``top`` most likely classes (the paper's v), weighted by the
+agreement of both. Classes are on dim 1; further dimensions are pixels, each of them a sample of its
+own. The arithmetic is float32 or wider; autocast narrows none of its operations again.
 
-Classes are ranked by their logits, which softmax keeps in order; of equal ones the lower index comes first.
+Classes are ranked by their logits, which softmax keeps in order; of equal ones the lower index
+comes first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from losses.distill import divergence, matched_logits
+from losses.distill import divergence, match_logits
 
 
 def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tensor:
@@ -40,7 +42,7 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
         >>> consensus(private, proxy, top=1), consensus(private, proxy, top=2)
         (tensor([1.]), tensor([0.3333]))
     """
-    private, proxy = matched_logits(private=private_logits, proxy=proxy_logits)
+    private, proxy = match_logits(private=private_logits, proxy=proxy_logits)
     common = top_classes(private, top).unsqueeze(1) == top_classes(proxy, top).unsqueeze(2)
     shared = common.sum((1, 2)).to(private.dtype)
     return shared / (2 * top - shared)
@@ -49,23 +51,26 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
 def feeding_loss(
     private_logits: Tensor, proxy_logits: Tensor, *, top: int, weights: Tensor | float | None = None
 ) -> Tensor:
-    r"""Backward knowledge feeding: the proxy's most likely classes rise in the private model, whatever their order.
+    r"""Backward knowledge feeding: the proxy's most likely classes rise in the private model,
+    whatever their order.
 
     .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} -\log \mathrm{softmax}(w(x_b))_c
 
     The probabilities of Z are raised jointly (their product): at the minimum each has 1 / ``top``.
 
-    Source: FedDAL, eq. 2; its Ω, summed over Z and its complement, is the denominator of the full softmax.
-    Differs: the minus sign, which the paper leaves out: as printed, descent would push the classes of Z down. A mean
-        over samples and pixels stands for the sum.
+    Source: FedDAL, eq. 2; its Ω, summed over Z and its complement, is the denominator of the full
+    softmax.
+    Differs: the minus sign, which the paper leaves out: as printed, descent would push the classes
+        of Z down. A mean over samples and pixels replaces the sum.
     Args:
         private_logits: of the private model, ``(b, classes, *space)``; gradient flows.
         proxy_logits: of the proxy, of the same shape; no gradient.
         top: how many classes Z has, at least 1 and fewer than there are.
-        weights: λ, ``(b, *space)``, or one number for all, 1 for the paper's ablation; no gradient. None takes the
-            :func:`consensus`.
+        weights: λ, ``(b, *space)``, or one number for all, 1 for the paper's ablation; no gradient.
+            None takes the :func:`consensus`.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative; 0 when no sample has consensus.
+        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative; 0 when no sample
+        has consensus.
     Raises:
         ValueError: what :func:`consensus` raises; the weights have another shape.
     Example:
@@ -73,7 +78,7 @@ def feeding_loss(
         >>> feeding_loss(private, proxy, top=2)  # 2 log 4
         tensor(2.7726)
     """
-    private, proxy = matched_logits(private=private_logits, proxy=proxy_logits)
+    private, proxy = match_logits(private=private_logits, proxy=proxy_logits)
     # Differs: the minus sign, see above.
     unlikeliness = -private.log_softmax(1).gather(1, top_classes(proxy, top)).sum(1)
     return (_weights(weights, private, proxy, top) * unlikeliness).mean()
@@ -106,7 +111,7 @@ def transfer_loss(
         >>> transfer_loss(private, proxy, top=2)  # log 4 - log 2
         tensor(0.6931)
     """
-    private, proxy = matched_logits(private=private_logits, proxy=proxy_logits)
+    private, proxy = match_logits(private=private_logits, proxy=proxy_logits)
     chosen = top_classes(proxy, top)
     target = proxy.detach().gather(1, chosen).log_softmax(1)
     gap = target - private.log_softmax(1).gather(1, chosen)
@@ -119,23 +124,25 @@ def forward_kl(private_logits: Tensor, proxy_logits: Tensor, *, updates_private:
     .. math:: L = \frac1{|b|}\sum_b \mathrm{KL}(\mathrm{softmax}(w(x_b)) \,\Vert\, \mathrm{softmax}(p(x_b)))
 
     Source: FedDAL, eq. 1.
-    Differs: the private model is a constant unless ``updates_private``, which is the composite loss of section 2.4 as
-        printed: there the term would teach the private model from the proxy, what section 2.2.2 argues against. A mean
-        over samples and pixels stands for the sum.
+    Differs: the private model is a constant unless ``updates_private``, which is the composite loss
+        of section 2.4 as printed: there the term would teach the private model from the proxy, what
+        section 2.2.2 argues against. A mean over samples and pixels replaces the sum.
     Args:
-        private_logits: of the private model, ``(b, classes, *space)``; gradient flows only with ``updates_private``.
+        private_logits: of the private model, ``(b, classes, *space)``; gradient flows only with
+            ``updates_private``.
         proxy_logits: of the proxy, of the same shape; gradient flows.
         updates_private: let gradient flow into the private model too.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0 when the
-        distributions agree.
+        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0
+        when the distributions agree.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes,
+            or differ in shape.
     Example:
         >>> forward_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
         tensor(0.1201)
     """
-    private, proxy = matched_logits(private=private_logits, proxy=proxy_logits)
+    private, proxy = match_logits(private=private_logits, proxy=proxy_logits)
     return divergence(private if updates_private else private.detach(), proxy)
 
 

@@ -1,7 +1,7 @@
 r"""Losses of a segmentation against its label map: soft Dice, and Dice with cross-entropy.
 
-Channel 0 is the background. The arithmetic is float32 or wider; nothing here is an operation that autocast would narrow
-again.
+Channel 0 is the background. The arithmetic is float32 or wider; autocast narrows none of its
+operations again.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Pixels. Added above and below the fraction, so that a class which an image lacks and the network does not see costs 0
-# and not 0/0; 1 is what the code of FedDAL's authors adds.
+# Pixels. Added to numerator and denominator, so that a class that neither target nor prediction has
+# costs 0 and not 0/0. The code of FedDAL's authors adds 1.
 SMOOTH = 1.0
 
 
@@ -40,7 +40,7 @@ def dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
         >>> dice_loss(confident, torch.tensor([[1, 0, 0]]))  # 1 - 1/3
         tensor(0.6667)
     """
-    return _dice(*_matched(logits, targets))
+    return _dice(*_match(logits, targets))
 
 
 def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
         >>> dice_ce_loss(undecided, torch.tensor([[0, 1, 0]]))  # 1 - 2/3.5 + log 2
         tensor(1.1217)
     """
-    logits, targets = _matched(logits, targets)
+    logits, targets = _match(logits, targets)
     return _dice(logits, targets) + F.cross_entropy(logits, targets)
 
 
@@ -73,8 +73,8 @@ def _dice(logits: Tensor, targets: Tensor) -> Tensor:
     return 1 - dice.mean()
 
 
-def _matched(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits in float32 or wider and the targets in int64, known to fit."""
+def _match(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Check logits and targets; return the logits in float32 or wider, the targets in int64."""
     if not (logits.ndim > 2 and logits.is_floating_point() and logits.numel() and logits.shape[1] > 1):
         raise ValueError(
             "the logits must be a non-empty (b, classes, *space) of floats with at least 2 classes, the background one "

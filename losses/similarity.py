@@ -1,17 +1,18 @@
-r"""Similarity-based knowledge distillation of FedSKD, between a local model (DAM) and a received one (KTM).
+r"""Similarity-based knowledge distillation of FedSKD, between a local model (DAM) and a received
+one (KTM).
 
-Two networks of different architecture have no feature in common that could be compared, but they see the same samples:
-each term compares how alike the items are (samples of a batch, positions of the grid, regions of an atlas) to either
-network, so that channels are contracted and never need to match. The kernel, its identity and its gradient are in
-:mod:`losses.gram`.
+Networks of different architecture have no common feature to compare, but they see the same samples.
+Each term compares the two networks' similarities between items (samples of a batch, positions of
+the grid, regions of an atlas), so that channels are contracted and never need to match. The kernel,
+its identity and its gradient are in :mod:`losses.gram`.
 
-What holds for every function here:
+For every function here:
 
 * Taps come shallow to deep. Where the networks have different numbers of them, they are matched from the deepest one
   backwards; that is outside the paper.
 * Nothing is detached: gradient flows into both networks. The gradient itself cannot be differentiated again.
-* The arithmetic is float32 (or wider, if the taps are), outside autocast and with TF32 forbidden, whatever the caller
-  has switched on; see :func:`losses.gram.exact_products`.
+* The arithmetic is float32 (or wider, if the taps are), outside autocast and without TF32, whatever the caller's
+  settings; see :func:`losses.gram.exact_products`.
 * Each value is dimensionless and invariant to the scale of either network's features.
 """
 
@@ -28,7 +29,7 @@ from losses.gram import FORMS, ExactProduct, Form, dissimilarity
 
 TERMS = ("batch", "position", "region")
 
-# Cells of a tap's grid. A region that keeps less has slipped between the cells: its mean feature would be noise.
+# Cells of a tap's grid. The mean feature of a region with less is noise.
 REGION_MASS_MIN = 1e-3
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -58,7 +59,7 @@ def batch_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor]
         >>> batch_similarity_loss(dam, [torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])])
         tensor(0.5000)
     """
-    return _batch(_matched(dam_taps, ktm_taps))
+    return _batch(_match(dam_taps, ktm_taps))
 
 
 def position_similarity_loss(
@@ -97,7 +98,7 @@ def position_similarity_loss(
         >>> position_similarity_loss(dam, [torch.tensor([[[1.0, 1.0]]])], form="linear")
         tensor(0.7929)
     """
-    return _position(_matched(dam_taps, ktm_taps), form, accumulate)
+    return _position(_match(dam_taps, ktm_taps), form, accumulate)
 
 
 def region_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor], *, masks: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ def region_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor
         >>> region_similarity_loss(dam, [torch.tensor([[[1.0, 1.0]]])], masks=torch.eye(2))
         tensor(0.7929)
     """
-    return _region(_matched(dam_taps, ktm_taps), masks)
+    return _region(_match(dam_taps, ktm_taps), masks)
 
 
 def similarity_terms(
@@ -147,7 +148,8 @@ def similarity_terms(
     Args:
         dam_taps: stage features, shallow to deep, each ``(b, c, *space)``; gradient flows.
         ktm_taps: the same of the other network; channels and grid may differ; gradient flows.
-        masks: regions as :func:`region_similarity_loss` takes them; without them there is no region term.
+        masks: regions as :func:`region_similarity_loss` takes them; without them there is no region
+            term.
         terms: which of ``batch``, ``position`` and ``region``.
         taps: which of the matched taps, counted from 1 (the shallowest); None takes all.
         form: of the position term, as :func:`position_similarity_loss` takes it.
@@ -155,7 +157,7 @@ def similarity_terms(
     Returns:
         Each term's scalar ``()`` under its name, in the order of ``terms``.
     Raises:
-        ValueError: what the three terms raise; an unknown or repeated term or tap; no term left.
+        ValueError: as the three terms; or an unknown or repeated term or tap, or no term left.
     Example:
         >>> dam, ktm = [torch.eye(2).reshape(2, 1, 2)], [torch.ones(2, 3, 2)]
         >>> similarity_terms(dam, ktm)
@@ -164,9 +166,9 @@ def similarity_terms(
     unknown = [term for term in terms if term not in TERMS]
     if unknown or len(set(terms)) < len(terms):
         raise ValueError(f"terms {tuple(terms)} must be distinct and among {TERMS}")
-    pairs = _matched(dam_taps, ktm_taps)
+    pairs = _match(dam_taps, ktm_taps)
     if taps is not None:
-        pairs = _chosen(pairs, taps)
+        pairs = _choose(pairs, taps)
     losses = {"batch": partial(_batch, pairs), "position": partial(_position, pairs, form, accumulate)}
     if masks is not None:
         losses["region"] = partial(_region, pairs, masks)
@@ -186,22 +188,25 @@ def similarity_distillation_loss(
     form: Form = "auto",
     accumulate: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Similarity-based knowledge distillation, ``L_SKD = L_B + L_P + L_R``, unweighted; without masks ``L_B + L_P``.
+    """Similarity-based knowledge distillation, ``L_SKD = L_B + L_P + L_R``, unweighted; without
+    masks ``L_B + L_P``.
 
     Source: FedSKD, eq. 15.
     Differs: as the three terms do.
     Args:
         dam_taps: stage features, shallow to deep, each ``(b, c, *space)``; gradient flows.
         ktm_taps: the same of the other network; channels and grid may differ; gradient flows.
-        masks: regions as :func:`region_similarity_loss` takes them; without them there is no region term.
+        masks: regions as :func:`region_similarity_loss` takes them; without them there is no region
+            term.
         terms: which of ``batch``, ``position`` and ``region``.
         taps: which of the matched taps, counted from 1 (the shallowest); None takes all.
         form: of the position term, as :func:`position_similarity_loss` takes it.
         accumulate: of the position term.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, at most 4 a term; 0 when all patterns agree.
+        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, at most 4 a term; 0 when
+        all patterns agree.
     Raises:
-        ValueError: what :func:`similarity_terms` raises.
+        ValueError: as :func:`similarity_terms`.
     Example:
         >>> dam, ktm = [torch.eye(2).reshape(2, 1, 2)], [torch.ones(2, 3, 2)]
         >>> similarity_distillation_loss(dam, ktm)
@@ -213,8 +218,8 @@ def similarity_distillation_loss(
     return torch.stack(list(present.values())).sum()
 
 
-def _matched(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor]) -> Pairs:
-    """The taps in pairs, shallow to deep, matched from the deepest one backwards."""
+def _match(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor]) -> Pairs:
+    """Pair the taps, shallow to deep, matched from the deepest one backwards."""
     count = min(len(dam_taps), len(ktm_taps))
     if count == 0:
         raise ValueError(f"there is no tap to compare: {len(dam_taps)} of the DAM, {len(ktm_taps)} of the KTM")
@@ -234,7 +239,7 @@ def _matched(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor]) -> Pairs:
     return pairs
 
 
-def _chosen(pairs: Pairs, taps: Sequence[int]) -> Pairs:
+def _choose(pairs: Pairs, taps: Sequence[int]) -> Pairs:
     if not taps or len(set(taps)) < len(taps) or not all(1 <= tap <= len(pairs) for tap in taps):
         raise ValueError(
             f"taps {tuple(taps)} must be distinct and among 1 to {len(pairs)}, of which there is at least one"
@@ -249,7 +254,8 @@ def _batch(pairs: Pairs) -> Tensor:
 def _batch_at(dam: Tensor, ktm: Tensor) -> Tensor:
     dtype = _dtype(dam, ktm)
     if dam.shape[0] < 2:
-        # The sum of no element: zero, also beside non-finite features, and still a node of both networks' graphs.
+        # The sum of no element: zero, also for non-finite features, and still a node of both
+        # networks' graphs.
         return dam.flatten()[:0].sum(dtype=dtype) + ktm.flatten()[:0].sum(dtype=dtype)
     return dissimilarity(dam.flatten(1).mT, ktm.flatten(1).mT, form="direct", dtype=dtype)
 
@@ -266,11 +272,11 @@ def _position_at(dam: Tensor, ktm: Tensor, form: Form, accumulate: torch.dtype) 
     _same_dimensions(dam, ktm)
     dtype = _dtype(dam, ktm)
     grid = tuple(map(min, dam.shape[2:], ktm.shape[2:]))
-    dam, ktm = (_interpolated(tap, grid, dtype).flatten(2).flatten(0, 1) for tap in (dam, ktm))
+    dam, ktm = (_interpolate(tap, grid, dtype).flatten(2).flatten(0, 1) for tap in (dam, ktm))
     return dissimilarity(dam, ktm, form=form, dtype=torch.promote_types(dtype, accumulate)).to(dtype)
 
 
-def _interpolated(tap: Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _interpolate(tap: Tensor, grid: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if tap.shape[2:] == grid:
         return tap
     mode = ("linear", "bilinear", "trilinear")[len(grid) - 1]
@@ -293,17 +299,20 @@ def _region_at(dam: Tensor, ktm: Tensor, masks: Tensor) -> Tensor:
     masks = (masks[None] if shared else masks).detach().to(dam.device, dtype)
     dam_weights, dam_mass = _weights(masks, dam.shape[2:])
     ktm_weights, ktm_mass = _weights(masks, ktm.shape[2:])
-    kept = (dam_mass >= REGION_MASS_MIN) & (ktm_mass >= REGION_MASS_MIN)
-    dam_means = _region_means(dam.to(dtype), dam_weights * kept)
-    ktm_means = _region_means(ktm.to(dtype), ktm_weights * kept)
-    # A dropped region is a zero column of both networks and adds nothing to the sum; the mean is over the kept ones.
-    regions = kept.any(0).sum()
+    present = (dam_mass >= REGION_MASS_MIN) & (ktm_mass >= REGION_MASS_MIN)
+    dam_means = _region_means(dam.to(dtype), dam_weights * present)
+    ktm_means = _region_means(ktm.to(dtype), ktm_weights * present)
+    # A dropped region is a zero column of both networks and adds nothing to the sum; the mean is
+    # over the others.
+    regions = present.any(0).sum()
     value = dissimilarity(dam_means, ktm_means, form="direct", dtype=dtype)
     return value * (masks.shape[1] / regions.clamp(min=1))
 
 
 def _weights(masks: Tensor, grid: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Of masks ``(b, r, *space)``, the weights of each position in its region's mean and the regions' masses."""
+    """The positions' weights in their regions' means, and the regions' masses, of masks ``(b, r,
+    *space)``.
+    """
     cells = F.interpolate(masks, size=list(grid), mode="area").flatten(2)
     mass = cells.sum(2, keepdim=True)
     return cells / mass.clamp(min=REGION_MASS_MIN), mass

@@ -1,6 +1,6 @@
-"""Networks that know nothing of federation: own ones by name, and any other with its layers tapped.
+"""Networks, independent of federation: own ones by name, and any other with its layers tapped.
 
-Names are loaded on first use, so that ``models.spec`` can be imported without torch.
+The package loads names on first use, so that a program can import ``models.spec`` without torch.
 """
 
 from __future__ import annotations

@@ -15,27 +15,28 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.blocks import conv, pooled, resize
+from models.blocks import conv, mean_over_space, resize
 
 Form = Literal["attention", "addition"]
 
 
 class ChannelAttention(nn.Module):
-    r"""Attention whose tokens are channels: each of one feature asks which of the other's it should be made of.
+    r"""Attention whose tokens are channels: each channel of one feature becomes a mean of the
+    other's channels.
 
     .. math:: A = \mathrm{softmax}_n\!\left(\frac{q_m k_n}{\sqrt D}\right),\qquad out_m = \sum_n A_{mn} w_n
 
-    with q of the asking feature, k and w of the answering one; in the dense form q and k are means over space and w
-    keeps its grid.
+    with q of the query feature, k and w of the value feature; in the dense form q and k are means
+    over space and w keeps its grid.
 
     Source: MH-pFLID (ICML 2024), eqs. 8-11; the channels as tokens from its authors' code.
-    Differs: the value is projected, as the equations have it; the authors' classification code takes it as it is.
-    Shapes: asking and answering ``(b, D)`` or ``(b, D, *grid)`` to the shape of the answering one; ``b * D * D`` floats
-        are kept for the backward pass.
-    Gradient flow: into both features.
+    Differs: the value is projected, as in the equations; the authors' classification code takes it
+        as it is. Shapes: both features ``(b, D)`` or ``(b, D, *grid)``, to the shape of the value
+        feature; the backward pass needs ``b * D * D`` floats. Gradient flow: into both features.
     Args:
         channels: D of both features.
-        spatial_dims: 0 for the vector form, whose projections have a bias; 1 to 3 for the dense one, without.
+        spatial_dims: 0 for the vector form, whose projections have a bias; 1 to 3 for the dense
+            one, without.
     Raises:
         ValueError: the features are not of that form.
     Example:
@@ -51,19 +52,25 @@ class ChannelAttention(nn.Module):
         )
         self.spatial_dims, self.channels = spatial_dims, channels
 
-    def forward(self, asking: Tensor, answering: Tensor) -> Tensor:
-        """The answering feature's channels, mixed for each channel of the asking one."""
-        _check("asking", asking, self.channels, self.spatial_dims)
-        _check("answering", answering, self.channels, self.spatial_dims)
-        with exact(self, asking, answering) as (asking, answering):
-            q, k, w = pooled(self.query(asking)), pooled(self.key(answering)), self.value(answering)
+    def forward(self, query_feature: Tensor, value_feature: Tensor) -> Tensor:
+        """The value feature's channels, mixed for each channel of the query feature."""
+        _check("query", query_feature, self.channels, self.spatial_dims)
+        _check("value", value_feature, self.channels, self.spatial_dims)
+        with exact(self, query_feature, value_feature) as (query_feature, value_feature):
+            q, k, w = (
+                mean_over_space(self.query(query_feature)),
+                mean_over_space(self.key(value_feature)),
+                self.value(value_feature),
+            )
             weights = (q.unsqueeze(2) * k.unsqueeze(1) / math.sqrt(self.channels)).softmax(dim=2)
             mixed: Tensor = (weights @ w.reshape(*w.shape[:2], -1)).reshape(w.shape)
         return mixed
 
 
 class _Adapter(nn.Module):
-    """What receiver and transmitter have alike: the projection W_d of the local feature, and their attention."""
+    """The common part of receiver and transmitter: the projection W_d of the local feature, and the
+    attention.
+    """
 
     def __init__(
         self,
@@ -86,9 +93,9 @@ class _Adapter(nn.Module):
         else:
             self.project, self.attention = tied.project, tied.attention
 
-    def projected(self, messenger: Tensor, local: Tensor) -> Tensor:
+    def project_local(self, messenger: Tensor, local: Tensor) -> Tensor:
         """The local feature in the messenger's space: on its grid, in as many channels."""
-        local = resize(local, messenger.shape[2:]) if self.spatial_dims else pooled(local)
+        local = resize(local, messenger.shape[2:]) if self.spatial_dims else mean_over_space(local)
         _check("messenger's", messenger, self.messenger_channels, self.spatial_dims)
         _check("local", local, self.local_channels, self.spatial_dims)
         value: Tensor = self.project(local)
@@ -96,19 +103,20 @@ class _Adapter(nn.Module):
 
 
 class Receiver(_Adapter):
-    """Injects the messenger's knowledge into the local model: the messenger's feature asks, the local one answers.
+    """Injects the messenger's knowledge into the local model: the local feature is the value.
 
-    Source: MH-pFLID (ICML 2024), eqs. 8 and 9. The messenger's head takes what comes out.
-    Differs: none. Its authors' code has one module for both roles; that is ``Transmitter(..., tied=receiver)``.
-    Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``, of which the mean is taken, to ``(b, D)``;
-        or messenger ``(b, D, *grid)`` and local ``(b, d, *space)`` to ``(b, D, *grid)``.
-    Gradient flow: into both features.
+    Source: MH-pFLID (ICML 2024), eqs. 8 and 9. The messenger's head takes the result.
+    Differs: none. Its authors' code has one module for both roles; that is ``Transmitter(...,
+        tied=receiver)``. Shapes: messenger ``(b, D)`` and local ``(b, d)`` or ``(b, d, *space)``,
+        of which the mean is taken, to ``(b, D)``; or messenger ``(b, D, *grid)`` and local ``(b, d,
+        *space)`` to ``(b, D, *grid)``. Gradient flow: into both features.
     Args:
         local_channels: d of the local model's bottleneck.
         messenger_channels: D of the messenger's.
         spatial_dims: 0 for the vector form, 1 to 3 for the dense one.
-        form: ``addition`` is the ablation: the sum of the messenger's and the projected local feature.
-        tied: whose weights to use instead of own ones.
+        form: ``addition`` is the ablation: the sum of the messenger's and the projected local
+            feature.
+        tied: the adapter whose weights to use instead of own ones.
     Raises:
         ValueError: the form is another, or the features do not fit.
     Example:
@@ -120,18 +128,19 @@ class Receiver(_Adapter):
     def forward(self, messenger: Tensor, local: Tensor) -> Tensor:
         """The feature for the messenger's head."""
         with exact(self, messenger, local) as (messenger, local):
-            value = self.projected(messenger, local)
-            received: Tensor = messenger + value if self.attention is None else self.attention(messenger, value)
-        return received
+            value = self.project_local(messenger, local)
+            injected: Tensor = messenger + value if self.attention is None else self.attention(messenger, value)
+        return injected
 
 
 class Transmitter(_Adapter):
-    """Distils the local model's knowledge into the messenger: the local feature asks, the messenger's answers.
+    """Distils the local model's knowledge into the messenger: the messenger's feature is the value.
 
-    Source: MH-pFLID (ICML 2024), eqs. 10 and 11, with weights of its own, as the paper's ablation implies.
+    Source: MH-pFLID (ICML 2024), eqs. 10 and 11, with weights of its own, as the paper's ablation
+    implies.
     Differs: none.
     Shapes: as :class:`Receiver`.
-    Gradient flow: into both features; that the local one is frozen here is the method's to say.
+    Gradient flow: into both features; the method freezes the local model.
     Args: as :class:`Receiver`.
     Raises:
         ValueError: the form is another, or the features do not fit.
@@ -144,9 +153,9 @@ class Transmitter(_Adapter):
     def forward(self, messenger: Tensor, local: Tensor) -> Tensor:
         """The feature for the messenger's head."""
         with exact(self, messenger, local) as (messenger, local):
-            value = self.projected(messenger, local)
-            sent: Tensor = messenger + value if self.attention is None else self.attention(value, messenger)
-        return sent
+            value = self.project_local(messenger, local)
+            distilled: Tensor = messenger + value if self.attention is None else self.attention(value, messenger)
+        return distilled
 
 
 def _check(whose: str, feature: Tensor, channels: int, spatial_dims: int) -> None:
@@ -166,7 +175,9 @@ def linear(spatial_dims: int, channels: int, out: int, *, bias: bool = True) -> 
 
 @contextmanager
 def exact(module: nn.Module, *features: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The features at the precision of the module's weights, and autocast off: 8 bits are too few for it."""
+    """The features at the precision of the module's weights, with autocast off: attention needs
+    more than 8 bits.
+    """
     dtype = next(module.parameters()).dtype
     with torch.autocast(features[0].device.type, enabled=False):
         yield tuple(feature.to(dtype) for feature in features)

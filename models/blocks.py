@@ -1,4 +1,5 @@
-"""What networks are made of, in one, two and three dimensions alike. Every convolution keeps the grid or divides it.
+"""The parts of the networks, in one, two and three dimensions; every convolution keeps the grid or
+divides it.
 
 A convolution or pooling of stride s turns a side of n into ⌈n/s⌉, so that no side ever vanishes.
 """
@@ -26,7 +27,7 @@ def conv(
 
 
 def norm(dims: int, channels: int) -> nn.Module:
-    """Batch norm."""
+    """Batch norm of that many dimensions."""
     return BATCH_NORM[dims](channels)
 
 
@@ -35,12 +36,12 @@ def pool(dims: int) -> nn.Module:
     return MAX_POOL[dims](3, stride=2, padding=1)
 
 
-def normed(dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def conv_norm(dims: int, channels: int, out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
     """Convolution and batch norm, without an activation."""
     return nn.Sequential(conv(dims, channels, out, kernel, stride=stride, groups=groups), norm(dims, out))
 
 
-def unit(
+def conv_norm_act(
     dims: int,
     channels: int,
     out: int,
@@ -51,24 +52,26 @@ def unit(
     act: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Convolution, batch norm, activation."""
-    return normed(dims, channels, out, kernel, stride=stride, groups=groups).append(act())
+    return conv_norm(dims, channels, out, kernel, stride=stride, groups=groups).append(act())
 
 
 class Residual(nn.Module):
-    """A branch beside a shortcut, which is the identity if none is given; then the activation, if one is given."""
+    """The sum of a branch and a shortcut (by default the identity), then the activation, if there
+    is one.
+    """
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
         super().__init__()
         self.branch, self.shortcut, self.act = branch, shortcut, act
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """The sum of branch and shortcut."""
         summed: Tensor = self.branch(x) + (x if self.shortcut is None else self.shortcut(x))
         return summed if self.act is None else self.act(summed)
 
 
-def stepwise(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
-    """The features after each of the stages, which run one after the other."""
+def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
+    """Run the stages one after the other; return the features after each."""
     taps = []
     for stage in stages:
         x = stage(x)
@@ -90,13 +93,15 @@ def crop(x: Tensor, space: Sequence[int]) -> Tensor:
     return x
 
 
-def pooled(x: Tensor) -> Tensor:
-    """The mean over space, whose gradient is deterministic on a GPU, too; a vector stays as it is."""
+def mean_over_space(x: Tensor) -> Tensor:
+    """The mean over space, with a deterministic gradient on a GPU, too; a vector stays as it is."""
     return x.flatten(2).mean(2) if x.ndim > 2 else x
 
 
 def initialise(modules: Iterable[nn.Module]) -> None:
-    """He et al.'s initialisation for rectified networks: by the fan out, biases of linear layers 0."""
+    """Initialise rectified networks as He et al. do: by the fan out, with biases of linear layers
+    0.
+    """
     for module in modules:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

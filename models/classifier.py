@@ -1,4 +1,6 @@
-"""What all classifiers here have in common: stages, the mean over space, perhaps a projection, a linear head."""
+"""The common part of all classifiers: stages, the mean over space, an optional projection, a linear
+head.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,17 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from models.blocks import pooled, stepwise
+from models.blocks import mean_over_space, run_stages
 from models.network import Network, Output
 
 
 class Classifier(Network):
-    """A stem, stages, and what follows the last of them.
+    """A stem, stages, the mean over space and a head.
 
-    The taps are the features after each stage; penultimate is the mean of the last one over space or, where the
-    hyper-parameter ``projection`` is set, a linear projection of it to that many features, which gives backbones of
-    any width heads of one shape. Subclasses set ``stem`` and ``stages``, then call :meth:`add_head`.
+    The taps are the features after each stage. Penultimate is the mean of the last tap over space
+    or, where the hyper-parameter ``projection`` is set, a linear projection of it to that many
+    features: so backbones of any width have heads of one shape. Subclasses set ``stem`` and
+    ``stages``, then call :meth:`add_head`.
     """
 
     head_name = "fc"
@@ -25,20 +28,20 @@ class Classifier(Network):
     fc: nn.Linear
 
     def add_head(self, channels: int) -> None:
-        """Projection and head behind a last stage of that many channels."""
+        """Add projection and head behind a last stage of that many channels."""
         size: int | None = self.spec["hyper"]["projection"]
         self.fc = nn.Linear(size or channels, self.spec["classes"])
         self.projection = None if size is None else nn.Linear(channels, size)
 
     def features(self, x: Tensor) -> list[Tensor]:
         """The features after each stage."""
-        return stepwise(self.stages, self.stem(x))
+        return run_stages(self.stages, self.stem(x))
 
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = self.features(x)
-        penultimate = pooled(taps[-1])
+        penultimate = mean_over_space(taps[-1])
         if self.projection is not None:
             penultimate = self.projection(penultimate)
         return Output(self.fc(penultimate), tuple(taps), penultimate, penultimate)

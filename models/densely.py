@@ -53,7 +53,7 @@ class DenseNet(Classifier):
             classes=classes,
             hyper={"width": width, "projection": projection},
         )
-        from monai.networks.nets import DenseNet as MonaiDenseNet  # takes seconds, and only who builds one needs it
+        from monai.networks.nets import DenseNet as MonaiDenseNet  # the import takes seconds: only for a build
 
         net = MonaiDenseNet(
             spatial_dims, in_channels, classes, init_features=width, growth_rate=width // 2, block_config=BLOCKS

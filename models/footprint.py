@@ -1,4 +1,6 @@
-"""What a network costs before it is run: parameters, multiply-accumulates, shapes, and bytes on the wire."""
+"""The cost of a network before it runs: parameters, multiply-accumulates, shapes, and bytes on the
+wire.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,29 @@ from models.network import Network
 from models.registry import build, create_model
 
 MESSENGER = "messenger_"
-"""What the names of the networks begin with that can be sent as an artifact of kind ``messenger``."""
+"""Prefix of the names of the networks that can be sent as an artifact of kind ``messenger``."""
 
 
 def describe(
     model: str | Mapping[str, Any], input_size: Sequence[int] | None = None, *, in_channels: int = 1, classes: int = 2
 ) -> dict[str, Any]:
-    """What the network is, for one sample of this spatial size; takes no memory for weights or features.
+    """The network's facts for one sample of this spatial size; takes no memory for weights or
+    features.
 
     Args:
-        model: a name in ``models.MODELS``, with default hyper-parameters and as many dimensions as the size has; or a
-            spec, which says everything itself.
-        input_size: the sides of the input; without them a spec is described as far as it goes.
+        model: a name in ``models.MODELS``, with default hyper-parameters and as many dimensions as
+            the size has; or a spec.
+        input_size: the sides of the input; without them, facts that depend on the size are None.
         in_channels: of the input, where ``model`` is a name.
         classes: of the prediction, where ``model`` is a name.
     Returns:
-        JSON values: ``spec``, ``parameters``, ``state_values`` (parameters and buffers, the numbers of an artifact),
-        ``multiply_accumulates`` of convolutions and matrix products in one forward pass, the shapes of one sample's
-        ``prediction``, ``taps``, ``bottleneck`` and ``penultimate``, and ``bytes``, the tensors of an artifact of each
-        kind that the network could be sent as, without the file's header of some 100 bytes a tensor. What follows from
-        the input size is None without one.
+        JSON values: ``spec``, ``parameters``, ``state_values`` (parameters and buffers, the numbers
+        of an artifact), ``multiply_accumulates`` of convolutions and matrix products in one forward
+        pass, the shapes of one sample's ``prediction``, ``taps``, ``bottleneck`` and
+        ``penultimate``, and ``bytes``, the size of an artifact's tensors for each kind of artifact
+        that the network can be, without the file's header of some 100 bytes a tensor.
     Raises:
-        ValueError: there is no such network, or the input does not fit.
+        ValueError: the network does not exist, or the input does not fit.
     Example:
         >>> described = describe("resnet10", (64, 64), in_channels=3, classes=8)
         >>> described["parameters"], described["multiply_accumulates"], described["taps"][-1]
@@ -64,7 +67,7 @@ def describe(
 
 
 def _forward(network: Network, input_size: Sequence[int] | None) -> dict[str, Any]:
-    """What one forward pass costs, and the shapes in it."""
+    """The cost of one forward pass, and its shapes."""
     if input_size is None:
         return dict.fromkeys(("multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate"))
     network.eval()

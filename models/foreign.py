@@ -1,4 +1,4 @@
-"""Networks from elsewhere: MONAI's by dotted name, anybody's installed class by ``module:Class``."""
+"""Networks from elsewhere: MONAI's by dotted name, any installed class by ``module:Class``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 
 from models.spec import FORBIDDEN, MODULE_CLASS, MONAI_PREFIX, suggestion
 
-# The names under which constructors take what a federation fixes; of several that a constructor has, the first.
+# Constructors' names of the sizes that a federation fixes; the first that a constructor has counts.
 DIMENSIONS = ("spatial_dims", "dimensions")
 CHANNELS = ("in_channels", "n_input_channels", "channels")
 CLASSES = ("out_channels", "num_classes", "classes", "n_classes")
 
 
 def is_foreign(name: str) -> bool:
-    """Whether the name is of the form that this module builds."""
+    """Whether the name has a form that this module builds."""
     return name.startswith(MONAI_PREFIX) or MODULE_CLASS.fullmatch(name) is not None
 
 
@@ -27,22 +27,25 @@ def foreign_network(
 ) -> nn.Module:
     """The network ``monai.networks.nets.NAME`` or ``module:Class``, never with downloaded weights.
 
-    Imports the module: for a spec that another site sent, ask :func:`models.spec.remote_spec_problem` first.
-    ``ValueError`` when there is no such class, it does not take an argument, or it refuses the values.
+    Imports the module: for a spec from another site, call :func:`models.spec.remote_spec_problem`
+    first. ``ValueError`` when the class does not exist, takes no such argument, or refuses the
+    values.
     """
     kind, arguments = foreign_call(
         name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper=hyper
     )
     try:
         return kind(**arguments)
-    except Exception as error:  # somebody else's constructor: values that do not fit surface as anything
+    except Exception as error:  # a foreign constructor may raise anything
         raise ValueError(f"{name} refuses {arguments}: {error}") from error
 
 
 def foreign_call(
     name: str, *, spatial_dims: int, in_channels: int, classes: int, hyper: Mapping[str, Any]
 ) -> tuple[type[nn.Module], dict[str, Any]]:
-    """The class of such a network, and the arguments that its constructor is given; raises what making it does."""
+    """The class of such a network, and the arguments of its constructor; raises as
+    :func:`foreign_network`.
+    """
     kind = _monai_class(name.removeprefix(MONAI_PREFIX)) if name.startswith(MONAI_PREFIX) else _class(name)
     parameters, takes_any = _parameters(kind)
     arguments = dict(hyper)

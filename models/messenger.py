@@ -1,4 +1,5 @@
-"""MH-pFLID's messengers: the small networks, alike at all sites, that carry what one site learnt to the others.
+"""MH-pFLID's messengers: small networks, alike at all sites, that carry one site's knowledge to the
+others.
 
 ``model.head`` is the messenger's head M_h, and all before the penultimate feature is its body M_b.
 """
@@ -11,17 +12,19 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import CONVOLUTION, TRANSPOSED, conv, pool, pooled, stepwise
+from models.blocks import CONVOLUTION, TRANSPOSED, conv, mean_over_space, pool, run_stages
 from models.network import Network, Output
 
 # Features of the body in units of width: 512 and, for time series, 128, at width 64.
 FACTOR = 8
 TIME_SERIES_FACTOR = 2
 SHORT_SIDE = 48
-"""Sides below this are padded by 3 at the last convolution instead of 2, by which sides of 32 and less would vanish."""
+"""Sides below this are padded by 3, not 2, at the last convolution, where sides up to 32 would
+vanish.
+"""
 
 SERIES_STEPS_MIN = 101
-"""The shortest series that the strides of the time-series messenger leave one value of."""
+"""The shortest series of which the strides of the time-series messenger leave one value."""
 
 
 class VectorMessenger(Network):
@@ -81,7 +84,7 @@ class VectorMessenger(Network):
         middle = self.pool(F.relu(second(near)))
         short = [0 if self.series or side >= SHORT_SIDE else 1 for side in x.shape[2:]]
         far = F.relu(third(F.pad(middle, [extra for extra in reversed(short) for _ in range(2)])))
-        penultimate = pooled(far)
+        penultimate = mean_over_space(far)
         return Output(self.classifier(penultimate), (near, middle, far), penultimate, penultimate)
 
 
@@ -137,7 +140,7 @@ class DenseMessenger(Network):
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
-        taps = stepwise(self.body, x)
+        taps = run_stages(self.body, x)
         return Output(self.decoder(taps[-1]), tuple(taps), taps[-1], taps[-1])
 
 

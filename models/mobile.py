@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.blocks import Residual, initialise, normed, pool, unit
+from models.blocks import Residual, conv_norm, conv_norm_act, initialise, pool
 from models.classifier import Classifier
 
 
@@ -49,15 +49,15 @@ class MobileNetV1(Classifier):
             classes=classes,
             hyper={"width": width, "projection": projection},
         )
-        self.stem = unit(spatial_dims, in_channels, width, 3, stride=2)
+        self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2)
         self.stages = nn.ModuleList()
         channels = width
         for blocks in (1, 2, 2, 6, 2):
             stage, out = nn.Sequential(), channels * 2
             for index in range(blocks):
                 stride = 2 if index == 0 and len(self.stages) else 1
-                stage.extend(unit(spatial_dims, channels, channels, 3, stride=stride, groups=channels))
-                stage.extend(unit(spatial_dims, channels, out, 1))
+                stage.extend(conv_norm_act(spatial_dims, channels, channels, 3, stride=stride, groups=channels))
+                stage.extend(conv_norm_act(spatial_dims, channels, out, 1))
                 channels = out
             self.stages.append(stage)
         self.add_head(channels)
@@ -107,7 +107,7 @@ class MobileNetV2(Classifier):
             classes=classes,
             hyper={"width": width, "projection": projection},
         )
-        self.stem = unit(spatial_dims, in_channels, width, 3, stride=2, act=nn.ReLU6)
+        self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2, act=nn.ReLU6)
         self.stages = nn.ModuleList()
         channels, last = width, 1280
         # Expansion, channels at x1, blocks, stride of the first: the paper's table 2, split where the grid halves.
@@ -126,7 +126,7 @@ class MobileNetV2(Classifier):
                     stage.append(_inverted(spatial_dims, channels, out, expansion, stride))
                     channels = out
             self.stages.append(stage)
-        stage.extend(unit(spatial_dims, channels, last, 1, act=nn.ReLU6))
+        stage.extend(conv_norm_act(spatial_dims, channels, last, 1, act=nn.ReLU6))
         self.add_head(last)
         initialise(self.modules())
         self.lone_side = 32
@@ -134,9 +134,9 @@ class MobileNetV2(Classifier):
 
 def _inverted(dims: int, channels: int, out: int, expansion: int, stride: int) -> nn.Module:
     inner = channels * expansion
-    branch = nn.Sequential() if expansion == 1 else unit(dims, channels, inner, 1, act=nn.ReLU6)
-    branch.extend(unit(dims, inner, inner, 3, stride=stride, groups=inner, act=nn.ReLU6))
-    branch.extend(normed(dims, inner, out, 1))
+    branch = nn.Sequential() if expansion == 1 else conv_norm_act(dims, channels, inner, 1, act=nn.ReLU6)
+    branch.extend(conv_norm_act(dims, inner, inner, 3, stride=stride, groups=inner, act=nn.ReLU6))
+    branch.extend(conv_norm(dims, inner, out, 1))
     return Residual(branch) if stride == 1 and channels == out else branch
 
 
@@ -182,27 +182,29 @@ class ShuffleNetV2(Classifier):
             hyper={"width": width, "projection": projection},
         )
         channels, last = 24, 1024
-        self.stem = unit(spatial_dims, in_channels, channels, 3, stride=2).append(pool(spatial_dims))
+        self.stem = conv_norm_act(spatial_dims, in_channels, channels, 3, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()
         for blocks, out in ((4, width), (8, 2 * width), (4, 4 * width)):
             stage = nn.Sequential(ShuffleUnit(spatial_dims, channels, out, stride=2))
             stage.extend(ShuffleUnit(spatial_dims, out, out, stride=1) for _ in range(blocks - 1))
             self.stages.append(stage)
             channels = out
-        stage.extend(unit(spatial_dims, channels, last, 1))
+        stage.extend(conv_norm_act(spatial_dims, channels, last, 1))
         self.add_head(last)
         initialise(self.modules())
         self.lone_side = 32
 
 
 class ShuffleUnit(nn.Module):
-    """Half the channels pass, half are convolved, and the halves are interleaved; at stride 2 both see all of them."""
+    """Convolves half of the channels, passes the others, and interleaves both; at stride 2 it
+    convolves all in both.
+    """
 
     def __init__(self, dims: int, channels: int, out: int, *, stride: int) -> None:
         super().__init__()
-        half, seen = out // 2, channels if stride == 2 else channels // 2
+        half, convolved = out // 2, channels if stride == 2 else channels // 2
         self.short = None if stride == 1 else _separable(dims, channels, half, stride)
-        self.long = unit(dims, seen, half, 1).extend(_separable(dims, half, half, stride))
+        self.long = conv_norm_act(dims, convolved, half, 1).extend(_separable(dims, half, half, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of ``out`` channels."""
@@ -214,8 +216,8 @@ class ShuffleUnit(nn.Module):
 
 
 def _separable(dims: int, channels: int, out: int, stride: int) -> nn.Sequential:
-    depthwise = normed(dims, channels, channels, 3, stride=stride, groups=channels)
-    return depthwise.extend(unit(dims, channels, out, 1))
+    depthwise = conv_norm(dims, channels, channels, 3, stride=stride, groups=channels)
+    return depthwise.extend(conv_norm_act(dims, channels, out, 1))
 
 
 class SqueezeNet(Classifier):
@@ -261,9 +263,10 @@ class SqueezeNet(Classifier):
             hyper={"width": width, "projection": projection},
         )
         channels = 6 * width
-        self.stem = unit(spatial_dims, in_channels, channels, 7, stride=2).append(pool(spatial_dims))
+        self.stem = conv_norm_act(spatial_dims, in_channels, channels, 7, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()
-        # What each module squeezes to, in units of width; one that keeps the number of channels has a bypass.
+        # The channels that each module squeezes to, in units of width; a module with as many
+        # outputs as inputs has a bypass.
         for squeezed in ((1, 1, 2), (2, 3, 3, 4), (4,)):
             stage = nn.Sequential()
             if len(self.stages):
@@ -279,14 +282,16 @@ class SqueezeNet(Classifier):
 
 
 class Fire(nn.Module):
-    """A convolution to few channels, then expanded to eight times as many by one 1 wide and one 3 wide."""
+    """Squeezes to few channels, then expands to eight times as many, by a convolution 1 wide and
+    one 3 wide.
+    """
 
     def __init__(self, dims: int, channels: int, squeezed: int) -> None:
         super().__init__()
         self.out = 8 * squeezed
-        self.squeeze = unit(dims, channels, squeezed, 1)
-        self.narrow = unit(dims, squeezed, 4 * squeezed, 1)
-        self.wide = unit(dims, squeezed, 4 * squeezed, 3)
+        self.squeeze = conv_norm_act(dims, channels, squeezed, 1)
+        self.narrow = conv_norm_act(dims, squeezed, 4 * squeezed, 1)
+        self.wide = conv_norm_act(dims, squeezed, 4 * squeezed, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of ``out`` channels."""

@@ -1,8 +1,10 @@
-r"""dFLMoE's private parts: the transform of a site's feature for other sites' heads, and the mixture of what they say.
+r"""dFLMoE's private parts: a feature's transform for other sites' heads, and the mixture of their
+predictions.
 
-Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form: ``(b, d, *space)`` and
-``(b, C, *space)``, all on one grid. Everything is computed at the precision of the modules' own weights, outside
-autocast. Modules for a site are made when it is invited, with weights from torch's global generator.
+Vector form (``spatial_dims=0``): features ``(b, d)``, predictions ``(b, C)``. Dense form: ``(b, d,
+*space)`` and ``(b, C, *space)``, all on one grid. All modules compute at the precision of their own
+weights, outside autocast. ``add_expert`` adds the layers for another site, with weights from
+torch's global generator.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from models.attention import exact, linear
 Attention = Literal["per_pixel", "per_sample"]
 Mixing = Literal["attention", "gate"]
 
-# The weights that a mixture has for a site, in its state.
+# The names, in a mixture's state, of its weights for a site.
 KNOWN = re.compile(r"(?P<part>transform\.own|mixing\.rows)\.site:(?P<site>[^.]+)\.weight")
 
 # Width of the space that all of a site's transforms share, of vectors and of dense features.
@@ -29,21 +31,21 @@ COMMON_DENSE = 64
 
 
 class FeatureTransform(nn.Module):
-    r"""What another site's head is given: :math:`W_j(W_{com}(I))`, with one W_j for each site that was invited.
+    r"""The input of another site's head: :math:`W_j(W_{com}(I))`, with one W_j for each added site.
 
     Source: dFLMoE, eq. 3.
-    Differs: the dense form, where the paper says convolutions, has 1x1 ones. There is no activation in between.
-    Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``.
-    Gradient flow: into the feature.
+    Differs: the convolutions of the dense form are 1x1, which the paper leaves open. There is no
+    activation in between. Shapes: ``(b, d, *space)`` to ``(b, d_j, *space)``. Gradient flow: into
+    the feature.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
         common: width between the two maps; None takes 512 for vectors and 64 for dense features.
     Raises:
-        KeyError: the site was not invited.
+        KeyError: the site was not added.
     Example:
         >>> transform = FeatureTransform(8)
-        >>> transform.invite("europe", 5)
+        >>> transform.add_expert("europe", 5)
         True
         >>> transform(torch.ones(2, 8), "europe").shape
         torch.Size([2, 5])
@@ -56,10 +58,11 @@ class FeatureTransform(nn.Module):
         self.own = nn.ModuleDict()
         self.widths: dict[str, int] = {}
 
-    def invite(self, site: str, features: int) -> bool:
-        """Make the site's W_j for a head that takes so many features; whether its weights are new.
+    def add_expert(self, site: str, features: int) -> bool:
+        """Add the site's W_j for a head that takes this many features; return whether its weights
+        are new.
 
-        A site that is known keeps its weights, unless its head has another width now.
+        A known site keeps its weights, unless the width of its head has changed.
         """
         if self.widths.get(site) == features:
             return False
@@ -75,16 +78,18 @@ class FeatureTransform(nn.Module):
 
 
 class ExpertAttention(nn.Module):
-    r"""Cross-attention of a feature over the experts' predictions, which are keys and values at once.
+    r"""Cross-attention of a feature over the experts' predictions, which are keys and values at
+    once.
 
     .. math:: y_m = \mathrm{softmax}_n\!\left(\frac{W(I)\,K^\top}{\sqrt C}\right) V,\qquad K = V = (p_1,\dots,p_n)
 
-    Source: dFLMoE, eq. 6: one head, no output projection, logits (of super-resolution: intensities) as K and V.
-    Differs: the paper does not say how dense predictions are attended to. ``per_pixel`` has one query a pixel, whose
-        keys are the n predictions there; ``per_sample`` takes the means over space as query and keys, and gives an
-        expert the same weight at all pixels.
-    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
-    Gradient flow: into the feature, and into all predictions, as keys and as values.
+    Source: dFLMoE, eq. 6: one head, no output projection, logits (of super-resolution: intensities)
+    as K and V.
+    Differs: the paper leaves the attention over dense predictions open. ``per_pixel`` has one query
+        a pixel, whose keys are the n predictions there; ``per_sample`` takes the means over space
+        as query and keys, and gives an expert the same weight at all pixels. Shapes: feature ``(b,
+        d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``. Gradient flow: into
+        the feature, and into all predictions, as keys and as values.
     Args:
         features: d of this site's body.
         classes: C of the predictions.
@@ -108,7 +113,7 @@ class ExpertAttention(nn.Module):
 
     def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
         """How much each expert counts: ``(b, n, *space)``, per sample with sides of 1; n in the mapping's order."""
-        keys = _stacked(feature, predictions)
+        keys = _stack(feature, predictions)
         with exact(self, feature, keys) as (feature, keys):
             if self.per_sample:
                 feature, keys = _mean(feature, 2), _mean(keys, 3)
@@ -117,26 +122,27 @@ class ExpertAttention(nn.Module):
 
     def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
         """The mixture of the predictions."""
-        return _mixed(self.weights(feature, predictions), _stacked(feature, predictions))
+        return _mix(self.weights(feature, predictions), _stack(feature, predictions))
 
 
 class ExpertGate(nn.Module):
-    r"""The ablation "without MoE", an ordinary softmax gate: :math:`y_m = \sum_n \mathrm{softmax}_n(g(I))\,p_n`.
+    r"""The ablation "without MoE", an ordinary softmax gate: :math:`y_m = \sum_n
+    \mathrm{softmax}_n(g(I))\,p_n`.
 
     Source: dFLMoE, table 9.
-    Differs: g has a row for each site that was invited, and the softmax is over those that have a prediction.
-    Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C, *space)``.
-    Gradient flow: into the feature and the predictions.
+    Differs: g has a row for each added site, and the softmax is over the sites that have a
+    prediction. Shapes: feature ``(b, d, *space)`` and n predictions ``(b, C, *space)`` to ``(b, C,
+    *space)``. Gradient flow: into the feature and the predictions.
     Args:
         features: d of this site's body.
         spatial_dims: 0 for vectors, 1 to 3 for dense features.
         attention: ``per_pixel`` or ``per_sample``, as of :class:`ExpertAttention`.
     Raises:
         ValueError: the attention is another, or the shapes do not fit.
-        KeyError: a site was not invited.
+        KeyError: a site was not added.
     Example:
         >>> gate = ExpertGate(8)
-        >>> gate.invite("asia")
+        >>> gate.add_expert("asia")
         True
         >>> gate(torch.ones(1, 8), {"asia": torch.tensor([[1.0, 2.0]])}).tolist()
         [[1.0, 2.0]]
@@ -148,8 +154,8 @@ class ExpertGate(nn.Module):
         self.per_sample = _per_sample(attention)
         self.rows = nn.ModuleDict()
 
-    def invite(self, site: str) -> bool:
-        """Make the site's row; whether its weights are new."""
+    def add_expert(self, site: str) -> bool:
+        """Add the site's row; return whether its weights are new."""
         if _key(site) in self.rows:
             return False
         row = linear(self.spatial_dims, self.features, 1)
@@ -165,17 +171,18 @@ class ExpertGate(nn.Module):
 
     def forward(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
         """The mixture of the predictions."""
-        return _mixed(self.weights(feature, predictions), _stacked(feature, predictions))
+        return _mix(self.weights(feature, predictions), _stack(feature, predictions))
 
 
 class Mixture(nn.Module):
     """One site's mixture of experts: its own head and those it received, on its own feature.
 
-    Source: dFLMoE, eqs. 3 and 6. The experts are ordered by their sites' names, whatever order they came in.
-    Differs: the own head is an expert, too, and takes the feature as it is; it speaks before, with the local model.
-    Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C, *space)`` to ``(b, C, *space)``.
-    Gradient flow: into the feature, the prediction, the transform, the attention and every head; what is frozen is the
-        method's to say.
+    Source: dFLMoE, eqs. 3 and 6. The mixture orders the experts by their sites' names, not by their
+    arrival.
+    Differs: the own head is an expert, too, and takes the feature as it is; the local model has run
+        it before. Shapes: feature ``(b, d, *space)`` and the own head's prediction ``(b, C,
+        *space)`` to ``(b, C, *space)``. Gradient flow: into the feature, the prediction, the
+        transform, the attention and every head; the method freezes some of them.
     Args:
         own: this site's name.
         features: d of this site's body.
@@ -186,11 +193,12 @@ class Mixture(nn.Module):
         transform: False is the ablation without it: every head must take d features.
         common: width of the transform's shared space; None as in :class:`FeatureTransform`.
     Raises:
-        ValueError: mixing or attention is another, a head does not fit, or the heads predict different shapes.
-        KeyError: a site was not invited.
+        ValueError: mixing or attention is another, a head does not fit, or the heads predict
+            different shapes.
+        KeyError: a site was not added.
     Example:
         >>> mixture = Mixture(own="asia", features=8, classes=3)
-        >>> mixture.invite("europe", 6)
+        >>> mixture.add_expert("europe", 6)
         True
         >>> mixture(torch.ones(2, 8), torch.ones(2, 3), {"europe": nn.Linear(6, 3)}).shape
         torch.Size([2, 3])
@@ -215,41 +223,45 @@ class Mixture(nn.Module):
             self.mixing: nn.Module = ExpertAttention(features, classes, spatial_dims=spatial_dims, attention=attention)
         elif mixing == "gate":
             self.mixing = ExpertGate(features, spatial_dims=spatial_dims, attention=attention)
-            self.mixing.invite(own)
+            self.mixing.add_expert(own)
         else:
             raise ValueError(f"mixing must be 'attention' or 'gate', not {mixing!r}")
-        self.register_load_state_dict_pre_hook(_invite_whom_it_knows)  # type: ignore[no-untyped-call]  # as torch has it
+        self.register_load_state_dict_pre_hook(_add_known_experts)  # type: ignore[no-untyped-call]  # as torch has it
 
-    def invite(self, site: str, features: int) -> bool:
-        """Make what another site's head of so many input features needs here; whether there are new weights."""
+    def add_expert(self, site: str, features: int) -> bool:
+        """Add the layers for another site's head of this many input features; return whether
+        weights are new.
+        """
         if self.transform is None and features != self.features:
             raise ValueError(
                 f"the head of {site} takes {features} features, this site's body gives {self.features}: without a "
                 "transform they must be equal"
             )
-        made = self.transform is not None and self.transform.invite(site, features)
-        return (isinstance(self.mixing, ExpertGate) and self.mixing.invite(site)) or made
+        is_new = self.transform is not None and self.transform.add_expert(site, features)
+        return (isinstance(self.mixing, ExpertGate) and self.mixing.add_expert(site)) or is_new
 
-    def forward(self, feature: Tensor, said: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
-        """The mixture of what the own head said of this feature and what the others' heads predict of it."""
-        with exact(self, feature, said) as (feature, said):
-            predictions = {self.own: said}
+    def forward(self, feature: Tensor, own_prediction: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
+        """The mixture of the own head's prediction for this feature and those of the others' heads."""
+        with exact(self, feature, own_prediction) as (feature, own_prediction):
+            predictions = {self.own: own_prediction}
             for site in sorted(heads):
                 predictions[site] = heads[site](feature if self.transform is None else self.transform(feature, site))
             mixed: Tensor = self.mixing(feature, {site: predictions[site] for site in sorted(predictions)})
         return mixed
 
     def average(self, others: Mapping[str, Mixture]) -> None:
-        """Take, of every layer, the mean over this site and those others that have it, as each of them does for itself.
+        """Set every layer to its mean over this site and the others that have it; every site does
+        so for itself.
 
-        In float64 and in the order of the sites' names: whoever averages the same mixtures comes to the same bits. A
-        transform that this site lacks is made; one for its own head it does not need.
+        The mean is in float64 and in the order of the sites' names, so that sites that average the
+        same mixtures get the same bits. The mixture adds transforms that it lacks; it needs none
+        for its own head.
         """
         mixtures = {**others, self.own: self}
         states = [mixtures[site].state_dict() for site in sorted(mixtures)]
         needless = f"transform.own.{_key(self.own)}."
         names = sorted({name for state in states for name in state if not name.startswith(needless)})
-        self.load_state_dict({name: _mean_of([state[name] for state in states if name in state]) for name in names})
+        self.load_state_dict({name: _average([state[name] for state in states if name in state]) for name in names})
 
 
 class Expert(nn.Module):
@@ -260,8 +272,8 @@ class Expert(nn.Module):
     Shapes: those of the head.
     Gradient flow: through the head; the mixture takes no part.
     Args:
-        head: predicts.
-        mixture: as that site had it when it sent it.
+        head: the other site's.
+        mixture: the other site's, when it sent the head.
     Raises:
         Nothing of its own.
     Example:
@@ -275,13 +287,13 @@ class Expert(nn.Module):
         self.head, self.mixture = head, mixture
 
     def forward(self, feature: Tensor) -> Tensor:
-        """What the head predicts."""
+        """The head's prediction."""
         prediction: Tensor = self.head(feature)
         return prediction
 
 
 def sites_in(names: Iterable[str]) -> list[str]:
-    """The sites for which a mixture whose state has these names has weights, sorted.
+    """The sites for which a state with these names has weights, sorted.
 
     Example:
         >>> sites_in(["mixing.query.weight", "transform.own.site:asia.weight", "transform.own.site:asia.bias"])
@@ -290,18 +302,18 @@ def sites_in(names: Iterable[str]) -> list[str]:
     return sorted({known["site"] for name in names if (known := KNOWN.fullmatch(name))})
 
 
-def _invite_whom_it_knows(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
-    """Before a state is loaded, make what the sites in it need."""
+def _add_known_experts(mixture: Mixture, state: Mapping[str, Tensor], prefix: str, *_: object) -> None:
+    """Before a state is loaded, add the layers for the sites in it."""
     for name, weight in state.items():
         known = KNOWN.fullmatch(name.removeprefix(prefix))
         if known and known["part"] == "transform.own" and mixture.transform is not None:
-            mixture.transform.invite(known["site"], weight.shape[0])
+            mixture.transform.add_expert(known["site"], weight.shape[0])
         elif known and known["part"] == "mixing.rows" and isinstance(mixture.mixing, ExpertGate):
-            mixture.mixing.invite(known["site"])
+            mixture.mixing.add_expert(known["site"])
 
 
 def _key(site: str) -> str:
-    """The name of a site's module: some sites' names are already those of a module dictionary's methods."""
+    """The name of a site's module; without the prefix it could equal a method of ``ModuleDict``."""
     return f"site:{site}"
 
 
@@ -311,24 +323,24 @@ def _per_sample(attention: Attention) -> bool:
     return attention == "per_sample"
 
 
-def _stacked(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
+def _stack(feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
     """The predictions as ``(b, n, C, *space)``."""
     if not predictions:
         raise ValueError("there is no expert: the own head always is one")
     shapes = {site: tuple(prediction.shape) for site, prediction in predictions.items()}
     shape, *others = shapes.values()
-    if any(other != shape for other in others):  # no set of them: an exporter's sizes have no hash
+    if any(other != shape for other in others):  # no set: an exporter's symbolic sizes have no hash
         raise ValueError(f"the experts predict different shapes: {shapes}")
     if (shape[0], *shape[2:]) != (feature.shape[0], *feature.shape[2:]):
         raise ValueError(f"the experts predict {shape}, which is not on the grid of the feature {tuple(feature.shape)}")
     return torch.stack(list(predictions.values()), dim=1)
 
 
-def _mixed(weights: Tensor, values: Tensor) -> Tensor:
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
     return (weights.unsqueeze(2) * values.to(weights.dtype)).sum(dim=1)
 
 
-def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
+def _average(tensors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros(tensors[0].shape, dtype=torch.float64)
     for tensor in tensors:
         total += tensor.to("cpu", torch.float64)

@@ -1,4 +1,4 @@
-"""What every network here shows of itself: its prediction, its stages, and the cut between body and head."""
+"""The interface of every network: its prediction, its stages, and the cut between body and head."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from models.spec import HYPER, hyper_problem, spec_problem
 
 
 class Output(NamedTuple):
-    """What a forward pass gives.
+    """The result of a forward pass.
 
     Attributes:
-        prediction: logits ``(b, classes)`` or ``(b, classes, *space)``, or the image of super-resolution.
-        taps: stage features, shallow to deep, each ``(b, c, *space)``; what FedSKD compares.
-        bottleneck: the deepest feature, where MH-pFLID attaches; for classification the same as penultimate.
+        prediction: logits ``(b, classes)`` or ``(b, classes, *space)``, or the image of
+            super-resolution.
+        taps: stage features, shallow to deep, each ``(b, c, *space)``; FedSKD compares them.
+        bottleneck: the deepest feature; MH-pFLID's adapters take it. For classification it is
+            penultimate.
         penultimate: the input of the head: ``model.head(penultimate)`` is the prediction.
     """
 
@@ -29,15 +31,18 @@ class Output(NamedTuple):
 
 
 class Network(nn.Module):
-    """A network with taps and a head that can be cut off. Subclasses set ``head_name`` and return :class:`Output`.
+    """A network with taps and a head that can be cut off. Subclasses set ``head_name`` and return
+    :class:`Output`.
 
     Attributes:
-        spec: JSON values from which :func:`models.build` makes the same network again (with other weights).
-        head_name: the name of the head among the submodules: its state-dict keys start with ``head_name + "."``.
-        smallest: the shortest side that an input may have.
-        multiple: what each side of an input must be a multiple of.
-        lone_side: the longest side of which only one cell is left at some batch norm, which cannot train on one value;
-            infinite where a batch norm comes after the mean over space.
+        spec: JSON values from which :func:`models.build` builds the same network (with other
+            weights).
+        head_name: the name of the head among the submodules: its state-dict keys start with
+            ``head_name + "."``.
+        smallest: the shortest side of an input.
+        multiple: each side of an input must be a multiple of it.
+        lone_side: the longest side of which some batch norm sees one cell only, which it cannot
+            train on; infinite where a batch norm follows the mean over space.
     """
 
     spec: dict[str, Any]
@@ -68,7 +73,8 @@ class Network(nn.Module):
         problem = spec_problem(spec)
         if problem is not None:
             raise ValueError(f"model {name!r}: {problem}")
-        # Through JSON, so that the spec is equal to what a receiver parses and shares no list with the caller.
+        # Through JSON, so that the spec equals the one that a receiver parses, and shares no list
+        # with the caller.
         self.spec = json.loads(json.dumps(spec))
         problem = hyper_problem(name, hyper) if name in HYPER else None
         if problem is not None:
@@ -101,10 +107,10 @@ class Network(nn.Module):
 
 
 def head_width(head: nn.Module) -> int:
-    """How many features a head takes: those of its first layer.
+    """The number of features that a head takes: the input width of its first layer.
 
     Raises:
-        ValueError: its first layer with parameters is none of a kind whose input width is known.
+        ValueError: its first layer with parameters has no known input width.
     Example:
         >>> head_width(nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
         5

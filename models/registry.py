@@ -1,4 +1,4 @@
-"""The networks by name, and the two ways to make one: by name and hyper-parameters, or from a spec."""
+"""The networks by name, and two ways to build one: by name and hyper-parameters, or from a spec."""
 
 from __future__ import annotations
 
@@ -64,18 +64,21 @@ def create_model(
     """The network of this name, with fresh weights from torch's global generator.
 
     Args:
-        name: one of ``MODELS``; ``monai.networks.nets.NAME``; or ``module:Class`` of a package installed here.
+        name: one of ``MODELS``; ``monai.networks.nets.NAME``; or ``module:Class`` of a package
+            installed here.
         spatial_dims: 1, 2 or 3.
         in_channels: of the input.
-        classes: channels of the prediction; super-resolution has no classes, there they are the channels of the image.
+        classes: channels of the prediction; for super-resolution, the channels of the image.
         features: of a network from elsewhere, the layers to tap, shallow to deep.
         head: of a network from elsewhere, its last layer.
-        hyper: the network's own hyper-parameters, JSON scalars and lists. One that is itself called ``features`` (of
-            MONAI's BasicUNet) is given through :func:`build`.
+        hyper: the network's own hyper-parameters, JSON scalars and lists. One with the name
+            ``features`` (of MONAI's BasicUNet) needs :func:`build`.
     Returns:
-        A network whose forward pass gives :class:`models.network.Output` and whose ``spec`` rebuilds it.
+        A network whose forward pass gives :class:`models.network.Output` and whose ``spec``
+        rebuilds it.
     Raises:
-        ValueError: the name, a hyper-parameter, a layer or a value is none that there is; the message has close ones.
+        ValueError: a name, hyper-parameter, layer or value does not exist; the message has close
+            ones.
     Example:
         >>> create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4).spec["hyper"]
         {'width': 4, 'stem_stride': 2, 'max_pool': True, 'projection': None}
@@ -95,11 +98,13 @@ def create_model(
 
 
 def build(spec: Mapping[str, Any]) -> Network:
-    """The network of a spec (:mod:`models.spec`), with fresh weights; inside ``torch.device("meta")`` on that device.
+    """The network of a spec (:mod:`models.spec`), with fresh weights; inside
+    ``torch.device("meta")`` on that device.
 
     Args:
-        spec: ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}``, for a network from elsewhere with
-            ``"features"`` and ``"head"``. Of one that another site sent, ask ``remote_spec_problem`` first.
+        spec: ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}``, for a network from
+            elsewhere with ``"features"`` and ``"head"``. Call ``remote_spec_problem`` first for a
+            spec from another site.
     Returns:
         A network with an equal ``spec``, all defaults filled in.
     Raises:
@@ -116,22 +121,24 @@ def build(spec: Mapping[str, Any]) -> Network:
     if problem is not None:
         raise ValueError(f"model spec {spec.get('name', '')!r}: {problem}")
     name, hyper = spec["name"], spec["hyper"]
-    given = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
+    sizes = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
     if name in MODELS:
-        return _own(name, given, hyper, taps=[key for key in ("features", "head") if key in spec])
+        return _build_own(name, sizes, hyper, taps=[key for key in ("features", "head") if key in spec])
     if not is_foreign(name):
-        return _installed(name, given, hyper, spec)
-    network = foreign_network(name, **given, hyper=hyper)
+        return _build_installed(name, sizes, hyper, spec)
+    network = foreign_network(name, **sizes, hyper=hyper)
     if "head" not in spec:
         raise ValueError(
             f"{name} needs head, the name of its last layer, and for FedSKD features; its layers end in "
             f"{', '.join(layer_names(network)[-5:])}"
         )
-    return Tapped(network, features=spec.get("features", []), head=spec["head"], **given, name=name, hyper=hyper)
+    return Tapped(network, features=spec.get("features", []), head=spec["head"], **sizes, name=name, hyper=hyper)
 
 
-def _installed(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:
-    """The network of an installed package; its spec then names the package, so that a receiver takes the same one."""
+def _build_installed(name: str, sizes: Mapping[str, int], hyper: Mapping[str, Any], spec: Mapping[str, Any]) -> Network:
+    """The network of an installed package; its spec names the package, so that a receiver uses the
+    same one.
+    """
     installed = installed_model(name)
     if PACKAGE_KEY in spec and (problem := package_problem(name, spec[PACKAGE_KEY])) is not None:
         raise ValueError(problem)
@@ -145,14 +152,14 @@ def _installed(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], sp
     if taps := [key for key in ("features", "head") if key in spec]:
         raise ValueError(f"{name} has its own taps and head; leave out {' and '.join(taps)}")
     package = spec.get(PACKAGE_KEY, next(iter(installed)))
-    network = installed[package].load()(**given, **hyper)
+    network = installed[package].load()(**sizes, **hyper)
     if not isinstance(network, Network) or network.spec["name"] != name:
         raise ValueError(f"{package} makes no models.Network with the name {name!r}")
     network.spec = {**network.spec, PACKAGE_KEY: package}
     return network
 
 
-def _own(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], *, taps: Sequence[str]) -> Network:
+def _build_own(name: str, sizes: Mapping[str, int], hyper: Mapping[str, Any], *, taps: Sequence[str]) -> Network:
     if taps:
         raise ValueError(f"{name} has its own taps and head; leave out {' and '.join(taps)}")
     known = sorted(HYPER[name])
@@ -161,4 +168,4 @@ def _own(name: str, given: Mapping[str, int], hyper: Mapping[str, Any], *, taps:
             raise ValueError(
                 f"{name} has no hyper-parameter {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
             )
-    return MODELS[name](**given, **hyper)
+    return MODELS[name](**sizes, **hyper)

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from models.blocks import Residual, conv, initialise, norm, normed, pool, stepwise, unit
+from models.blocks import Residual, conv, conv_norm, conv_norm_act, initialise, norm, pool, run_stages
 from models.classifier import Classifier
 
 # Output channels of a block for each channel of its stage.
@@ -16,7 +16,7 @@ GROUPS = 32
 """ResNeXt's cardinality: 32 groups of 4 channels each at width 64."""
 
 REDUCTION = 16
-"""SE-ResNet's: how many channels share one unit of the squeezed layer."""
+"""SE-ResNet's: channels for each unit of the squeezed layer."""
 
 
 class ResNet(Classifier):
@@ -113,33 +113,33 @@ class ResNet(Classifier):
     def features(self, x: Tensor) -> list[Tensor]:
         """The features after each stage."""
         x = self.maxpool(self.act(self.bn1(self.conv1(x))))
-        return stepwise((self.get_submodule(name) for name in self.stage_names), x)
+        return run_stages((self.get_submodule(name) for name in self.stage_names), x)
 
 
 def _stage(dims: int, kind: str, count: int, channels: int, width: int, stride: int) -> nn.Sequential:
     out = width * EXPANSION[kind]
-    shortcut = normed(dims, channels, out, 1, stride=stride) if stride != 1 or channels != out else None
+    shortcut = conv_norm(dims, channels, out, 1, stride=stride) if stride != 1 or channels != out else None
     blocks = [_block(dims, kind, channels, width, stride, shortcut)]
     return nn.Sequential(*blocks, *(_block(dims, kind, out, width, 1, None) for _ in range(count - 1)))
 
 
 def _block(dims: int, kind: str, channels: int, width: int, stride: int, shortcut: nn.Module | None) -> nn.Module:
-    # Importing MONAI takes seconds, and only who builds a network needs it.
+    # Importing MONAI takes seconds: only for a build.
     from monai.networks.blocks import ChannelSELayer
     from monai.networks.nets.resnet import ResNetBlock, ResNetBottleneck
 
     if kind in ("basic", "bottleneck"):
-        made: nn.Module = (ResNetBlock if kind == "basic" else ResNetBottleneck)(
+        residual: nn.Module = (ResNetBlock if kind == "basic" else ResNetBottleneck)(
             channels, width, dims, stride, shortcut
         )
-        return made
+        return residual
     if kind == "squeeze":
-        branch = unit(dims, channels, width, 3, stride=stride).extend(normed(dims, width, width, 3))
+        branch = conv_norm_act(dims, channels, width, 3, stride=stride).extend(conv_norm(dims, width, width, 3))
         branch.append(ChannelSELayer(dims, width, r=min(REDUCTION, width)))
     else:
-        branch = unit(dims, channels, 2 * width, 1)
-        branch.extend(unit(dims, 2 * width, 2 * width, 3, stride=stride, groups=GROUPS))
-        branch.extend(normed(dims, 2 * width, width * EXPANSION[kind], 1))
+        branch = conv_norm_act(dims, channels, 2 * width, 1)
+        branch.extend(conv_norm_act(dims, 2 * width, 2 * width, 3, stride=stride, groups=GROUPS))
+        branch.extend(conv_norm(dims, 2 * width, width * EXPANSION[kind], 1))
     return Residual(branch, shortcut, nn.ReLU())
 
 

@@ -1,7 +1,9 @@
-"""What a model spec may say, in plain data: this module imports no torch, so that a daemon can judge a received spec.
+"""The rules of model specs. This module imports no torch, so that the daemon can check a received
+spec.
 
-A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a network from elsewhere adds
-``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last layer). It never holds code.
+A spec is ``{"name", "spatial_dims", "in_channels", "classes", "hyper"}`` of JSON values; a network
+from elsewhere adds ``"features"`` (the layers to tap, shallow to deep) and ``"head"`` (its last
+layer). It never holds code.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-# The hyper-parameters of each network in models.MODELS. One of the same name means the same in all of them: width the
-# channels of the first stage, projection the features that the head takes (None: as many as the last stage has), depth
-# how often a U-Net halves the grid, scale the enlargement of super-resolution.
+# The hyper-parameters of each network in models.MODELS. A name means the same in all networks:
+# width is the channels of the first stage, projection the features that the head takes (None: as
+# many as the last stage has), depth how often a U-Net halves the grid, scale the enlargement of
+# super-resolution.
 _CLASSIFIER = frozenset({"width", "projection"})
 _RESNET = _CLASSIFIER | {"stem_stride", "max_pool"}
 _UNET = frozenset({"width", "depth"})
@@ -59,7 +62,7 @@ HYPER: dict[str, frozenset[str]] = {
 # Networks of time series alone; all others take one, two and three dimensions.
 ONE_DIMENSIONAL = frozenset({"tcn", "transformer", "rnn", "messenger_time_series"})
 
-# What the width must be a multiple of: heads, groups, halves and quarters of it have to be whole.
+# Divisors of the width: heads, groups, halves and quarters of it have to be whole.
 WIDTH_MULTIPLES = {
     "resnext14": 16,
     "densenet50": 2,
@@ -80,8 +83,8 @@ CHOICES: dict[str, Sequence[bool | int]] = {
 MONAI_PREFIX = "monai.networks.nets."
 MODULE_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 
-# What a spec that came from another site may set of a MONAI network: sizes and switches. Nothing that downloads, names
-# a path, or leaves the network without its head.
+# The arguments of MONAI networks that a spec from another site may set: sizes and switches. No
+# argument that downloads, names a path, or leaves the network without its head.
 _DENSENET = frozenset({"init_features", "growth_rate", "block_config", "bn_size", "act", "norm", "dropout_prob"})
 _SENET = frozenset({"layers", "groups", "reduction", "dropout_prob", "inplanes", "downsample_kernel_size", "input_3x3"})
 _BASIC_UNET = frozenset({"features", "act", "norm", "bias", "dropout", "upsample"})
@@ -119,7 +122,8 @@ REMOTE_MONAI: dict[str, frozenset[str]] = {
     "VNet": frozenset({"act", "dropout_prob_down", "dropout_prob_up", "dropout_dim", "bias"}),
 }
 
-# Downloads or names a file; and MONAI's shortcut A, whose identity path passes no gradient.
+# Arguments that download or name a file; and MONAI's shortcut A, whose identity path passes no
+# gradient.
 FORBIDDEN = frozenset(
     {
         "pretrained",
@@ -133,8 +137,8 @@ FORBIDDEN = frozenset(
     }
 )
 
-# Bounds on a spec from another site. They keep the build on the meta device, which allocates nothing, within seconds;
-# how large the model may be is decided by the parameter count that is taken there.
+# Bounds on a spec from another site. They keep the build on the meta device, which allocates
+# nothing, within seconds. The parameter count taken there decides whether the model is too large.
 SIZE_MAX = 4096  # channels, classes, kernel sizes, factors: eight times the widest stage of a ResNet-34
 LAYERS_MAX = 64  # of one stage: DenseNet-201 has 48
 LIST_MAX = 16  # values in a list, layers tapped: the deepest U-Nets have 7 levels
@@ -146,8 +150,10 @@ TAP_KEYS = ("features", "head")
 PACKAGE_KEY = "package"
 
 ENTRY_POINTS = "mhfl_peer.models"
-"""The group in which an installed package names its networks: ``name = "module:factory"``, a factory as those in
-``models.MODELS``. To install the package is to let other sites name its networks here."""
+"""The group in which an installed package names its networks: ``name = "module:factory"``, a
+factory as those in ``models.MODELS``. An operator who installs the package lets other sites name
+its networks here.
+"""
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}==[A-Za-z0-9][A-Za-z0-9._+!-]{0,31}", re.ASCII)
 
 
@@ -164,7 +170,7 @@ def suggestion(wrong: str, known: Collection[str]) -> str:
 
 
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
-    """What makes this no spec at all (a missing or unknown key, a value of the wrong type), or None."""
+    """Why this is no spec (a missing or unknown key, a value of the wrong type), or None."""
     for key in spec:
         if key not in (*KEYS, *TAP_KEYS, PACKAGE_KEY):
             return f"unknown key {key!r}{suggestion(str(key), (*KEYS, *TAP_KEYS, PACKAGE_KEY))}"
@@ -197,7 +203,9 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
 
 
 def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
-    """What is wrong with a hyper-parameter's value of the network of this name in ``models.MODELS``, or None."""
+    """The problem of a hyper-parameter's value, for the network of this name in ``models.MODELS``,
+    or None.
+    """
     for key, value in hyper.items():
         if key in CHOICES:
             choices = CHOICES[key]
@@ -214,12 +222,13 @@ def hyper_problem(name: str, hyper: Mapping[str, Any]) -> str | None:
 
 
 def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ()) -> str | None:
-    """Why a spec received from another site may not be built here, in words for its operator; None if it may.
+    """Why a spec received from another site may not be built here, in words for its operator; None
+    if it may.
 
-    It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed there, one of a
-    package that is installed here in the same version, or a ``module:Class`` that is in ``allow`` (this site's own
-    list). Every value is a JSON scalar or a list of them, within bounds. Touches nothing and imports nothing: it may be
-    called on whatever arrived.
+    It may name a network of ``models.MODELS``, one of ``REMOTE_MONAI`` with the arguments listed
+    there, one of a package that is installed here in the same version, or a ``module:Class`` that
+    is in ``allow`` (this site's own list). Every value must be a JSON scalar or a list of them,
+    within bounds. The function changes and imports nothing, and so takes any received value.
     """
     problem = spec_problem(spec)
     if problem is not None:
@@ -253,7 +262,7 @@ def remote_spec_problem(spec: Mapping[str, Any], *, allow: Collection[str] = ())
 
 
 def package_problem(name: str, package: str) -> str | None:
-    """Why a network is not to be had from this package here, with what to install; None if it is."""
+    """Why this package does not provide the network here, and what to install; None if it does."""
     if package in (installed := installed_model(name)):
         return None
     instead = f" ({', '.join(sorted(installed))} is)" if installed else ""
@@ -292,7 +301,9 @@ def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _leaves(value: Any, *, depth: int) -> Iterator[Any]:
-    """The scalars in nested lists; a list more than two deep is itself yielded, as the value that it may not be."""
+    """The scalars in nested lists; a list more than two deep is yielded itself, as a forbidden
+    value.
+    """
     if isinstance(value, list | tuple) and depth < 2:
         for item in value:
             yield from _leaves(item, depth=depth + 1)
@@ -308,5 +319,5 @@ def _lists(value: Any) -> Iterator[list[Any] | tuple[Any, ...]]:
 
 
 def _short(value: object) -> str:
-    """A foreign value in a message, cut to a line."""
+    """A foreign value for a message, cut to a line."""
     return repr(value)[:80]

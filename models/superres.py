@@ -7,7 +7,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import LINEAR, Residual, conv, normed, stepwise
+from models.blocks import LINEAR, Residual, conv, conv_norm, run_stages
 from models.network import Network, Output
 
 
@@ -60,13 +60,13 @@ class SRResNet(Network):
             classes=classes,
             hyper={"width": width, "scale": scale},
         )
-        from monai.networks.blocks import SubpixelUpsample  # takes seconds, and only who builds a network needs it
+        from monai.networks.blocks import SubpixelUpsample  # the import takes seconds: only for a build
 
         self.first = nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.PReLU())
         self.stages = nn.ModuleList(
             nn.Sequential(*(_block(spatial_dims, width) for _ in range(blocks // 3))) for _ in range(3)
         )
-        self.skipped = normed(spatial_dims, width, width, 3)
+        self.skipped = conv_norm(spatial_dims, width, width, 3)
         self.up = nn.Sequential()
         for _ in range(scale.bit_length() - 1):
             self.up.append(SubpixelUpsample(spatial_dims, width, width, 2, apply_pad_pool=False)).append(nn.PReLU())
@@ -76,14 +76,14 @@ class SRResNet(Network):
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
-        taps = stepwise([self.first, *self.stages], x)
+        taps = run_stages([self.first, *self.stages], x)
         bottleneck = taps[0] + self.skipped(taps[-1])
         penultimate = self.up(bottleneck)
         return Output(self.last(penultimate), tuple(taps), bottleneck, penultimate)
 
 
 def _block(dims: int, width: int) -> nn.Module:
-    return Residual(normed(dims, width, width, 3).append(nn.PReLU()).extend(normed(dims, width, width, 3)))
+    return Residual(conv_norm(dims, width, width, 3).append(nn.PReLU()).extend(conv_norm(dims, width, width, 3)))
 
 
 class SRCNN(Network):
@@ -138,7 +138,7 @@ class SRCNN(Network):
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         enlarged = F.interpolate(x, scale_factor=self.spec["hyper"]["scale"], mode=self.interpolation)
-        taps = stepwise(self.stages, enlarged)
+        taps = run_stages(self.stages, enlarged)
         return Output(self.last(taps[-1]), tuple(taps), taps[-1], taps[-1])
 
 

@@ -1,4 +1,4 @@
-"""Features of any network by layer name, so that nobody has to rewrite a network to take part."""
+"""Features of any network by layer name, so that a site can use its network without rewriting it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ class Tapped(Network):
     """Any network, with the outputs of named layers as taps and a named last layer as head.
 
     Source: forward hooks, which PyTorch provides for this.
-    Differs: the hooks exist only during a forward pass and see only the thread that runs it. Between passes ``network``
-        is as it came: it can be copied, pickled, saved and exported, and its parameters are named as before under
-        ``network.``.
-    Shapes: ``x (b, in_channels, *space)``; taps as the layers give them; penultimate as the head takes it; prediction
-        ``(b, classes)`` or ``(b, classes, *space)``, a tensor or the only one in a list. Bottleneck is penultimate for
-        a vector prediction, else the last tap (name the layers of an encoder down to its bottleneck).
-    Gradient flow: as in the network; nothing is detached.
+    Differs: the hooks exist only during a forward pass and record only the thread that runs it.
+        Between passes ``network`` is unchanged: it can be copied, pickled, saved and exported, and
+        its parameters keep their names under ``network.``. Shapes: ``x (b, in_channels, *space)``;
+        taps as the layers give them; penultimate as the head takes it; prediction ``(b, classes)``
+        or ``(b, classes, *space)``, a tensor or the only one in a list. Bottleneck is penultimate
+        for a vector prediction, else the last tap (name the layers of an encoder down to its
+        bottleneck). Gradient flow: as in the network; nothing is detached.
     Raises:
-        ValueError: a layer does not exist (the message has close ones); in the forward pass: the input does not fit, a
-            layer does not run exactly once or gives no tensor, a later layer overwrites it in place, or the prediction
-            is not what the head returns or has another number of classes.
+        ValueError: a layer does not exist (the message has close ones); in the forward pass: the
+            input does not fit, a layer does not run exactly once or gives no tensor, a later layer
+            overwrites it in place, or the prediction is not what the head returns or has another
+            number of classes.
     Example:
         >>> network = nn.Sequential(nn.Conv1d(1, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
         >>> model = Tapped(network, features=["0"], head="3", spatial_dims=1, in_channels=1, classes=2)
@@ -75,19 +76,21 @@ class Tapped(Network):
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         features, head = self.spec["features"], self.spec["head"]
-        with _recording(self.network, features, head) as (given, taken):
+        with _recording(self.network, features, head) as (outputs, head_inputs):
             prediction = self.network(x)
         if isinstance(prediction, list | tuple) and len(prediction) == 1:
             prediction = prediction[0]
-        taps = tuple(_intact(layer, given[layer]) for layer in features)
-        penultimate = _intact(head, taken)
+        taps = tuple(_check_unchanged(layer, outputs[layer]) for layer in features)
+        penultimate = _check_unchanged(head, head_inputs)
         if not self._verified:
-            self._verify(prediction, given[head][-1].value)
+            self._verify(prediction, outputs[head][-1].value)
         bottleneck = penultimate if prediction.ndim == 2 or not taps else taps[-1]
         return Output(prediction, taps, bottleneck, penultimate)
 
     def _verify(self, prediction: object, from_head: object) -> None:
-        """That the head comes last and the classes agree: a property of the code, so once is enough."""
+        """Check, once, that the head comes last and the classes agree: both are properties of the
+        code.
+        """
         name, head = self.spec["name"], self.spec["head"]
         if not isinstance(prediction, Tensor):
             raise ValueError(f"{name} must return one tensor, not {type(prediction).__name__}")
@@ -104,7 +107,7 @@ class Tapped(Network):
 
 
 def layer_names(network: nn.Module) -> list[str]:
-    """The names that ``features`` and ``head`` may use, in the order in which the layers were made."""
+    """The names that ``features`` and ``head`` may use, in the order of the layers' construction."""
     return [name for name, _ in network.named_modules() if name]
 
 
@@ -115,8 +118,8 @@ def _no_layer(network: nn.Module, layer: str) -> str:
     return f"{type(network).__name__} has no layer {layer!r}{hint} ({listing})"
 
 
-class _Seen(NamedTuple):
-    """A value as it was when a hook saw it."""
+class _Recorded(NamedTuple):
+    """A value, and its version, as a hook recorded it."""
 
     value: Any
     version: int
@@ -125,39 +128,41 @@ class _Seen(NamedTuple):
 @contextmanager
 def _recording(
     network: nn.Module, features: Sequence[str], head: str
-) -> Iterator[tuple[dict[str, list[_Seen]], list[_Seen]]]:
-    """What each layer gives, and what the head takes, inside the block and in this thread."""
+) -> Iterator[tuple[dict[str, list[_Recorded]], list[_Recorded]]]:
+    """Record the layers' outputs and the head's inputs, inside the block and in this thread."""
     thread = threading.get_ident()
-    given: dict[str, list[_Seen]] = {layer: [] for layer in (*features, head)}
-    taken: list[_Seen] = []
+    outputs: dict[str, list[_Recorded]] = {layer: [] for layer in (*features, head)}
+    head_inputs: list[_Recorded] = []
 
-    def giving(layer: str) -> Callable[..., None]:
+    def record_output(layer: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             if threading.get_ident() == thread:
-                given[layer].append(_Seen(result, _version(result)))
+                outputs[layer].append(_Recorded(result, _version(result)))
 
         return hook
 
-    def taking(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_head_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if threading.get_ident() == thread:
             arguments = (*args, *kwargs.values())
             value = arguments[0] if len(arguments) == 1 else arguments
-            taken.append(_Seen(value, _version(value)))
+            head_inputs.append(_Recorded(value, _version(value)))
 
-    handles = [network.get_submodule(layer).register_forward_hook(giving(layer)) for layer in given]
-    handles.append(network.get_submodule(head).register_forward_pre_hook(taking, with_kwargs=True))
+    handles = [network.get_submodule(layer).register_forward_hook(record_output(layer)) for layer in outputs]
+    handles.append(network.get_submodule(head).register_forward_pre_hook(record_head_input, with_kwargs=True))
     try:
-        yield given, taken
+        yield outputs, head_inputs
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _intact(layer: str, seen: Sequence[_Seen]) -> Tensor:
-    """The one tensor that was seen at this layer, if it is still what it was."""
-    if len(seen) != 1:
-        raise ValueError(f"layer {layer!r} ran {len(seen)} times in one forward pass; name one that runs exactly once")
-    value, version = seen[0]
+def _check_unchanged(layer: str, records: Sequence[_Recorded]) -> Tensor:
+    """The one tensor recorded at this layer, if no later layer has overwritten it."""
+    if len(records) != 1:
+        raise ValueError(
+            f"layer {layer!r} ran {len(records)} times in one forward pass; name one that runs exactly once"
+        )
+    value, version = records[0]
     if not isinstance(value, Tensor):
         raise ValueError(
             f"layer {layer!r} must take and give one tensor, not {type(value).__name__}; name another layer"
@@ -171,5 +176,5 @@ def _intact(layer: str, seen: Sequence[_Seen]) -> Tensor:
 
 
 def _version(value: object) -> int:
-    """How often a tensor was written to; inference tensors do not count."""
+    """How often a tensor was written to; PyTorch does not count for inference tensors."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0

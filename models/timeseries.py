@@ -11,7 +11,7 @@ DROPOUT = 0.1
 HEADS = 4
 LSTM_LAYERS = 3
 LONE_SIDE = 3
-"""The first convolution has stride 3: of three values one is left at its batch norm."""
+"""The first convolution has stride 3, so that its batch norm sees one of three values."""
 
 
 class TCN(Classifier):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.blocks import MAX_POOL, Residual, conv, normed, resize, stepwise, unit
+from models.blocks import MAX_POOL, Residual, conv, conv_norm, conv_norm_act, resize, run_stages
 from models.network import Network, Output
 
-# What MONAI's blocks are given: the activation and the norm of all networks here, and no bias before the norm.
+# Of MONAI's blocks: the activation and the norm of all networks here, and no bias before the norm.
 STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
 
 
@@ -77,10 +77,10 @@ class UNet(Network):
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
-        taps = stepwise(self.encoder, x)
+        taps = run_stages(self.encoder, x)
         feature = taps[-1]
-        for up, beside in zip(self.decoder, reversed(taps[:-1]), strict=True):
-            feature = up(feature, beside)
+        for up, skip in zip(self.decoder, reversed(taps[:-1]), strict=True):
+            feature = up(feature, skip)
         return Output(self.final_conv(feature), tuple(taps), taps[-1], feature)
 
 
@@ -125,7 +125,7 @@ class UNetPlusPlus(Network):
         widths = [width * 2**level for level in range(depth + 1)]
         self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])
         self.encoder.extend(down(spatial_dims, widths[level], widths[level + 1]) for level in range(depth))
-        # The paper's node (level, column) is made of the one below and all those before it.
+        # The paper's node (level, column) takes the node below and all those before it.
         self.nodes = nn.ModuleDict(
             {
                 f"{level}_{column}": up(spatial_dims, widths[level + 1], widths[level] * column, widths[level])
@@ -139,7 +139,7 @@ class UNetPlusPlus(Network):
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
-        taps = stepwise(self.encoder, x)
+        taps = run_stages(self.encoder, x)
         rows = [[tap] for tap in taps]
         for column in range(1, len(taps)):
             for level in range(len(taps) - column):
@@ -150,21 +150,21 @@ class UNetPlusPlus(Network):
 
 
 class ResidualUp(nn.Module):
-    """Interpolated to the grid beside it, joined with it, and convolved."""
+    """Interpolates a feature to the grid of the skip, concatenates both, and convolves them."""
 
-    def __init__(self, dims: int, below: int, beside: int, out: int) -> None:
+    def __init__(self, dims: int, below: int, skip: int, out: int) -> None:
         super().__init__()
-        self.convs = _double(dims, below + beside, out)
+        self.convs = _double(dims, below + skip, out)
 
-    def forward(self, x: Tensor, beside: Tensor) -> Tensor:
-        """Features on the grid of ``beside``."""
-        joined: Tensor = self.convs(torch.cat([beside, resize(x, beside.shape[2:])], dim=1))
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Features on the grid of ``skip``."""
+        joined: Tensor = self.convs(torch.cat([skip, resize(x, skip.shape[2:])], dim=1))
         return joined
 
 
 def _double(dims: int, channels: int, out: int) -> nn.Module:
-    shortcut = normed(dims, channels, out, 1) if channels != out else None
-    return Residual(unit(dims, channels, out, 3).extend(normed(dims, out, out, 3)), shortcut, nn.ReLU())
+    shortcut = conv_norm(dims, channels, out, 1) if channels != out else None
+    return Residual(conv_norm_act(dims, channels, out, 3).extend(conv_norm(dims, out, out, 3)), shortcut, nn.ReLU())
 
 
 def _down(dims: int, channels: int, out: int) -> nn.Module:
@@ -172,13 +172,13 @@ def _down(dims: int, channels: int, out: int) -> nn.Module:
 
 
 def _monai_blocks() -> tuple[Any, Any, Any]:
-    from monai.networks.nets.basic_unet import Down, TwoConv, UpCat  # takes seconds, and only who builds one needs it
+    from monai.networks.nets.basic_unet import Down, TwoConv, UpCat  # the import takes seconds: only for a build
 
     return partial(TwoConv, **STYLE), partial(Down, **STYLE), partial(UpCat, **STYLE)
 
 
 def _sides(depth: int, *, rounded_up: bool) -> tuple[int, int]:
-    """The shortest side that survives, and the longest of which one cell is left at the bottom."""
+    """The shortest side that survives, and the longest of which one cell is left at the bottleneck."""
     return (1, 2**depth) if rounded_up else (2**depth, 2 ** (depth + 1) - 1)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import MAX_POOL, TRANSPOSED, conv, crop, initialise, norm, stepwise, unit
+from models.blocks import MAX_POOL, TRANSPOSED, conv, conv_norm_act, crop, initialise, norm, run_stages
 from models.classifier import Classifier
 from models.network import Network, Output
 
@@ -78,7 +78,7 @@ def _stages(dims: int, channels: int, width: int, layers: Sequence[int]) -> nn.M
     for count, factor in zip(layers, FACTORS, strict=True):
         stage = nn.Sequential()
         for _ in range(count):
-            stage.extend(unit(dims, channels, factor * width, 3))
+            stage.extend(conv_norm_act(dims, channels, factor * width, 3))
             channels = factor * width
         stages.append(stage.append(MAX_POOL[dims](2, ceil_mode=True)))
     return stages
@@ -131,7 +131,7 @@ class FCN(Network):
     def forward(self, x: Tensor) -> Output:
         """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
-        taps = stepwise(self.encoder, x)
+        taps = run_stages(self.encoder, x)
         grids = [above.shape[2:] for above in reversed([x, *taps[:-1]])]
         added = {0: taps[3], 1: taps[2]}
         feature = taps[-1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def __getattr__(name: str) -> str:
-    """``__version__``, looked up when asked for: the metadata's machinery is most of a command's start-up time."""
+    """``__version__``, on demand: importing ``importlib.metadata`` takes most of a command's
+    start-up time.
+    """
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

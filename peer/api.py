@@ -1,9 +1,11 @@
-"""A site in a notebook: its rounds, numbers, transfers and events as records, its model, and predictions.
+"""A site in a notebook: its rounds, numbers, transfers and events as records, its model, and
+predictions.
 
-Everything is read from the site's folder, while its daemon runs or is down: nothing there is locked or written, and the
-daemon is asked for nothing but its status. A record is a plain dictionary whose values are texts, numbers, booleans or
-``None``; several names in one text are separated by blanks. A list of records is what ``pandas.DataFrame`` takes. Times
-are Unix seconds, durations end in ``_s``. Whatever goes wrong is a ``peer.errors.PeerError``, which says what to do.
+All calls read the site's folder, whether its daemon runs or is down. They lock and write nothing
+there, and ask the daemon for its status only. A record is a plain dictionary whose values are
+texts, numbers, booleans or ``None``; several names in one text are separated by blanks.
+``pandas.DataFrame`` takes a list of records. Times are Unix seconds, durations end in ``_s``. Each
+error is a ``peer.errors.PeerError``, which says what to do.
 
 >>> site = open_site("asia", home=home)
 >>> site.name, site.federation.method.name
@@ -12,7 +14,7 @@ are Unix seconds, durations end in ``_s``. Whatever goes wrong is a ``peer.error
 [(1, 'asia'), (2, 'asia')]
 >>> [record["value"] for record in site.metrics() if record["name"] == "train_steps"]
 [2.0, 2.0]
->>> model = site.model()  # torch and MONAI are loaded here, and not before
+>>> model = site.model()  # loads torch and MONAI, which no call before does
 >>> model.training
 False
 >>> [record["predicted"] in (0, 1) for record in site.predict([datalist])]
@@ -29,8 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from peer.config.schema import FederationConfig
-from peer.config.schema import SiteConfig as Configuration
+from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder, find_site, home_folder
 from peer.core.global_test_memory import evaluation_records
 from peer.errors import DaemonDown, DataError, ModelError, PeerError
@@ -47,14 +48,14 @@ Record: TypeAlias = dict[str, Any]
 
 
 def open_site(name: str | None = None, *, home: str | Path | None = None) -> SiteHandle:
-    """A site that lives here, for reading.
+    """A site of this machine, for reading.
 
     Args:
-        name: ``site`` or ``federation/site``; may be left out where only one site lives.
-        home: the state folder; else ``MHFL_HOME`` or the default one, as for the command line.
+        name: ``site`` or ``federation/site``; not needed where the state folder has one site.
+        home: the state folder; default: ``MHFL_HOME`` or the command line's default.
 
     Raises:
-        UsageError: none or several fit; the message lists which there are.
+        UsageError: no site or several sites fit; the message lists the sites of the state folder.
 
     Example:
         >>> open_site("asia", home=home)
@@ -64,12 +65,12 @@ def open_site(name: str | None = None, *, home: str | Path | None = None) -> Sit
 
 
 class SiteHandle:
-    """One site's folder. Each call reads anew, so that a running site can be asked again and again."""
+    """The folder of a site. Each call reads it again, so that a notebook can follow a running site."""
 
     def __init__(self, folder: SiteFolder) -> None:
         """Use ``open_site``, which finds the folder."""
         self.folder = folder
-        self._held: tuple[tuple[object, ...], Trainer] | None = None
+        self._cached_trainer: tuple[tuple[object, ...], Trainer] | None = None
 
     def __repr__(self) -> str:
         return f"Site('{self.folder.federation}/{self.folder.site}')"
@@ -80,19 +81,20 @@ class SiteHandle:
 
     @cached_property
     def federation(self) -> FederationConfig:
-        """What federation.toml says, defaults filled in; ``ConfigError`` where it is wrong."""
+        """The settings in federation.toml, with defaults; ``ConfigError`` where the file is wrong."""
         return FederationConfig.load(self.folder.federation_toml)
 
     @cached_property
-    def config(self) -> Configuration:
-        """What site.toml says, defaults filled in; ``ConfigError`` where it is wrong."""
-        return Configuration.load(self.folder.site_toml)
+    def config(self) -> SiteConfig:
+        """The settings in site.toml, with defaults; ``ConfigError`` where the file is wrong."""
+        return SiteConfig.load(self.folder.site_toml)
 
     # --- records ----------------------------------------------------------------------------------------------------
     def status(self) -> Record:
-        """Where the site is now; the nested document of `mhfl-peer status --json`.
+        """The site's status now: the nested document of `mhfl-peer status --json`.
 
-        The daemon tells it; while it is down, ``daemon`` is ``"down"`` and the rest is what the journal knows.
+        It comes from the daemon. While the daemon is down, ``daemon`` is ``"down"``, and the rest
+        comes from the journal.
         """
         with contextlib.suppress(DaemonDown):
             socket = self.folder.control_socket()
@@ -108,11 +110,11 @@ class SiteHandle:
         """The finished rounds, oldest first.
 
         Returns:
-            ``generation``, ``round``, ``time`` (of the commit), ``duration_s`` (of training), ``threads``;
-            ``contributors``, ``contributor_count``, ``sources`` (whose artifacts were used), ``missing`` (as
-            ``site:reason``), ``below_quorum``, ``skipped`` (rounds before it that the site did not take part in);
-            ``artifact_sha256``, ``aggregate_sha256``, ``agrees`` and ``differs`` (sites whose mean is the same, bit for
-            bit, or another one).
+            ``generation``, ``round``, ``time`` (of the commit), ``duration_s`` (of training),
+            ``threads``; ``contributors``, ``contributor_count``, ``sources`` (whose artifacts were
+            used), ``missing`` (as ``site:reason``), ``below_quorum``, ``skipped`` (rounds before it
+            that the site did not take part in); ``artifact_sha256``, ``aggregate_sha256``,
+            ``agrees`` and ``differs`` (sites whose mean has the same bits, or other bits).
 
         Example:
             >>> record = site.rounds()[-1]
@@ -139,71 +141,78 @@ class SiteHandle:
         ]
 
     def evaluation(self) -> list[Record]:
-        """The site's models on every site's test split (Global Test), a record a metric or a reason, oldest first.
+        """The site's models on every site's test split (Global Test), a record a metric or a
+        reason, oldest first.
 
         Returns:
-            ``generation``, ``round``, ``site`` (whose test split), ``name``, ``value``, ``samples``, ``reason``. Where
-            a site said nothing, ``reason`` is why, and ``name``, ``value`` and ``samples`` are ``None``.
+            ``generation``, ``round``, ``site`` (whose test split), ``name``, ``value``,
+            ``samples``, ``reason``. If a site reported nothing, ``reason`` says why, and ``name``,
+            ``value`` and ``samples`` are ``None``.
 
         Example:
             >>> [(record["site"], record["name"], record["reason"]) for record in site.evaluation()][-1]
             ('europe', None, 'federation.toml has no global_test')
         """
-        found = []
+        records = []
         sites, global_test = self.federation.roster.names, self.federation.global_test
         history = History(self.folder, rounds=True, kinds=("evaluated", "report", "lapsed")).read_all()
         for generation, rows in history.rows_of.items():
-            known = ((row.kind, row.round, row.body) for row in rows)
+            plain_rows = ((row.kind, row.round, row.body) for row in rows)
             rounds = history.rounds_of[generation]
-            for record in evaluation_records(known, own=self.folder.site, sites=sites, global_test=global_test):
+            for record in evaluation_records(plain_rows, own=self.folder.site, sites=sites, global_test=global_test):
                 committed = rounds.get(record["round"])
                 place = {"generation": committed and committed.generation, "round": record["round"]}
-                found += [{**place, **cell} for site, of in record["cells"].items() for cell in _cells(site, of)]
-        return found
+                records += [
+                    {**place, **cell} for site, cells in record["cells"].items() for cell in _cells(site, cells)
+                ]
+        return records
 
     def transfers(self) -> list[Record]:
-        """Every artifact that came or went, by time.
+        """Every artifact that the site received or sent, by time.
 
         Returns:
-            ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``, ``sha256``,
-            ``bytes``, ``outcome``. What went is drawn from the egress ledger.
+            ``time``, ``direction`` (``in`` or ``out``), ``peer``, ``purpose``, ``kind``, ``round``,
+            ``sha256``, ``bytes``, ``outcome``. Sent artifacts come from the egress ledger.
 
         Example:
             >>> [(record["direction"], record["peer"], record["bytes"]) for record in site.transfers()]
             [('out', 'europe', 2048)]
         """
-        found: list[Record] = folder_documents.document(self.folder, "transfers", {})
-        return found
+        records: list[Record] = folder_documents.document(self.folder, "transfers", {})
+        return records
 
     def events(self) -> list[Record]:
-        """The whole journal, oldest first, without the bulk of manifests.
+        """The whole journal, oldest first, without the bytes of manifests.
 
         Returns:
-            ``seq``, ``time``, ``kind``, ``round`` and ``body``, a dictionary whose keys depend on the kind;
-            ``pandas.json_normalize`` takes them apart.
+            ``seq``, ``time``, ``kind``, ``round`` and ``body``, a dictionary whose keys depend on
+            the kind; ``pandas.json_normalize`` takes them apart.
 
         Example:
             >>> [record["round"] for record in site.events() if record["kind"] == "committed"]
             [1, 2]
         """
-        found: list[Record] = folder_documents.document(
+        records: list[Record] = folder_documents.document(
             self.folder, "events", {"last": sys.maxsize, "everything": True}
         )
-        return found
+        return records
 
     # --- the model --------------------------------------------------------------------------------------------------
     def model(self, round: int | None = None) -> Predictor:
-        """What the site predicts with after a finished round: on the CPU, in evaluation mode, yours to change.
+        """The site's model after a finished round: on the CPU, in evaluation mode, a copy that you
+        may change.
 
-        A ``torch.nn.Module``: prepared images ``(b, c, *space)`` at ``site.config.data.input_size`` to logits
-        ``(b, classes)`` or ``(b, classes, *space)``, or to larger images; ``.dam`` is the site's own network, which
-        also gives its features. Under dFLMoE it is the mixture with the heads that the site holds.
+        A ``torch.nn.Module``: prepared images ``(b, c, *space)`` at ``site.config.data.input_size``
+        to logits ``(b, classes)`` or ``(b, classes, *space)``, or to larger images; ``.dam`` is the
+        site's own network, which also gives its features. Under dFLMoE, the model is the mixture
+        with the heads that the site has.
 
         Args:
-            round: the newest one if it is left out; weights of older ones are kept for two rounds.
+            round: default: the newest; the site keeps the weights of older rounds for two rounds.
 
         Raises:
-            StateError: no round is finished, the weights of that one are not kept, or site.toml was changed since.
+            StateError: no round is finished, this round's weights are deleted, or site.toml was
+                changed since.
             ModelError: the model cannot be built or loaded here.
 
         Example:
@@ -213,28 +222,32 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, standing), self._named("the model"):
-            from peer.inference.notebook import model_of
+        with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the model"):
+            from peer.inference.notebook import load_model
 
-            return model_of(standing.setting, standing.state, standing.sources)
+            return load_model(state.setting, state.checkpoint, state.sources)
 
     def predict(self, inputs: Sequence[Input], *, round: int | None = None, device: str = "cpu") -> list[Record]:
-        """Predictions in this process, the same as those of `mhfl-peer predict`; the model is kept for the next call.
+        """Predictions in this process, the same as those of `mhfl-peer predict`.
+
+        The model is kept for the next call.
 
         Args:
-            inputs: images, folders of images and datalists, by path; and arrays or tensors ``(c, *space)``, as a file
-                would hold them: they are brought to the network's size and normalised like files.
+            inputs: images, folders of images and datalists, by path; and arrays or tensors ``(c,
+                *space)`` with the content of an image file: they are resized and normalised like
+                files.
             round: as for ``model``.
-            device: where to compute: by default not on the GPU, on which the site may be training.
+            device: the device to compute on; by default not the GPU, on which the site may be
+                training.
 
         Returns:
-            A record an image: ``file`` (of an array its place among the inputs) and ``problem`` (empty, or why there is
-            no prediction); of classes ``predicted`` and a probability each as ``class_0``, ``class_1`` …; of label maps
-            ``labels``, an array ``(*space)`` on the image's own grid; of super-resolution ``image``, an array
-            ``(c, *space)``.
+            A record for each image: ``file`` (of an array its index in the inputs) and ``problem``
+            (empty, or why there is no prediction); of classes ``predicted`` and a probability each
+            as ``class_0``, ``class_1`` …; of label maps ``labels``, an array ``(*space)`` on the
+            image's own grid; of super-resolution ``image``, an array ``(c, *space)``.
 
         Raises:
-            DataError: nothing could be predicted; the first reason is named.
+            DataError: no image could be predicted; the message has the first reason.
             StateError, ModelError: as for ``model``.
 
         Example:
@@ -245,34 +258,35 @@ class SiteHandle:
         """
         from peer.inference import model_state
 
-        with model_state.trained(self.folder, round) as (_, standing), self._named("the prediction"):
-            from peer.inference.notebook import answers
+        with model_state.open_trained(self.folder, round) as (_, state), self._wrap_errors("the prediction"):
+            from peer.inference.notebook import predict_inputs
 
-            found = answers(self._trainer(standing, device), inputs)
-        if found and all(record["problem"] for record in found):
-            first = found[0]
+            records = predict_inputs(self._trainer(state, device), inputs)
+        if records and all(record["problem"] for record in records):
+            first = records[0]
             raise DataError(f"nothing could be predicted: {first['file']}: {first['problem']}", "see each `problem`")
-        return found
+        return records
 
-    # --- within -----------------------------------------------------------------------------------------------------
+    # --- private ----------------------------------------------------------------------------------------------------
     def _rounds(self) -> list[CommittedRound]:
         return History(self.folder, rounds=True).read_all().rounds
 
-    def _trainer(self, standing: ModelState, device: str) -> Trainer:
-        from peer.inference.notebook import trainer_of
+    def _trainer(self, state: ModelState, device: str) -> Trainer:
+        """A trainer with the state's networks; the last one is cached."""
+        from peer.inference.notebook import load_trainer
 
-        key = (standing.generation, standing.state, standing.sources, device)
-        if self._held is None or self._held[0] != key:
-            setting = standing.setting
+        key = (state.generation, state.checkpoint, state.sources, device)
+        if self._cached_trainer is None or self._cached_trainer[0] != key:
+            setting = state.setting
             training = {**setting.site["training"], "device": device}
             setting = dataclasses.replace(setting, site={**setting.site, "training": training})
-            self._held = None  # two models at once might not fit
-            self._held = key, trainer_of(setting, standing.state, standing.sources)
-        return self._held[1]
+            self._cached_trainer = None  # two models at once might not fit into memory
+            self._cached_trainer = key, load_trainer(setting, state.checkpoint, state.sources)
+        return self._cached_trainer[1]
 
     @contextlib.contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Make what goes wrong in training's code, which knows no operator, an error of the site's model."""
+    def _wrap_errors(self, subject: str) -> Iterator[None]:
+        """Turn an exception of the training code into a ``ModelError`` that names the site."""
         from peer.training.errors import reason_of
 
         try:
@@ -280,7 +294,7 @@ class SiteHandle:
         except PeerError:
             raise
         except Exception as error:
-            raise ModelError(f"{what} of {self.name} failed: {reason_of(error)}") from error
+            raise ModelError(f"{subject} of {self.name} failed: {reason_of(error)}") from error
 
 
 def _place(committed: CommittedRound) -> Record:
@@ -309,7 +323,7 @@ def _round(committed: CommittedRound) -> Record:
 
 
 def _cells(site: str, cell: Record) -> Iterator[Record]:
-    """The records of one site's test split in one round."""
+    """The records of one round on one site's test split."""
     if "metrics" not in cell:
         yield {"site": site, "name": None, "value": None, "samples": None, "reason": cell["reason"]}
     for name, value in cell.get("metrics", {}).items():

@@ -1,4 +1,4 @@
-"""How good probabilities of classes are, without torch: training and reports score them here."""
+"""Metrics of class probabilities, without torch: training and reports use the same ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ Probabilities = NDArray[np.float64]
 class ClassScores:
     """The metrics of a classifier on one set of samples.
 
-    ``balanced_accuracy`` is the mean recall of the classes that occur in the labels. ``f1_macro`` is the mean F1 of the
-    classes that occur in labels or predictions, ``f1_macro_all`` of all the task's, where one that never occurs has 0.
-    ``auc`` is for two classes that of class 1, for more the mean of one against the rest; ``auc_undefined`` counts the
-    classes left out of it, which have no positive or no negative sample; where that is all, there is none.
+    ``balanced_accuracy`` is the mean recall of the classes that occur in the labels. ``f1_macro``
+    is the mean F1 of the classes that occur in labels or predictions, and ``f1_macro_all`` that of
+    all classes of the task, where the F1 of a class that never occurs is 0. ``auc`` is that of
+    class 1 for two classes, and for more the mean over the classes of one against the rest.
+    ``auc_undefined`` counts the classes left out of that mean, which lack a positive or a negative
+    sample. ``auc`` is ``None`` if all classes are left out.
     """
 
     accuracy: float
@@ -34,13 +36,14 @@ def class_scores(probabilities: Probabilities, labels: Labels) -> ClassScores:
     """Score probabilities.
 
     Args:
-        probabilities: ``(n, classes)``, rows sum to 1; of equal ones the first class is predicted.
+        probabilities: ``(n, classes)``, rows sum to 1; the first of several largest ones is the
+            prediction.
         labels: ``(n,)``, in [0, classes).
 
     Raises:
         ValueError: there is no sample, or the shapes or labels do not fit.
     """
-    samples, classes = _fitting(probabilities, labels)
+    samples, classes = _check_shapes(probabilities, labels)
     predicted = probabilities.argmax(axis=1)
     hits = predicted == labels
     occurring = np.union1d(predicted, labels)
@@ -62,7 +65,9 @@ def class_scores(probabilities: Probabilities, labels: Labels) -> ClassScores:
 
 
 def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | None]:
-    """The AUC of each class against the rest; None for one without a positive or without a negative.
+    """The AUC of each class against the rest.
+
+    ``None`` for a class without a positive or without a negative.
 
     Args:
         probabilities: ``(n, classes)``.
@@ -71,12 +76,12 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
     Raises:
         ValueError: there is no sample, or the shapes or labels do not fit.
     """
-    _, classes = _fitting(probabilities, labels)
+    _, classes = _check_shapes(probabilities, labels)
     return [area_under_curve(probabilities[:, k], labels == k) for k in range(classes)]
 
 
 def auc(probabilities: Probabilities, labels: Labels) -> float | None:
-    """The AUC as in :func:`class_scores`; None where no class has one, or there is no sample.
+    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or there is no sample.
 
     Args:
         probabilities: ``(n, classes)``.
@@ -89,7 +94,9 @@ def auc(probabilities: Probabilities, labels: Labels) -> float | None:
 
 
 def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    """The probability that a positive scores higher than a negative, a tie counting one half; None without both.
+    """The probability that a positive scores higher than a negative; a tie counts one half.
+
+    ``None`` without both.
 
     Args:
         scores: ``(n,)``.
@@ -108,29 +115,32 @@ def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -
 def resampled_area(
     scores: NDArray[np.float64], positive: NDArray[np.bool_], counts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """:func:`area_under_curve` of every resample at once, ``(r,)``; NaN where one lacks a positive or a negative.
+    """:func:`area_under_curve` of every resample at once, ``(r,)``.
+
+    NaN where one lacks a positive or a negative.
 
     Args:
         scores: ``(n,)``.
         positive: ``(n,)``.
-        counts: how often each sample is in each resample, ``(r, n)``.
+        counts: the number of times that each sample is in each resample, ``(r, n)``.
     """
-    ones, others = scores[positive][:, None], scores[~positive][None]
-    higher = (ones > others) + 0.5 * (ones == others)
-    drawn, beside = counts[:, positive].astype(np.float64), counts[:, ~positive].astype(np.float64)
-    pairs = drawn.sum(axis=1) * beside.sum(axis=1)
-    won = ((drawn @ higher) * beside).sum(axis=1)
+    positive_scores, negative_scores = scores[positive][:, None], scores[~positive][None]
+    higher = (positive_scores > negative_scores) + 0.5 * (positive_scores == negative_scores)
+    positive_counts = counts[:, positive].astype(np.float64)
+    negative_counts = counts[:, ~positive].astype(np.float64)
+    pairs = positive_counts.sum(axis=1) * negative_counts.sum(axis=1)
+    won = ((positive_counts @ higher) * negative_counts).sum(axis=1)
     areas: NDArray[np.float64] = np.divide(won, pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
     return areas
 
 
 def _f1(predicted: Labels, labels: Labels, label: int) -> float:
-    both = np.sum(predicted == label) + np.sum(labels == label)
-    return float(2 * np.sum((predicted == label) & (labels == label)) / both) if both else 0.0
+    total = np.sum(predicted == label) + np.sum(labels == label)
+    return float(2 * np.sum((predicted == label) & (labels == label)) / total) if total else 0.0
 
 
-def _fitting(probabilities: Probabilities, labels: Labels) -> tuple[int, int]:
-    """Samples and classes; ``ValueError`` where the arrays do not fit."""
+def _check_shapes(probabilities: Probabilities, labels: Labels) -> tuple[int, int]:
+    """The numbers of samples and classes; ``ValueError`` where the arrays do not fit."""
     if probabilities.ndim != 2 or probabilities.shape[0] != len(labels) or probabilities.shape[1] < 2:
         raise ValueError(f"probabilities of shape {probabilities.shape} do not fit {len(labels)} labels")
     if not len(labels):

@@ -1,7 +1,8 @@
-"""The documents that ``--json`` prints of commands that show no records of a site.
+"""The documents that commands print with ``--json``, except those with records of a site.
 
-``DOCUMENTS`` maps a command to the type of its document, as ``peer.records.documents`` does for the others. A key is
-``Annotated`` where its name does not say all; ``deploy/reference.py`` writes keys, types and meanings down.
+``DOCUMENTS`` maps a command to the type of its document; ``peer.records.documents`` has the others.
+Each key is ``Annotated`` with its meaning: ``deploy/reference.py`` generates a page of keys, types
+and meanings.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 # --- a federation and its sites ---------------------------------------------------------------------------------------
 class FederationCreated(TypedDict):
-    """What the founder has after ``federation create``."""
+    """The CA folder and federation.toml that ``federation create`` made."""
 
     federation: Annotated[str, "name of the federation"]
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     folder: Annotated[str, "the CA folder"]
     federation_toml: Annotated[str, "the file that every site gets"]
     ca_fingerprint: Annotated[str, "of the CA's key"]
-    ca_days: Annotated[int, "how long the CA certificate is valid"]
+    ca_days: Annotated[int, "days until the CA certificate expires"]
     sites: Annotated[list[str], "names of the sites"]
     notes: Annotated[list[str], "settings that are allowed but have no effect"]
 
@@ -28,20 +29,20 @@ class CertificateAuthority(TypedDict):
     """The CA certificate in federation.toml."""
 
     fingerprint: Annotated[str, "of the public key"]
-    days: Annotated[int, "how long the CA certificate is still valid"]
+    days: Annotated[int, "days until the CA certificate expires"]
 
 
 class RosterSite(TypedDict):
-    """A site as federation.toml names it."""
+    """A site in federation.toml."""
 
     index: Annotated[int, "its place in the schedule"]
     name: Annotated[str, "its name"]
-    address: Annotated[str | None, "where federation.toml says it is"]
+    address: Annotated[str | None, "its address in federation.toml"]
     description: Annotated[str, "as federation.toml has it"]
 
 
 class FederationShown(TypedDict):
-    """Every setting of a federation, defaults filled in."""
+    """Every setting of a federation, with defaults."""
 
     federation: Annotated[str, "name of the federation"]
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
@@ -53,13 +54,13 @@ class FederationShown(TypedDict):
     phases: Annotated[list[str], "of a round, in order"]
     parameters: Annotated[Mapping[str, Any], "the method's"]
     description: Annotated[str, "as federation.toml has it"]
-    rounds: Annotated[int, "how many rounds there are"]
+    rounds: Annotated[int, "number of rounds"]
     seed: Annotated[int, "from which training seeds derive"]
-    weighting: Annotated[str, "what a mean counts by"]
-    quorum: Annotated[int | None, "contributors without which a slow round does not go on; null: all"]
+    weighting: Annotated[str, "weights of a mean: `uniform` or `samples`"]
+    quorum: Annotated[int | None, "contributors that suffice for a slow round to go on; null: all"]
     global_test: Annotated[bool, "whether sites evaluate each other's models"]
-    evaluation_every: Annotated[int, "evaluate after each so many rounds; 0: at the end"]
-    task: Annotated[Mapping[str, Any], "what is learnt"]
+    evaluation_every: Annotated[int, "rounds between two evaluations; 0: at the end only"]
+    task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
     schedule: Annotated[Mapping[str, Any], "how the order of a round is drawn"]
     fallback: Annotated[Mapping[str, Any], "what replaces an artifact that did not arrive"]
@@ -70,7 +71,7 @@ class FederationShown(TypedDict):
 
 
 class SiteAdmitted(TypedDict):
-    """What the founder certified."""
+    """The certificate that the founder issued, and the bundle with it."""
 
     site: Annotated[str, "the admitted site"]
     bundle: Annotated[str, "the file that the site joins"]
@@ -90,12 +91,12 @@ class SiteInitialised(TypedDict):
     folder: Annotated[str, "the site's folder"]
     site_toml: Annotated[str, "the file to fill in"]
     request: Annotated[str, "the file that the founder admits"]
-    fingerprint: Annotated[str, "to be compared over another channel"]
+    fingerprint: Annotated[str, "of the public key, to compare over another channel"]
     key: Annotated[str, '"new", "kept" or "renewed"']
 
 
 class SiteJoined(TypedDict):
-    """The certificate that the site took from its bundle."""
+    """The certificate that the site has from its bundle."""
 
     federation: Annotated[str, "name of the federation"]
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
@@ -103,16 +104,16 @@ class SiteJoined(TypedDict):
     folder: Annotated[str, "the site's folder"]
     fingerprint: Annotated[str, "of the public key"]
     certificate_sha256: Annotated[str, "digest of the certificate"]
-    certificate_days: Annotated[int, "how long the certificate is still valid"]
+    certificate_days: Annotated[int, "days until the certificate expires"]
 
 
 class CheckFinding(TypedDict):
-    """One line of the preflight."""
+    """One finding of `check`."""
 
     subject: Annotated[str, "what was checked"]
     verdict: Annotated[str, '"ok", "warning" or "failure"']
-    message: Annotated[str, "what was found"]
-    remedy: Annotated[str, "what to do; empty where nothing is to do"]
+    message: Annotated[str, "the result of the check"]
+    remedy: Annotated[str, 'what to do; empty for "ok"']
 
 
 class CheckResult(TypedDict):
@@ -120,7 +121,7 @@ class CheckResult(TypedDict):
 
     site: Annotated[str, "this site"]
     would_run: Annotated[bool, "no finding is a failure"]
-    findings: Annotated[list[CheckFinding], "all that was checked"]
+    findings: Annotated[list[CheckFinding], "the findings, in order"]
 
 
 class ScalarRun(TypedDict):
@@ -128,12 +129,15 @@ class ScalarRun(TypedDict):
 
     generation: Annotated[int, "generation of the site's state"]
     rounds: Annotated[int, "committed rounds"]
-    scalars: Annotated[int, "how many it has"]
-    finished: Annotated[bool, "whether it is over"]
+    scalars: Annotated[int, "number of its scalars"]
+    finished: Annotated[bool, "whether the site left after its last round"]
 
 
 class ScalarsWritten(TypedDict):
-    """With `--follow` one a line whenever something was added."""
+    """The scalars that were written.
+
+    With `--follow`, a document a line for each time that some were added.
+    """
 
     site: Annotated[str, "this site"]
     added: Annotated[dict[str, int], "scalars by tracker"]
@@ -144,51 +148,51 @@ class ScalarsWritten(TypedDict):
 
 # --- the ledger for auditors ------------------------------------------------------------------------------------------
 class LedgerHead(TypedDict):
-    """The end of the ledger's hash chain."""
+    """The head of the ledger's hash chain."""
 
     count: Annotated[int, "rows"]
     hash: Annotated[str, "of the last row"]
 
 
-class WitnessHeard(TypedDict):
-    """How far another site has seen the ledger."""
+class WitnessCompared(TypedDict):
+    """A witness file of another site, and how much of the ledger it covers."""
 
-    file: Annotated[str, "the witness"]
+    file: Annotated[str, "the witness file"]
     by: Annotated[str, "the site that wrote it"]
-    manifests: Annotated[int, "how many it holds"]
+    manifests: Annotated[int, "number of manifests in it"]
     rows: Annotated[int, "rows that the newest of them covers"]
     generation: Annotated[int, "generation of the newest manifest"]
     round: Annotated[int, "round of the newest manifest"]
 
 
 class BackupRestored(TypedDict):
-    """When the site learnt that an older backup of it had been restored."""
+    """An older backup of the site that was restored."""
 
-    time: Annotated[float, "when"]
+    time: Annotated[float, "when the site learnt of it"]
     generation: Annotated[int, "generation that the site began then"]
-    reported_by: Annotated[str, "the peer that said so"]
+    reported_by: Annotated[str, "the peer that reported it"]
 
 
 class LedgerExtent(TypedDict):
-    """How much a ledger holds."""
+    """The size of a ledger."""
 
     rows: Annotated[int, "rows of the ledger"]
-    head: Annotated[LedgerHead, "end of the chain"]
-    transfers: Annotated[int, "how many there are"]
+    head: Annotated[LedgerHead, "head of the chain"]
+    transfers: Annotated[int, "number of transfers"]
     open: Annotated[list[int], "row numbers of transfers without an outcome"]
 
 
-class LedgerJudgement(TypedDict):
-    """What witnesses say of a ledger, and what is left open."""
+class LedgerFindings(TypedDict):
+    """The faults of a ledger, and what nothing proves."""
 
-    witnesses: Annotated[list[WitnessHeard], "the witnesses that were compared"]
-    vouched_rows: Annotated[int | None, "a witness vouches for the first so many rows; null without one"]
+    witnesses: Annotated[list[WitnessCompared], "the witnesses that were compared"]
+    vouched_rows: Annotated[int | None, "number of first rows that a witness vouches for; null without one"]
     restored: Annotated[list[BackupRestored], "restored backups"]
     problems: Annotated[list[str], "contradictions"]
-    unproven: Annotated[list[str], "in words what nobody vouches for"]
+    unproven: Annotated[list[str], "statements that nothing proves"]
 
 
-class LedgerVerified(LedgerExtent, LedgerJudgement):
+class LedgerVerified(LedgerExtent, LedgerFindings):
     """The ledger is whole if `problems` is empty."""
 
     site: Annotated[str, "the audited site"]
@@ -196,16 +200,16 @@ class LedgerVerified(LedgerExtent, LedgerJudgement):
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     source: Annotated[str, "the file that was read"]
     made: Annotated[float | None, "when an exported file was made; null for the site's own ledger"]
-    own_manifests: Annotated[int | None, "how many were compared; null for an exported file"]
+    own_manifests: Annotated[int | None, "number of manifests compared; null for an exported file"]
 
 
 class WitnessWritten(TypedDict):
-    """The file in which a site says how far it has seen another one's ledger."""
+    """The file with the manifests that a site received from another one."""
 
     of: Annotated[str, "the site whose ledger it is"]
     by: Annotated[str, "this site"]
     file: Annotated[str, "the file that was written"]
-    manifests: Annotated[int, "how many it holds"]
+    manifests: Annotated[int, "number of manifests in it"]
 
 
 class LedgerExported(TypedDict):
@@ -216,17 +220,17 @@ class LedgerExported(TypedDict):
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     file: Annotated[str, "the file that was written"]
     rows: Annotated[int, "rows that the file shows"]
-    left_out: Annotated[int, "rows of which the file holds nothing but the hash"]
-    head: Annotated[LedgerHead, "end of the chain"]
+    left_out: Annotated[int, "rows of which the file has the hash only"]
+    head: Annotated[LedgerHead, "head of the chain"]
 
 
 # --- data and models --------------------------------------------------------------------------------------------------
 class SplitSurvey(TypedDict):
-    """What one list of a datalist holds."""
+    """The content of one list of a datalist."""
 
-    samples: Annotated[int, "how many"]
-    subjects: Annotated[int, "how many different ones"]
-    unnamed: Annotated[int, "samples without a subject, among which leakage cannot be seen"]
+    samples: Annotated[int, "number of samples"]
+    subjects: Annotated[int, "number of different subjects"]
+    unnamed: Annotated[int, "samples without a subject, for which leakage cannot be detected"]
     classes: Annotated[dict[str, int], "samples of each class, or label maps in which a label occurs"]
     shapes: Annotated[dict[str, int], "images by shape"]
     labels: Annotated[int, "label files"]
@@ -234,16 +238,16 @@ class SplitSurvey(TypedDict):
 
 
 class DatalistSurvey(TypedDict):
-    """What a datalist holds, and what is wrong with it."""
+    """The content of a datalist, and its problems."""
 
     datalist: Annotated[str, "the file"]
     splits: Annotated[dict[str, SplitSurvey], "`training` and `test`"]
     unlabelled: Annotated[int, "test entries without a label, which are not evaluated"]
-    problems: Annotated[list[str], "what keeps a site from training on it"]
+    problems: Annotated[list[str], "reasons why a site cannot train on it"]
 
 
 class CountComparison(TypedDict):
-    """A number that the publishers state, and the one that was found."""
+    """A number that the publishers state, and the number in the folder."""
 
     what: Annotated[str, "what is counted"]
     expected: Annotated[int, "as published"]
@@ -251,31 +255,36 @@ class CountComparison(TypedDict):
 
 
 class DatasetPrepared(TypedDict):
-    """What was prepared; the keys behind `sites` depend on the set, and further ones describe it."""
+    """A prepared data set; the keys after `sites` depend on the set, which may add further ones."""
 
     folder: Annotated[str, "the folder that was filled"]
     sites: Annotated[NotRequired[Mapping[str, Any]], "samples by site and split"]
-    task: Annotated[NotRequired[str], "what is learnt"]
+    task: Annotated[NotRequired[str], "the learning task"]
     dropped: Annotated[NotRequired[dict[str, int]], "samples that were left out, by reason"]
-    floors: Annotated[NotRequired[Mapping[str, Any]], "of a packaged set: what trivial predictors reach, by site"]
+    floors: Annotated[NotRequired[Mapping[str, Any]], "of a packaged set: metrics of trivial predictors, by site"]
     kind: Annotated[NotRequired[str], "of a published set: the kind of its task"]
     counts: Annotated[NotRequired[list[CountComparison]], "of a published set"]
     warnings: Annotated[NotRequired[list[str]], "of a published set"]
-    reference: Annotated[NotRequired[str], "of a published set: whom to cite"]
+    reference: Annotated[NotRequired[str], "of a published set: the paper to cite"]
     licence: Annotated[NotRequired[str], "of a published set"]
 
 
 class ModelDescription(TypedDict):
-    """A network; the keys from `problem` on are there with `--task`, their values null where `problem` is not."""
+    """A network.
+
+    It has the keys from `problem` on with `--task`, with null values if there is a problem.
+    """
 
     name: Annotated[str, "its name"]
     family: Annotated[str, "the task that it is for"]
     spatial_dims: Annotated[list[int], "dimensions in which it exists"]
     hyper: Annotated[Mapping[str, Any], "hyper-parameters"]
     problem: Annotated[NotRequired[str | None], "why it does not fit the task"]
-    parameters: Annotated[NotRequired[int | None], "how many it has"]
-    state_values: Annotated[NotRequired[int | None], "parameters and buffers"]
-    multiply_accumulates: Annotated[NotRequired[int | None], "of one sample; null without an input size, as all shapes"]
+    parameters: Annotated[NotRequired[int | None], "number of parameters"]
+    state_values: Annotated[NotRequired[int | None], "number of values in parameters and buffers"]
+    multiply_accumulates: Annotated[
+        NotRequired[int | None], "for one sample; null without an input size, as all shapes are"
+    ]
     prediction: Annotated[NotRequired[list[int] | None], "its shape"]
     taps: Annotated[NotRequired[list[list[int]] | None], "shapes of the compared features"]
     bottleneck: Annotated[NotRequired[list[int] | None], "its shape"]
@@ -284,7 +293,7 @@ class ModelDescription(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The networks, and the task at which they were measured."""
+    """The networks, and the task for which their sizes are given."""
 
     task: Annotated[Mapping[str, Any] | None, "kind and sizes of the task; null without `--task`"]
     input_size: Annotated[list[int] | None, "of one sample"]
@@ -295,31 +304,31 @@ class StageDescription(TypedDict):
     """The defaults of a training stage."""
 
     unit: Annotated[str, '"step" or "epoch"']
-    count: Annotated[int, "how many in a round"]
+    count: Annotated[int, "number in a round"]
     learning_rate: Annotated[float, "Adam's"]
     weight_decay: Annotated[float, "Adam's"]
 
 
 class ParameterDescription(TypedDict):
-    """A parameter of a method, as `[method]` takes it."""
+    """A parameter of a method: a key of `[method]`."""
 
-    default: Annotated[Any, "value where the key is left out"]
+    default: Annotated[Any, "value without the key"]
     meaning: Annotated[str, "what it does"]
     minimum: Annotated[float | None, "least value"]
     maximum: Annotated[float | None, "largest value"]
-    choices: Annotated[Any, "the values that it may have"]
+    choices: Annotated[Any, "the permitted values"]
 
 
 class MethodDescription(TypedDict):
-    """What a method exchanges, and how it trains."""
+    """The exchange and the training of a method."""
 
     name: Annotated[str, "its name"]
     package: Annotated[NotRequired[str], "the package that a method comes with, if it is not built in"]
     source: Annotated[str, "the paper"]
     pattern: Annotated[str, "who sends to whom"]
     artifact: Annotated[str | None, "what is sent"]
-    state: Annotated[str, "what an artifact holds, in words; empty where nothing is sent"]
-    never_leaves: Annotated[list[str], "kinds of artifact that no setting lets out"]
+    state: Annotated[str, "content of an artifact, in words; empty where nothing is sent"]
+    never_leaves: Annotated[list[str], "kinds of artifact that no setting permits to leave"]
     phases: Annotated[list[str], "of a round, in order"]
     shared_model: Annotated[str, "whether all sites share a network: `beside` their own, as `itself`, or `maybe`"]
     stages: Annotated[dict[str, StageDescription], "by name"]
@@ -327,17 +336,17 @@ class MethodDescription(TypedDict):
 
 
 class EquivalenceCheck(TypedDict):
-    """The exported file beside the site's own network, on test images."""
+    """The exported model compared with the site's own network, on test images."""
 
     what: Annotated[str, "what was compared"]
-    difference: Annotated[float, "the largest"]
-    tolerance: Annotated[float, "the difference up to which it passes"]
-    samples: Annotated[int, "test images"]
+    difference: Annotated[float, "the largest difference"]
+    tolerance: Annotated[float, "the largest difference that passes"]
+    samples: Annotated[int, "number of test images"]
     source: Annotated[str, "where the test images come from"]
 
 
 class ModelExported(TypedDict):
-    """What was exported, and whose networks are in it."""
+    """The exported model, and the sites whose networks are in it."""
 
     site: Annotated[str, "this site"]
     generation: Annotated[int, "generation of the site's state"]
@@ -346,33 +355,33 @@ class ModelExported(TypedDict):
     format: Annotated[str, "`bundle`, `pt2` or `onnx`"]
     out: Annotated[str, "where it was written"]
     card: Annotated[str, "the model card"]
-    sha256: Annotated[str, "of a folder that of its `sha256sum` list by name"]
+    sha256: Annotated[str, "of a folder: the SHA-256 of its `sha256sum` list by name"]
     bytes: Annotated[int, "size of the file"]
     network: Annotated[str, "name of the network"]
-    parameters: Annotated[int, "how many the network has"]
+    parameters: Annotated[int, "number of the network's parameters"]
     included: Annotated[list[str], "other sites whose networks are in it"]
     left_out: Annotated[dict[str, str], "the reason by site"]
     checks: Annotated[list[EquivalenceCheck], "comparisons with the site's own network"]
-    licence: Annotated[str, "as the model card says it"]
+    licence: Annotated[str, "the model card's"]
 
 
 class Prediction(TypedDict):
-    """Of one input: its class, or the file of its label map or larger image."""
+    """The prediction for one input: its class, or the file of its label map or larger image."""
 
     file: Annotated[str, "the input"]
     output: Annotated[NotRequired[str], "the file that was written"]
-    probabilities: Annotated[NotRequired[list[float]], "one a class"]
+    probabilities: Annotated[NotRequired[list[float]], "one for each class"]
 
 
 class SkippedInput(TypedDict):
     """An input that could not be read."""
 
     file: Annotated[str, "the input"]
-    reason: Annotated[str, "why"]
+    reason: Annotated[str, "why it could not be read"]
 
 
 class PredictionsWritten(TypedDict):
-    """What was predicted, by which model."""
+    """The predictions, and the model that made them."""
 
     site: Annotated[str, "the site whose model it is"]
     generation: Annotated[int, "generation of the site's state"]
@@ -386,7 +395,7 @@ class PredictionsWritten(TypedDict):
 
 # --- research ---------------------------------------------------------------------------------------------------------
 class DemoMethod(TypedDict):
-    """One federation of the demonstration."""
+    """One method of the demonstration, and its federation."""
 
     digest: Annotated[str, "digest of its federation"]
     home: Annotated[str, "the state folder of its sites"]
@@ -397,72 +406,72 @@ class DemoMethod(TypedDict):
 class DemoResult(TypedDict):
     """The demonstration's table."""
 
-    folder: Annotated[str, "all that was made"]
-    study: Annotated[str, "which data and networks"]
-    title: Annotated[str, "what it is"]
+    folder: Annotated[str, "folder with all files"]
+    study: Annotated[str, "name of the data and networks"]
+    title: Annotated[str, "title of the study"]
     metric: Annotated[str, "the main metric"]
-    differs: Annotated[str, "from the papers"]
+    differs: Annotated[str, "differences from the papers"]
     size: Annotated[Mapping[str, Any], "rounds, steps and seed"]
     data: Annotated[Mapping[str, Any], "summary of the prepared data"]
     methods: Annotated[dict[str, DemoMethod], "by name"]
-    seconds: Annotated[float, "how long it took"]
+    seconds: Annotated[float, "duration"]
 
 
 class RunOutcome(TypedDict):
     """One run of an experiment."""
 
-    id: Annotated[str, "names its folder"]
+    id: Annotated[str, "name of its folder"]
     finished: Annotated[bool, "whether it is over"]
     failed: Annotated[str | None, "the reason"]
 
 
 class SimulationResult(TypedDict):
-    """Which runs of an experiment are finished."""
+    """The runs of an experiment, finished or not."""
 
     out: Annotated[str, "folder of results"]
     runs: Annotated[list[RunOutcome], "all runs of the experiment"]
 
 
-class ReportRow(TypedDict):
-    """A row as it is shown."""
+class ReportTableRow(TypedDict):
+    """A row of a table, as the report shows it."""
 
     label: Annotated[str, "name of the row"]
     published: Annotated[bool, "the paper's figures"]
-    cells: Annotated[list[str], "one a column"]
-    ranks: Annotated[list[int], "1 the best of its column, 2 the second, 0 neither"]
+    cells: Annotated[list[str], "one for each column"]
+    ranks: Annotated[list[int], "for each column: 1 the best, 2 the second, 0 neither"]
 
 
 class ReportTable(TypedDict):
-    """A table as it is shown."""
+    """A table, as the report shows it."""
 
     title: Annotated[str, "heading"]
     columns: Annotated[list[str], "their headings"]
-    rows: Annotated[list[ReportRow], "the rows"]
+    rows: Annotated[list[ReportTableRow], "the rows"]
 
 
-class ReportSetting(TypedDict):
+class SettingResults(TypedDict):
     """The results of one partition with one set of networks."""
 
     partition: Annotated[str, "its name"]
     models: Annotated[str, "name of the set of networks"]
-    methods: Annotated[dict[str, Mapping[str, Any]], "by metric and method the means of Local and Global Test"]
-    tables: Annotated[list[ReportTable], "as they are shown"]
+    methods: Annotated[dict[str, Mapping[str, Any]], "means of Local and Global Test, by metric and method"]
+    tables: Annotated[list[ReportTable], "the report's tables"]
 
 
 class ReportWritten(TypedDict):
-    """Where the report is, and its main tables as numbers."""
+    """The files of the report, and its main tables as numbers."""
 
     folder: Annotated[str, "the folder of runs"]
     title: Annotated[str, "of the experiment"]
     page: Annotated[str, "the HTML page"]
     text: Annotated[str, "the Markdown file"]
-    files: Annotated[list[str], "all that was written"]
-    runs: Annotated[int, "how many"]
+    files: Annotated[list[str], "all files that were written"]
+    runs: Annotated[int, "number of runs"]
     missing: Annotated[list[str], "runs that are not finished"]
-    notes: Annotated[list[str], "what could not be shown"]
+    notes: Annotated[list[str], "results that could not be shown"]
     metric: Annotated[str, "the main metric"]
-    over: Annotated[str, "what the means are over"]
-    results: Annotated[list[ReportSetting], "by setting"]
+    over: Annotated[str, "the repetitions that the means are over, such as folds or seeds"]
+    results: Annotated[list[SettingResults], "by setting"]
 
 
 class HelpPage(TypedDict):

@@ -1,7 +1,7 @@
-"""What can go wrong, whose fault it is, and the exit code that tells a script: the contract of the command line.
+"""The errors of the command line, each with its exit code and a remedy: scripts rely on the codes.
 
-Core and transport raise ``ValueError`` or their own types; whoever knows the file, key or peer turns them into one of
-these. Our own bugs are none of them.
+Core and transport raise ``ValueError`` or types of their own. The caller that knows the file, key
+or peer turns them into one of these errors. A bug of the program is none of them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from typing import ClassVar, NamedTuple
 
 
 class PeerError(Exception):
-    """A failure that a person can do something about: ``str(error)`` is one line, "message; remedy"."""
+    """A failure that a person can remedy: ``str(error)`` is one line, "message; remedy"."""
 
     exit_code: ClassVar[int]
     meaning: ClassVar[str]
     usual_remedy: ClassVar[str]
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        """Say what happened, naming file, key or peer, and what to do; without a remedy the usual one of the class."""
+        """The message names the file, key or peer.
+
+        Without a remedy, the error has the usual one of its class.
+        """
         super().__init__(message, remedy)
         self.message = one_line(message)
         self.remedy = one_line(remedy) or self.usual_remedy
@@ -27,7 +30,7 @@ class PeerError(Exception):
 
 
 class UsageError(PeerError):
-    """The command line was called in a way that it does not understand."""
+    """The command was called with wrong options or arguments."""
 
     exit_code = 2
     meaning = "the command was called wrongly"
@@ -51,7 +54,7 @@ class CertificateError(PeerError):
 
 
 class BundleError(PeerError):
-    """A signing request or a bundle that somebody handed over was refused."""
+    """A signing request or a bundle from another site was refused."""
 
     exit_code = 5
     meaning = "a signing request or an enrolment bundle was refused"
@@ -59,7 +62,7 @@ class BundleError(PeerError):
 
 
 class StateError(PeerError):
-    """What lies in the site's folder does not allow what was asked."""
+    """The content of the site's folder does not allow the command."""
 
     exit_code = 6
     meaning = "the site's journal or folder does not allow this"
@@ -67,7 +70,7 @@ class StateError(PeerError):
 
 
 class LockedError(PeerError):
-    """Another process holds the site's folder."""
+    """Another process has locked the site's folder."""
 
     exit_code = 7
     meaning = "another process holds this site's folder"
@@ -75,7 +78,7 @@ class LockedError(PeerError):
 
 
 class PortInUse(PeerError):  # noqa: N818 - the name is the fact
-    """The listen address is taken or not ours."""
+    """The listen address is in use, or not this machine's."""
 
     exit_code = 8
     meaning = "the listen address cannot be bound"
@@ -91,7 +94,7 @@ class DiskError(PeerError):
 
 
 class DataError(PeerError):
-    """The datalist or what it names cannot be used."""
+    """The datalist, or data that it names, cannot be used."""
 
     exit_code = 10
     meaning = "the datalist or the data that it names cannot be used"
@@ -107,7 +110,7 @@ class ModelError(PeerError):
 
 
 class PeerMisbehaved(PeerError):  # noqa: N818 - says whose fault it is
-    """Another site sent what it must not send."""
+    """Another site sent something that it must not send."""
 
     exit_code = 12
     meaning = "another site sent something that was refused"
@@ -123,7 +126,7 @@ class PeerUnreachable(PeerError):  # noqa: N818 - the name is the fact
 
 
 class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
-    """Nobody listens on the site's control socket."""
+    """No daemon listens on the site's control socket."""
 
     exit_code = 14
     meaning = "the site's daemon is not running"
@@ -131,7 +134,7 @@ class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
 
 
 class WorkerFailed(PeerError):  # noqa: N818 - the name is the fact
-    """The training process crashed more often than it may, or never came up."""
+    """The worker crashed more often than allowed, or never started."""
 
     exit_code = 15
     meaning = "the training process failed"
@@ -139,7 +142,7 @@ class WorkerFailed(PeerError):  # noqa: N818 - the name is the fact
 
 
 class CheckFailed(PeerError):  # noqa: N818 - the name is the fact
-    """The preflight found something that would keep the site from running."""
+    """`check` found a failure, which would keep the site from running."""
 
     exit_code = 16
     meaning = "the preflight check failed"
@@ -163,7 +166,7 @@ class LedgerBroken(PeerError):  # noqa: N818 - the name is the fact
 
 
 class Interrupted(PeerError):  # noqa: N818 - the name is the fact
-    """Somebody pressed Ctrl-C."""
+    """A person pressed Ctrl-C."""
 
     exit_code = 130
     meaning = "interrupted from the keyboard (128 + SIGINT)"

@@ -1,4 +1,4 @@
-"""The Python packages that a command needs beside the dependencies: what is missing, said before the work begins."""
+"""Optional Python packages: a command that lacks one says so before its work begins."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 """The modules of the extras that commands need, as pyproject.toml has them."""
 
 DISTRIBUTIONS = {"PIL": "pillow"}
-"""What pip calls the package of a module, where the names differ and no extra has it."""
+"""By module, the name of its package for pip, where the names differ and no extra has it."""
 
 
 def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = None) -> None:
-    """Raise unless the modules of an extra are installed; none of them is imported.
+    """Raise an error unless the modules of an extra are installed; none of them is imported.
 
     Args:
         extra: a key of ``EXTRAS``.
         needed_by: the command or option, for the message.
-        modules: those of the extra that are needed; default: all.
+        modules: the modules of the extra that are needed; default: all.
 
     Raises:
-        ConfigError: the message names what is missing, and the command that installs it.
+        ConfigError: the message names the missing packages, and the command that installs them.
     """
     missing = [module for module in modules or EXTRAS[extra] if not _is_installed(module)]
     if missing:
@@ -39,9 +39,11 @@ def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = No
 
 
 def missing_package(error: ImportError, needed_by: str) -> ConfigError:
-    """The error of a module that could not be imported in the middle of the work, with what to install."""
+    """The error about a module that could not be imported during the work, with the package to
+    install.
+    """
     origin: BaseException | None = error
-    while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error that has the name
+    while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error with the module's name
         origin = origin.__cause__ or origin.__context__
     module = str(getattr(origin, "name", "")).partition(".")[0]
     if not module:
@@ -58,5 +60,5 @@ def _is_installed(module: str) -> bool:
 
 def _remedy(module: str) -> str:
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    wanted = f"'mhfl-peer[{extra}]'" if extra is not None else DISTRIBUTIONS.get(module, module)
-    return f"run `pip install {wanted}`"
+    requirement = f"'mhfl-peer[{extra}]'" if extra is not None else DISTRIBUTIONS.get(module, module)
+    return f"run `pip install {requirement}`"

@@ -1,4 +1,7 @@
-"""Files and folders that are there whole or not at all, whenever the machine stops; ``OSError`` where one cannot be."""
+"""Durable writes: after a crash, a file or folder has its old content or its new one.
+
+Failures are ``OSError``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
-"""Prefix of what is still being written; whatever carries it at a start is a crash's leftover."""
+"""Prefix of files that are being written.
+
+At a start, a file with this prefix is the leftover of a crash.
+"""
 ARTIFACT_SUFFIX = ".safetensors"
 
 
@@ -19,7 +25,7 @@ def artifact_path(folder: Path, sha256: str) -> Path:
 
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write or replace a file in one step, durably; without a mode it is as the process's umask says."""
+    """Write or replace a file in one step, durably; without a mode, the process's umask sets it."""
     unfinished = path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
     try:
         _write(unfinished, content, mode)
@@ -31,7 +37,7 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files durably; it appears in one step, and a folder of that name makes way for it."""
+    """Write a folder of files durably; it appears in one step, in the place of one of the same name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -46,16 +52,16 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Take a folder away in one step: no reader finds half of it."""
+    """Remove a folder in one step: no reader sees a part of it."""
     if path.exists():
-        leaving = path.with_name(f"{UNFINISHED}{path.name}.old")
-        shutil.rmtree(leaving, ignore_errors=True)
-        path.replace(leaving)
-        shutil.rmtree(leaving)
+        removed = path.with_name(f"{UNFINISHED}{path.name}.old")
+        shutil.rmtree(removed, ignore_errors=True)
+        path.replace(removed)
+        shutil.rmtree(removed)
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a crash left half written under the folder."""
+    """Remove the files and folders that a crash left half written under the folder."""
     for path in sorted(folder.rglob(f"{UNFINISHED}*")):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -64,7 +70,10 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes whenever the file is replaced or written; empty while it cannot be looked at."""
+    """A value that changes whenever the file is replaced or written.
+
+    Empty while the file cannot be read.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -73,7 +82,7 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the folder's entries on disk."""
+    """Write the folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

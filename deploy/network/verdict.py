@@ -1,4 +1,5 @@
-"""Say of hospitals whether they finished: every round committed, and the ledger of what left unbroken. Else exit 1.
+"""Say whether a hospital finished: every round is committed, and its egress ledger is whole. Else
+exit 1.
 
 verdict.py SITE
 """
@@ -11,18 +12,18 @@ import sys
 from typing import Any
 
 
-def told(*arguments: str) -> Any:
-    """What a command of the program prints with ``--json``."""
-    printed = subprocess.run(["mhfl-peer", *arguments, "--json"], check=True, stdout=subprocess.PIPE)
-    return json.loads(printed.stdout)
+def read_json(*arguments: str) -> Any:
+    """The document that a command of the program prints with ``--json``."""
+    process = subprocess.run(["mhfl-peer", *arguments, "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(process.stdout)
 
 
 def main(site: str) -> int:
-    """Print one line, then what `egress verify` says; the exit code."""
-    rounds = told("status", "--site", site)["rounds"]
-    rows = told("rounds", "--site", site)
+    """Print one line, then the output of `egress verify`; return the exit code."""
+    rounds = read_json("status", "--site", site)["rounds"]
+    rows = read_json("rounds", "--site", site)
     committed = {row["round"] for row in rows}
-    missing = [f"{who} {why} in {row['round']}" for row in rows for who, why in row["missing"].items()]
+    missing = [f"{peer} {reason} in {row['round']}" for row in rows for peer, reason in row["missing"].items()]
     print(
         f"{site}: {len(committed)} of {rounds} rounds committed; missing: {', '.join(missing) or 'nobody'}", flush=True
     )

@@ -1,4 +1,7 @@
-"""Whether the parts of a site's folder belong together: a restored backup may be another site's, or of another time."""
+"""A check whether the parts of a site's folder belong together.
+
+A restored backup may be of another site or of another time.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +23,51 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport.manifest import decode_manifest, from_base64
 
-INTENTS_LOOKED_AT = 64
-"""Of the newest ledger rows at a start, which must not take long; another site's ledger shows in the first few."""
+INTENTS_CHECKED = 64
+"""The newest ledger rows that a start reads: it must be quick, and another site's ledger shows in
+the first few.
+"""
 RESTORE = "restore pki, egress.db and every gen folder from one backup of this site"
 
 
-def consistent(folder: SiteFolder, federation: FederationConfig, own: certificates.Identity) -> list[str]:
-    """Refuse to start on a folder whose parts are of different sites or times; remarks on what may go on.
+def check_folder(folder: SiteFolder, federation: FederationConfig, own: certificates.Identity) -> list[str]:
+    """Refuse a folder whose parts are of different sites or times.
 
-    It looks at the newest manifest of each generation and at the newest rows of the ledger, and takes milliseconds. A
-    ledger that is newer than the journal is no fault: evidence was kept while the work was restored.
+    Returns remarks on what does not prevent a start. It reads the newest manifest of each
+    generation and the newest rows of the ledger, which takes milliseconds. A ledger that is newer
+    than the journal is no fault: the operator kept the evidence and restored the work.
 
     Args:
-        folder: the site's, held by this process.
-        federation: as it is now.
-        own: the site's identity, as ``Identity.load`` checked it.
+        folder: the site's folder, locked by this process.
+        federation: the federation's configuration as it is now.
+        own: the site's identity, which ``Identity.load`` has checked.
 
     Raises:
-        StateError: a journal or the ledger is another site's, the ledger lost rows, or the certificate is an older one
-            than the journal was written with. The message says what to restore.
+        StateError: a journal or the ledger is another site's, the ledger lost rows, or the
+            certificate is older than the one that the journal was written with. The message says
+            what to restore.
     """
     with contextlib.ExitStack() as stack:
-        journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.journals(folder)]
-        found = {journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None}
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.open_journals(folder)]
+        newest_manifests = {
+            journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None
+        }
         for journal in journals:
-            _refuse_foreign(journal, found.get(journal.path), folder)
-        for path, (manifest, certificate) in found.items():
+            _refuse_foreign(journal, newest_manifests.get(journal.path), folder)
+        for path, (manifest, certificate) in newest_manifests.items():
             if manifest.federation == federation.digest:
                 _refuse_older(own, certificate, path)
         ledger = None
         if folder.egress_db.exists():
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.egress_db, read_only=True)))
-        for path, (manifest, _) in found.items():
+        for path, (manifest, _) in newest_manifests.items():
             _refuse_rolled_back(ledger, SignedHead.of(manifest), path, folder.egress_db)
-        stages = [_stage(journal, found[journal.path][0]) for journal in journals if journal.path in found]
-        last = max(stages, default=(0, 0))
-        return _remarks(ledger, last, folder) if ledger is not None else []
+        last_rounds = [
+            _last_round(journal, newest_manifests[journal.path][0])
+            for journal in journals
+            if journal.path in newest_manifests
+        ]
+        return _compare_rounds(ledger, max(last_rounds, default=(0, 0)), folder) if ledger is not None else []
 
 
 def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | None:
@@ -70,14 +82,19 @@ def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | No
     return None
 
 
-def _stage(journal: Journal, newest: Manifest) -> tuple[int, int]:
-    """Generation and round of what was published last; the newest manifest may be of an earlier model that is lent."""
+def _last_round(journal: Journal, newest: Manifest) -> tuple[int, int]:
+    """Generation and last round of a journal.
+
+    The newest manifest may be of a lent model of an earlier round.
+    """
     published = [round for _, round, _ in journal.newest(("published",))]
     return newest.generation, max([newest.round, *published])
 
 
 def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] | None, folder: SiteFolder) -> None:
-    """Another site's journal shows by whose model it began with, or whose manifests it holds."""
+    """Another site's journal shows by the owner of its initial model, or by the origin of its
+    manifests.
+    """
     owners = {(body["artifact"] or {}).get("owner") for _, _, body in journal.newest(("initialised",))}
     if newest is not None:
         owners.add(newest[0].origin)
@@ -85,22 +102,22 @@ def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] 
         raise StateError(f"{journal.path} is the journal of {owner}, not of {folder.site}", RESTORE)
 
 
-def _refuse_older(own: certificates.Identity, used: x509.Certificate, journal: Path) -> None:
-    """A certificate that was renewed may be refused elsewhere: a backup must not bring it back."""
-    if own.certificate.not_valid_before_utc < used.not_valid_before_utc:
+def _refuse_older(own: certificates.Identity, former: x509.Certificate, journal: Path) -> None:
+    """A backup must not bring a certificate back that was renewed: other sites may refuse it by now."""
+    if own.certificate.not_valid_before_utc < former.not_valid_before_utc:
         raise StateError(
-            f"cert.pem is of {_day(own.certificate)}, but {journal} was written with one of {_day(used)} "
-            f"(serial {used.serial_number:x}): an older pki folder was restored",
+            f"cert.pem is of {_day(own.certificate)}, but {journal} was written with one of {_day(former)} "
+            f"(serial {former.serial_number:x}): an older pki folder was restored",
             "join the newest bundle again with `mhfl-peer site join`, or ask the founder for another one",
         )
 
 
-def _refuse_rolled_back(ledger: Ledger | None, seal: SignedHead, journal: Path, path: Path) -> None:
-    """The journal was written beside a ledger with these rows."""
-    head, held = seal.head, ledger.head.count if ledger is not None else 0
-    if held < head.count:
+def _refuse_rolled_back(ledger: Ledger | None, signed: SignedHead, journal: Path, path: Path) -> None:
+    """The ledger must still have the rows that it had when the journal was written."""
+    head, rows = signed.head, ledger.head.count if ledger is not None else 0
+    if rows < head.count:
         raise StateError(
-            f"{path} has {held} rows, but {journal} was written when it had {head.count}: the record of what left this "
+            f"{path} has {rows} rows, but {journal} was written when it had {head.count}: the record of what left this "
             "site was cut or rolled back",
             "restore the newest egress.db, or the whole folder from one older backup; without either, put the gen "
             "folders aside for the data protection officer and start without them",
@@ -112,22 +129,28 @@ def _refuse_rolled_back(ledger: Ledger | None, seal: SignedHead, journal: Path, 
         )
 
 
-def _remarks(ledger: Ledger, last: tuple[int, int], folder: SiteFolder) -> list[str]:
-    """A ledger with sendings to the site itself is another's; one with later rounds than the journal is ahead of it."""
-    intents = ledger.newest_intents(INTENTS_LOOKED_AT)
+def _compare_rounds(ledger: Ledger, last_round: tuple[int, int], folder: SiteFolder) -> list[str]:
+    """Refuse a ledger with transfers to the site itself, which is another site's.
+
+    Remark on rounds after the last.
+    """
+    intents = ledger.newest_intents(INTENTS_CHECKED)
     if any(intent.get("peer") == folder.site for intent in intents):
         raise StateError(f"{folder.egress_db} says what was sent to {folder.site}: it is another site's", RESTORE)
-    newest = max(_stages(intents), default=(0, 0))
-    if newest <= last:
+    newest = max(_rounds_sent(intents), default=(0, 0))
+    if newest <= last_round:
         return []
     return [
-        f"egress.db knows of round {newest[1]} of generation {newest[0]}, the journal only of round {last[1]} of "
-        f"generation {last[0]}: an older journal was restored"
+        f"egress.db knows of round {newest[1]} of generation {newest[0]}, the journal only of round {last_round[1]} of "
+        f"generation {last_round[0]}: an older journal was restored"
     ]
 
 
-def _stages(intents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
-    """Generation and round of the artifacts sent; reports and exports name rounds of other sites."""
+def _rounds_sent(intents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Generation and round of each artifact sent.
+
+    Reports and exports are left out, as they may name other rounds.
+    """
     for intent in intents:
         if intent.get("purpose") in PURPOSES and intent.get("kind") != "metrics":
             yield intent["generation"], intent["round"]

@@ -1,7 +1,9 @@
-"""The command line: what exists, what an error looks like, and the two options that every command shares.
+"""The command line: the table of commands, the report of an error, and the options that all
+commands share.
 
-Nothing but click is imported here; a command's module is imported when the command runs, so that ``--help`` and
-``status`` answer at once. Modules of this package hold one command, or one group, each.
+This module imports nothing but click. It imports a command's module only when the command is
+called, so that ``--help`` and ``status`` answer at once. Every other module of this package holds
+one command, one group, or commands that share their code.
 """
 
 from __future__ import annotations
@@ -25,42 +27,48 @@ PROGRAM = "mhfl-peer"
 INTERNAL_ERROR = 1
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("peer.cli.demo:demo", "Four real daemons on loopback with real data, one table at the end."),
+    "demo": ("peer.cli.demo:demo", "Run four daemons on this machine with real data, and compare methods in a table."),
     "federation": ("peer.cli.federation:federation", "Found a federation, show it, admit sites."),
     "site": ("peer.cli.site:site", "Enrol this site: make its key, join with the founder's bundle."),
     "check": ("peer.cli.check:check", "Preflight: say whether this site would run, and if not, why."),
     "start": ("peer.cli.lifecycle:start", "Run this site's daemon in the foreground."),
-    "health": ("peer.cli.lifecycle:health", "Whether the daemon serves, for scripts and containers."),
-    "pause": ("peer.cli.lifecycle:pause", "Stop training, go on serving."),
-    "resume": ("peer.cli.lifecycle:resume", "Go on after a pause."),
-    "stop": ("peer.cli.lifecycle:stop", "Finish the step, checkpoint, leave cleanly."),
-    "status": ("peer.cli.watch:status", "Where the round is, what it waits for, who is there."),
-    "rounds": ("peer.cli.watch:rounds", "Every round so far: sources, contributors, metrics."),
-    "evaluation": ("peer.cli.evaluation:evaluation", "This site's model on every site's test data."),
-    "peers": ("peer.cli.watch:peers", "The other sites as this one sees them."),
-    "transfers": ("peer.cli.watch:transfers", "Every artifact that came or went."),
-    "egress": ("peer.cli.egress:egress", "Every byte that left, to whom, when; proofs and files for auditors."),
-    "events": ("peer.cli.watch:events", "The journal, line by line."),
-    "scalars": ("peer.cli.scalars:scalars", "Losses, metrics and traffic of every round for TensorBoard or MLflow."),
-    "plan": ("peer.cli.plan:plan", "Who receives from whom in the coming rounds."),
-    "simulate": ("peer.cli.simulate:simulate", "Many federations on one machine, with the code that the daemons run."),
-    "report": ("peer.cli.report:report", "Tables and pictures from what `simulate` left."),
+    "health": ("peer.cli.lifecycle:health", "Say whether the daemon serves its peers, for scripts and containers."),
+    "pause": ("peer.cli.lifecycle:pause", "Stop training, but keep serving the peers."),
+    "resume": ("peer.cli.lifecycle:resume", "Continue after a pause or a failure."),
+    "stop": ("peer.cli.lifecycle:stop", "Write a checkpoint and end the daemon."),
+    "status": ("peer.cli.watch:status", "Show the current round, what it waits for, and every peer."),
+    "rounds": ("peer.cli.watch:rounds", "List the committed rounds: sources, contributors, metrics."),
+    "evaluation": ("peer.cli.evaluation:evaluation", "Show this site's model on every site's test data."),
+    "peers": ("peer.cli.watch:peers", "Show the other sites as this one sees them."),
+    "transfers": ("peer.cli.watch:transfers", "List every artifact that was received or sent."),
+    "egress": ("peer.cli.egress:egress", "List what left this site, verify the ledger, write files for auditors."),
+    "events": ("peer.cli.watch:events", "Show the journal's newest rows, or why a round went as it did."),
+    "scalars": ("peer.cli.scalars:scalars", "Write losses, metrics and traffic for TensorBoard or MLflow."),
+    "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),
+    "simulate": (
+        "peer.cli.simulate:simulate",
+        "Run an experiment's federations on one machine, with the daemons' code.",
+    ),
+    "report": ("peer.cli.report:report", "Make tables and pictures from the results of `simulate`."),
     "predict": ("peer.cli.predict:predict", "Use the local model on new images, volumes or signals."),
-    "export": ("peer.cli.export:export", "Take the local model away: MONAI bundle, .pt2 or ONNX, with a model card."),
+    "export": ("peer.cli.export:export", "Write the local model as MONAI bundle, .pt2 or ONNX, with a model card."),
     "data": ("peer.cli.data:data", "Inspect, validate and prepare datalists."),
-    "methods": ("peer.cli.methods:methods", "The methods, their stages and parameters."),
-    "models": ("peer.cli.models:models", "The networks that there are, and what each would cost."),
-    "help": ("peer.cli.help:show_help", "The operator's pages, and the help of any command."),
-    "completion": ("peer.cli.completion:completion", "What makes a shell complete commands, options and sites."),
+    "methods": ("peer.cli.methods:methods", "List the methods, their stages and parameters."),
+    "models": ("peer.cli.models:models", "List the networks, and what each would cost at a task."),
+    "help": ("peer.cli.help:show_help", "Show a page of the operator's manual, or the help of a command."),
+    "completion": (
+        "peer.cli.completion:completion",
+        "Print the script that makes a shell complete commands and sites.",
+    ),
 }
-"""Name -> (module:attribute, one line of help), in the order in which ``--help`` lists them."""
+"""Name -> (module:attribute, one line of help), in the order of ``--help``."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 
 @dataclass
 class Settings:
-    """What the shared options said; ``site_folder`` is ``None`` when it is left to the environment."""
+    """Values of the shared options; ``home`` is ``None`` where the environment decides."""
 
     home: Path | None = None
     debug: bool = False
@@ -90,38 +98,37 @@ def shared_options(command: AnyCallable) -> AnyCallable:
 
 
 def site_option(command: AnyCallable) -> AnyCallable:
-    """``--site``, for commands about one site that lives here; ``peer.config.site_folder.find_site`` reads it."""
+    """``--site``, for commands about one site of this machine."""
     return click.option(
         "--site",
         "site_name",
         metavar="NAME",
-        shell_complete=_sites_here,
-        help="The site, or federation/site; may be left out if only one is here.",
+        shell_complete=_complete_site,
+        help="The site, or federation/site; needed only where this machine has several.",
     )(command)
 
 
-def _sites_here(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For a shell that completes ``--site``: the sites of the home folder, with the federation where that is needed."""
+def _complete_site(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The sites of the home folder, as ``federation/site`` where a name is not unique."""
     from peer.config import site_folder
 
     settings = context.find_object(Settings) or Settings()
     folders = site_folder.sites(site_folder.home_folder(settings.home))
     names = [str(folder.site) for folder in folders]
-    every = {name for name in names if names.count(name) == 1}
-    every |= {
-        f"{folder.federation}/{folder.site}" for folder in folders if "/" in incomplete or folder.site not in every
+    offered = {name for name in names if names.count(name) == 1}
+    offered |= {
+        f"{folder.federation}/{folder.site}" for folder in folders if "/" in incomplete or folder.site not in offered
     }
-    return sorted(name for name in every if name.startswith(incomplete))
+    return sorted(name for name in offered if name.startswith(incomplete))
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for, and not to list it."""
+    """A group that imports a command's module when the command is called, but not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; nothing when the table does not have it."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -144,12 +151,12 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What a shell may complete here: the table's names, without importing any, and options."""
-        named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
-        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+        """The commands, none of which is imported for it, and the options."""
+        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
-        """Run a command line to its end: an error is one line on stderr and a numbered exit code."""
+        """Run a command line; report an error as one line on stderr and as a numbered exit code."""
         settings = Settings()
         try:
             result = super().main(*args, **{"prog_name": PROGRAM, **extra, "standalone_mode": False, "obj": settings})
@@ -163,7 +170,7 @@ class LazyGroup(click.Group):
 
 
 def _report(error: Exception, *, debug: bool) -> int:
-    """Tell stderr what happened, in one line; the exit code."""
+    """Write the error to stderr in one line; return its exit code."""
     if debug:
         traceback.print_exception(error)
     if isinstance(error, NoArgsIsHelpError):
@@ -191,6 +198,6 @@ def _report(error: Exception, *, debug: bool) -> int:
 @shared_options
 @click.pass_context
 def main(context: click.Context) -> None:
-    """A hospital's peer in model-heterogeneous federated learning: no server, no shared data, nothing but peers."""
+    """Run a hospital's peer in model-heterogeneous federated learning: no server, no shared data."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,4 +1,4 @@
-"""``mhfl-peer check``: would this site run?"""
+"""``mhfl-peer check``: the preflight, which says whether this site would run."""
 
 from __future__ import annotations
 
@@ -20,53 +20,59 @@ STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 @click.command(short_help="Preflight: say whether this site would run, and if not, why.")
 @site_option
-@click.option("--fast", is_flag=True, help="Start no worker: read no samples, build no model, try no training step.")
+@click.option("--fast", is_flag=True, help="Start no worker: read no samples, build no model, run no training step.")
 @output.json_option
 @shared_options
 @pass_settings
 def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) -> None:
-    """Look at everything that a start needs; exit 0 only if this site would run.
+    """Check everything that a start needs; exit 0 only if this site would run.
 
-    Configuration, certificates, ports, data, a training step of each stage in a worker, policy, disk; then the peers in
-    both directions: while no daemon runs, this command listens in its place for a few seconds, and names the peers that
-    answer but do not get through to here. Every line is ok, a warning or a failure, with what to do about it; nothing
-    is changed. --json gives site, would_run, and findings: a list of subject, verdict, message, remedy.
+    The check covers configuration, certificates, ports, data, a training step of each stage in a
+    worker, policy, disk and the peers. While no daemon runs, this command listens in its place for
+    a few seconds, and names the peers that answer but cannot reach this site. Every line is ok, a
+    warning or a failure, and says what to do. Nothing is changed. --json prints site, would_run,
+    and findings: a list of subject, verdict, message, remedy.
 
     \b
     mhfl-peer check --site europe
     mhfl-peer check --site europe --fast --json
     """
-    from peer.preflight.local import packages
+    from peer.preflight.local import check_packages
 
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with contextlib.nullcontext() if as_json else output.console().status("looking: a minute, with the model's data"):
-        findings = list(packages())
-        if not findings:  # else nothing that follows could be imported, or trusted
-            from peer.preflight.check import check as look
+    with contextlib.nullcontext() if as_json else output.console().status("checking; with training, about a minute"):
+        findings = list(check_packages())
+        if not findings:  # with a wrong package, the other checks cannot be imported or trusted
+            from peer.preflight.check import check as run_checks
 
-            findings = list(look(folder, train=not fast))
+            findings = list(run_checks(folder, train=not fast))
     failures = [finding for finding in findings if finding.verdict == "failure"]
     document: CheckResult = {
         "site": folder.site,
         "would_run": not failures,
         "findings": [
-            {"subject": one.subject, "verdict": one.verdict, "message": one.message, "remedy": one.remedy}
-            for one in findings
+            {
+                "subject": finding.subject,
+                "verdict": finding.verdict,
+                "message": finding.message,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
         ],
     }
-    output.emit(document, as_json=as_json, render=_picture)
+    output.emit(document, as_json=as_json, render=_render)
     if failures:
         raise CheckFailed(f"{failures[0].subject}: {failures[0].message}", failures[0].remedy)
 
 
-def _picture(document: Any) -> RenderableType:
+def _render(document: Any) -> RenderableType:
     from rich.text import Text
 
-    drawn = output.table(("what", "verdict", "finding, and what to do"), ())
+    table = output.table(("subject", "verdict", "finding, and what to do"), ())
     for finding in document["findings"]:
         verdict = Text(finding["verdict"], style=STYLE[finding["verdict"]])
-        told = Text(finding["message"], overflow="fold")
+        text = Text(finding["message"], overflow="fold")
         if finding["remedy"]:
-            told.append(f"\n→ {finding['remedy']}", style="bold")
-        drawn.add_row(Text(finding["subject"]), verdict, told)
-    return drawn
+            text.append(f"\n→ {finding['remedy']}", style="bold")
+        table.add_row(Text(finding["subject"]), verdict, text)
+    return table

@@ -1,4 +1,4 @@
-"""``mhfl-peer completion``: what makes a shell complete commands, options and the names of the sites that live here."""
+"""``mhfl-peer completion``: the script that makes a shell complete commands, options and sites."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from peer.cli import PROGRAM, shared_options
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
-"""What the shell sets when it asks this program how a command line goes on."""
+"""The environment variable that a shell sets when it asks this program for completions."""
 
 
-@click.command(short_help="What makes a shell complete commands, options and sites.")
+@click.command(short_help="Print a script that makes a shell complete commands and sites.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @shared_options
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that makes SHELL complete commands, options, files, and the sites of the home folder.
+    """Print the script that makes SHELL complete commands, options, files, and the sites of the
+    home folder.
 
     \b
     mhfl-peer completion bash > ~/.local/share/bash-completion/completions/mhfl-peer

@@ -1,4 +1,4 @@
-"""``mhfl-peer data``: look at a datalist, check it, and turn public data sets into one."""
+"""``mhfl-peer data``: inspect and validate a datalist, and turn public data sets into datalists."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PATH = click.Path(path_type=Path)
-COUNTED = (
+COUNT_COLUMNS = (
     "patients", "nodules", "malignant", "malignant_share", "subjects", "maps", "cases", "classes", "images", "patches",
     "slices", "pixel_shares",
 )  # fmt: skip
-"""What the table of a prepared set has a column for, where its summary counts it."""
+"""Columns in the table of a prepared set, for those counts that its summary has."""
 
 datalist_argument = click.argument("datalist", type=PATH)
-root_option = click.option("--root", type=PATH, help="Folder that its paths are relative to [default: its own].")
+root_option = click.option("--root", type=PATH, help="Folder that its paths are relative to  [default: its own].")
 task_option = click.option(
     "--task", default="classification", show_default=True, help="The federation's task kind ([task] kind)."
 )
@@ -37,14 +37,16 @@ source_option = click.option(
     "--source", type=PATH, required=True, help="The folder that the downloaded set was unpacked into."
 )
 seed_option = click.option(
-    "--seed", default=0, show_default=True, type=int, help="Another seed, another choice; the same one, the same bytes."
+    "--seed", default=0, show_default=True, type=int, help="Seed of every random choice; the same seed, the same bytes."
 )
 
 
 @click.group(short_help="Inspect, validate and prepare datalists.")
 @shared_options
 def data() -> None:
-    """Inspect, validate and prepare datalists (MONAI's form: training and test lists of image and label)."""
+    """Inspect, validate and prepare datalists: MONAI's JSON files, with lists of training and of
+    test samples.
+    """
 
 
 @data.command()
@@ -55,7 +57,8 @@ def data() -> None:
 @output.json_option
 @shared_options
 def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
-    """Show counts, classes, subjects and shapes; only the images' headers are read.
+    """Show counts, classes, subjects and shapes of a datalist; of images, only the headers are
+    read.
 
     \b
     mhfl-peer data inspect datalist.json
@@ -64,7 +67,7 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
     from peer.data.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes)
-    output.emit(document, as_json=as_json, render=_survey)
+    output.emit(document, as_json=as_json, render=_render_survey)
     if not any(split["samples"] for split in document["splits"].values()):
         raise DataError(f"{datalist} holds no usable sample", "correct what is listed above")
 
@@ -77,7 +80,7 @@ def inspect(datalist: Path, root: Path | None, task: str, classes: int | None, a
 @output.json_option
 @shared_options
 def validate(datalist: Path, root: Path | None, task: str, classes: int | None, as_json: bool) -> None:
-    """Read every image to the end; exit 0 only if a site could train on all of it.
+    """Read every image of a datalist to the end; exit 0 only if a site could train on all of them.
 
     \b
     mhfl-peer data validate datalist.json
@@ -86,24 +89,22 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
     from peer.data.survey import survey
 
     document = survey(datalist, root=root, task=task, classes=classes, whole=True)
-    output.emit(document, as_json=as_json, render=_survey)
+    output.emit(document, as_json=as_json, render=_render_survey)
     problems = document["problems"]
     if not as_json and not problems:
-        click.echo("Every image could be read: a site could train on all of it.")
+        click.echo("Every image could be read: a site could train on all of them.")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise DataError(f"{datalist} has {count}", "correct what is listed above")
 
 
 class DatasetGroup(click.Group):
-    """A command a data set; those of installed packages are looked up when they are asked for."""
+    """One command a data set; the group looks up those of installed packages when a user calls it."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The data sets in the order of their names."""
         return sorted({*super().list_commands(context), *installed_datasets()})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The command of a data set."""
         command = super().get_command(context, name)
         return command or (_installed_command(name) if name in installed_datasets() else None)
 
@@ -111,12 +112,14 @@ class DatasetGroup(click.Group):
 @data.group(cls=DatasetGroup)
 @shared_options
 def prepare() -> None:
-    """Turn a public data set into one folder a site."""
+    """Turn a public data set into datalists: one folder a site, or one pool for `simulate` to
+    divide.
+    """
 
 
 @dataclass(frozen=True)
-class _Set:
-    """A data set's command: what the set is, what to be aware of, the options that only it has, the example's end."""
+class _DatasetCommand:
+    """The help, the only option and the example's ``--out`` of a data set's command."""
 
     title: str
     note: str = (
@@ -126,12 +129,12 @@ class _Set:
     example: str = ""
 
 
-def _option(name: str, *declared: str, choices: Sequence[str | int], default: str | int, text: str) -> click.Option:
-    return click.Option([name, *declared], type=click.Choice(choices), default=default, show_default=True, help=text)
+def _choice(name: str, *parameter: str, choices: Sequence[str | int], default: str | int, text: str) -> click.Option:
+    return click.Option([name, *parameter], type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
-COMMANDS: Mapping[str, _Set] = {
-    "lidc": _Set(
+COMMANDS: Mapping[str, _DatasetCommand] = {
+    "lidc": _DatasetCommand(
         "Lung nodules of LIDC-IDRI, benign or malignant by shape: four sites with skewed labels.",
         "The sites' names and the share of malignant nodules in training are constructed; tests keep the natural "
         "share.",
@@ -140,19 +143,20 @@ COMMANDS: Mapping[str, _Set] = {
             default=100,
             show_default=True,
             type=click.IntRange(min=1),
-            help="Training nodules a site.",
+            help="Most training nodules of a site.",
         ),
         "nodules",
     ),
-    "atlas-fmri": _Set(
-        "Real resting-state signals painted on the AAL atlas, with SYNTHETIC labels: four sites.",
-        "For trying a pipeline out: no figure from it says anything about patients.",
+    "atlas-fmri": _DatasetCommand(
+        "Real resting-state signals mapped onto the AAL atlas, with SYNTHETIC labels: four sites.",
+        "For trying a pipeline: no figure from this set says anything about patients.",
         example="atlas",
     ),
-    "eeg": _Set(
+    "eeg": _DatasetCommand(
         "EEG time series of two classes: four sites with skewed labels.",
-        "The sites are constructed: how many cases of each class they train on is drawn from the seed; tests are even.",
-        _option(
+        "The sites are constructed: the seed decides how many cases of each class a site trains on. Test cases are "
+        "divided evenly.",
+        _choice(
             "--set",
             "recordings",
             choices=("scp1", "blink"),
@@ -161,83 +165,84 @@ COMMANDS: Mapping[str, _Set] = {
         ),
         "eeg --set scp1",
     ),
-    "mni-tissue": _Set(
+    "mni-tissue": _DatasetCommand(
         "Grey and white matter in slices of ONE brain, the MNI152 template: four sites.",
-        "Axial, coronal and sagittal slices, and axial ones with inverted contrast: the sites differ in what they see, "
-        "not in whom. No figure from it says anything about patients.",
-        _option("--size", choices=(32, 48, 64, 96, 192), default=64, text="Pixels along each side."),
+        "The sites have axial, coronal and sagittal slices, and axial slices with inverted contrast, all of the same "
+        "brain. No figure from this set says anything about patients.",
+        _choice("--size", choices=(32, 48, 64, 96, 192), default=64, text="Pixels along each side."),
         "tissue",
     ),
-    "dermoscopy-sr": _Set(
+    "dermoscopy-sr": _DatasetCommand(
         "Super-resolution of dermoscopy patches: three sites, by 2, 4 and 8. Do not redistribute them.",
-        "The sites and the low resolution are constructed: a pixel of an image is the mean of several of the patch.",
+        "The sites and the low resolution are constructed: a pixel of an image is the mean of several pixels of the "
+        "patch.",
         example="patches",
     ),
-    "digits": _Set(
+    "digits": _DatasetCommand(
         "Handwritten digits of 8 x 8 pixels: small, quick, and not medical. One pool for `simulate` to divide.", ""
     ),
-    "abide": _Set(
+    "abide": _DatasetCommand(
         "ABIDE I (PCP): autism or control from four maps of 871 brains, 17 institutions in four regions.",
-        option=_option(
+        option=_choice(
             "--degree",
             choices=("degree_weighted", "degree_binarize"),
             default="degree_weighted",
-            text="Which map of degree centrality.",
+            text="The map of degree centrality.",
         ),
     ),
-    "breakhis": _Set(
+    "breakhis": _DatasetCommand(
         "BreaKHis: microscopy of breast tumours in eight sub-types, 7,909 images of 82 slides.",
-        option=_option(
+        option=_choice(
             "--task",
             choices=("classification", "super_resolution"),
             default="classification",
-            text="In super-resolution an image has no label.",
+            text="The task to prepare for; in super-resolution an image has no label.",
         ),
     ),
-    "derm7pt": _Set("Derm7pt: dermoscopy of 1,011 lesions in five classes."),
-    "fed-isic2019": _Set(
+    "derm7pt": _DatasetCommand("Derm7pt: dermoscopy of 1,011 lesions in five classes."),
+    "fed-isic2019": _DatasetCommand(
         "Fed-ISIC2019 (FLamby): dermoscopy in eight classes, six centres, the published split.",
         option=click.Option(
             ["--lesions-apart"],
             is_flag=True,
-            help="Leave images out of training whose lesion is in a test set: FLamby split images, not lesions.",
+            help="Leave an image out of training if its lesion is in a test set: FLamby split images, not lesions.",
         ),
     ),
-    "fed-ixi": _Set("Fed-IXI (FLamby): brain masks of 566 T1 images, three hospitals, the published split."),
-    "lung-masks": _Set("Lung masks of 704 chest X-rays of Montgomery County and Shenzhen."),
-    "oct2017": _Set("OCT2017: tomography of the retina in four classes, 84,484 images."),
-    "odir": _Set("ODIR-5K: the fundus of both eyes in eight classes, 6,392 images."),
-    "pneumonia": _Set("Chest X-rays of children with and without pneumonia, 5,856 images."),
-    "polyp": _Set("Polyps in colonoscopy: the masks of four collections, one site each."),
-    "sleep-edf": _Set(
+    "fed-ixi": _DatasetCommand("Fed-IXI (FLamby): brain masks of 566 T1 images, three hospitals, the published split."),
+    "lung-masks": _DatasetCommand("Lung masks of 704 chest X-rays of Montgomery County and Shenzhen."),
+    "oct2017": _DatasetCommand("OCT2017: tomography of the retina in four classes, 84,484 images."),
+    "odir": _DatasetCommand("ODIR-5K: the fundus of both eyes in eight classes, 6,392 images."),
+    "pneumonia": _DatasetCommand("Chest X-rays of children with and without pneumonia, 5,856 images."),
+    "polyp": _DatasetCommand("Polyps in colonoscopy: the masks of four collections, one site each."),
+    "sleep-edf": _DatasetCommand(
         "Sleep-EDF: five stages of sleep from 30 s of EEG (Fpz-Cz), nights of 20 or 78 subjects.",
-        option=_option(
+        option=_choice(
             "--subjects",
             choices=(20, 78),
             default=20,
-            text="Sleep-EDF-20 (0.5 GB is written) or Sleep-EDF-78 (2.3 GB).",
+            text="Sleep-EDF-20 (writes 0.5 GB) or Sleep-EDF-78 (2.3 GB).",
         ),
     ),
 }
 
 
 def _add_command(name: str) -> None:
-    """Add the command that prepares a set."""
-    described, published = COMMANDS[name], name in PUBLISHED
+    """Add the command that prepares a data set to the group."""
+    dataset, published = COMMANDS[name], name in PUBLISHED
 
     @out_option
     @(source_option if published else seed_option)
     @output.json_option
     @shared_options
-    def command(out: Path, as_json: bool, **options: Any) -> None:
+    def callback(out: Path, as_json: bool, **options: Any) -> None:
         _prepare(name, out, as_json=as_json, **options)
 
     source = f" --source downloads/{name}" if published else ""
-    example = f"\b\nmhfl-peer data prepare {name}{source} --out {described.example or name}"
-    added = click.command(name, help="\n\n".join(filter(None, (described.title, described.note, example))))(command)
-    if described.option is not None:
-        added.params.insert(2, described.option)
-    prepare.add_command(added)
+    example = f"\b\nmhfl-peer data prepare {name}{source} --out {dataset.example or name}"
+    command = click.command(name, help="\n\n".join(filter(None, (dataset.title, dataset.note, example))))(callback)
+    if dataset.option is not None:
+        command.params.insert(2, dataset.option)
+    prepare.add_command(command)
 
 
 for _name in COMMANDS:
@@ -245,23 +250,25 @@ for _name in COMMANDS:
 
 
 def _installed_command(name: str) -> click.Command:
-    """The command of an installed package's data set: an option for every argument of its ``prepare``."""
+    """The command of an installed data set, with an option for each argument of ``prepare``."""
     module = dataset_module(name)
 
     @out_option
     @output.json_option
     @shared_options
-    def command(out: Path, as_json: bool, **options: Any) -> None:
+    def callback(out: Path, as_json: bool, **options: Any) -> None:
         _prepare(name, out, as_json=as_json, **options)
 
-    added = click.command(name, help=inspection.getdoc(module))(command)
+    command = click.command(name, help=inspection.getdoc(module))(callback)
     _, *arguments = inspection.signature(module.prepare).parameters.values()
     for argument in arguments:
         required = argument.default is argument.empty
-        given: dict[str, Any] = {"required": True} if required else {"default": argument.default, "show_default": True}
+        settings: dict[str, Any] = {"required": True}
+        if not required:
+            settings = {"default": argument.default, "show_default": True}
         kind = PATH if argument.name == "source" else None
-        added.params.append(click.Option([f"--{argument.name.replace('_', '-')}"], type=kind, **given))
-    return added
+        command.params.append(click.Option([f"--{argument.name.replace('_', '-')}"], type=kind, **settings))
+    return command
 
 
 def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
@@ -270,40 +277,40 @@ def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     except ImportError as error:
         raise missing_package(error, f"`data prepare {name}`") from error
     document = {"folder": str(out), **module.prepare(out, **options)}
-    output.emit(document, as_json=as_json, render=_published if name in PUBLISHED else _prepared)
+    output.emit(document, as_json=as_json, render=_render_published if name in PUBLISHED else _render_packaged)
 
 
-def _survey(document: Mapping[str, Any]) -> RenderableType:
+def _render_survey(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     splits = document["splits"]
     labels = sorted({label for split in splits.values() for label in split["classes"]}, key=int)
     shapes = [", ".join(f"{shape} ({count})" for shape, count in split["shapes"].items()) for split in splits.values()]
     rows = [
-        *((what, *(split[what] for split in splits.values())) for what in ("samples", "subjects", "unnamed")),
+        *((count, *(split[count] for split in splits.values())) for count in ("samples", "subjects", "unnamed")),
         *((f"class {label}", *(split["classes"].get(label, 0) for split in splits.values())) for label in labels),
         ("shapes", *shapes),
     ]
     notes = [("problem", problem) for problem in document["problems"]]
     if document["unlabelled"]:
-        notes.append(("note", f"{document['unlabelled']} test entries without a label are not evaluated"))
+        notes.append(("note", f"{document['unlabelled']} test entries have no label and are not evaluated"))
     if any(split["unnamed"] for split in splits.values()):
-        notes.append(("note", "samples without a subject: whether a patient is in both splits cannot be seen"))
+        notes.append(("note", "samples without a subject: this check cannot see whether a patient is in both splits"))
     return Group(output.table(("", *splits), rows, title=document["datalist"]), output.fields(notes))
 
 
-def _prepared(document: Mapping[str, Any]) -> RenderableType:
-    """A row a site and split, where there are sites; below it what else the summary has."""
+def _render_packaged(document: Mapping[str, Any]) -> RenderableType:
+    """One row for each site and split, where there are sites; below them the rest of the summary."""
     from rich.console import Group
 
     rows = []
     sites = document.get("sites", {})
-    present = [name for name in COUNTED if all(name in site["training"] for site in sites.values())]
+    present = [name for name in COUNT_COLUMNS if all(name in site["training"] for site in sites.values())]
     for site, splits in sites.items():
         for split in ("training", "test"):
-            rows.append((site, split, *(_cell(splits[split][name]) for name in present)))
+            rows.append((site, split, *(_format(splits[split][name]) for name in present)))
     nested = ("task", "sites", "floors", "floors_are", "dropped")
-    facts = [(name, _cell(value)) for name, value in document.items() if name not in nested]
+    facts = [(name, _format(value)) for name, value in document.items() if name not in nested]
     facts += [(f"dropped: {reason}", count) for reason, count in document.get("dropped", {}).items()]
     floors = document.get("floors", {})
     parts: list[Any] = [output.fields(facts)]
@@ -315,8 +322,8 @@ def _prepared(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _published(document: Mapping[str, Any]) -> RenderableType:
-    """Sites by classes; what the publishers and the papers count beside what is there; what to be aware of."""
+def _render_published(document: Mapping[str, Any]) -> RenderableType:
+    """Samples by site and class; published counts beside counts of the source; warnings."""
     from rich.console import Group
 
     classes = document["classes"] if document["kind"] in CLASSIFYING else []
@@ -333,8 +340,8 @@ def _published(document: Mapping[str, Any]) -> RenderableType:
     shown = ("folder", "kind", "spatial_dims", "in_channels", "reference", "licence")
     facts = [(name, document[name]) for name in shown]
     facts += [(f"dropped: {reason}", number) for reason, number in document["dropped"].items()]
-    shown_above = tuple(f"{what}: {expected} expected, {found} found" for what, expected, found, _ in counts)
-    facts += [("warning", warning) for warning in document["warnings"] if warning not in shown_above]
+    in_table = [f"{name}: {expected} expected, {counted} found" for name, expected, counted, _ in counts]
+    facts += [("warning", warning) for warning in document["warnings"] if warning not in in_table]
     return Group(
         output.table(("site", "split", "subjects", "samples", *classes), rows, title=document["task"]),
         output.table(("count", "expected", "found", ""), counts, title="published and found"),
@@ -342,7 +349,7 @@ def _published(document: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _cell(value: Any) -> object:
+def _format(value: Any) -> object:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {part}" for name, part in value.items())
     return ", ".join(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""``mhfl-peer egress``: what left this site, the proof that the record of it is whole, and files for auditors."""
+"""``mhfl-peer egress``: list and verify the egress ledger, and write files for auditors."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from peer.errors import LedgerBroken, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from peer.audit.evidence_files import Export, Witness
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 UNSETTLED = ("open", "unknown")
-"""Outcomes that leave open how much was sent."""
-PROBLEMS_SHOWN = 20
-"""Of a ledger that is broken everywhere; ``--json`` has all of them."""
+"""Outcomes of transfers of which the ledger does not know how much was sent."""
+PROBLEMS_SHOWN_MAX = 20
+"""A ledger that is broken everywhere has a problem a row; ``--json`` prints all of them."""
 
 since_option = click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
-    help="From this time on, in this machine's zone.",
+    help="Only transfers from this time on, in this machine's time zone.",
 )
 
 
 class Rounds(click.ParamType[tuple[int, int]]):
-    """A round, or the first and the last of several, as ``3-7``."""
+    """A round such as ``3``, or a range such as ``3-7``, both ends included."""
 
     name = "N[-M]"
 
@@ -48,10 +47,12 @@ class Rounds(click.ParamType[tuple[int, int]]):
         return int(first), int(last or first)
 
 
-@click.group(invoke_without_command=True, short_help="Every byte that left, to whom, when.")
+@click.group(
+    invoke_without_command=True, short_help="List what left this site, verify the ledger, write files for auditors."
+)
 @site_option
-@click.option("--peer", "peers", multiple=True, metavar="SITE", help="Only to this site; may be repeated.")
-@click.option("--round", "rounds", type=Rounds(), help="Only of this round, or of these.")
+@click.option("--peer", "peers", multiple=True, metavar="SITE", help="Only transfers to this site; may be repeated.")
+@click.option("--round", "rounds", type=Rounds(), help="Only transfers of this round, or of these rounds.")
 @since_option
 @watch_option
 @output.json_option
@@ -68,7 +69,10 @@ def egress(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """The egress ledger: what left this site, to whom, when, how much, and how the transfer ended.
+    """List the egress ledger: what left this site, to whom, when, how many bytes, and how the
+    transfer ended.
+
+    The options of the list stand before a subcommand's name, and its own options after it.
 
     \b
     mhfl-peer egress --site europe --peer asia --since 2026-11-01
@@ -78,9 +82,9 @@ def egress(
         if peers or rounds or since or watch or as_json:
             raise UsageError(f"options stand before {context.invoked_subcommand!r}", "write them after it")
         return
-    _known(settings, site_name, peers)
+    _check_peers(settings, site_name, peers)
 
-    def keep(document: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def select(document: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [
             record
             for record in document
@@ -89,11 +93,11 @@ def egress(
             and (since is None or record["time"] >= since.timestamp())
         ]
 
-    show(settings, site_name, "egress", _listed, {}, as_json=as_json, watch=watch, keep=keep)
+    show(settings, site_name, "egress", _render_transfers, {}, as_json=as_json, watch=watch, select=select)
 
 
-def _known(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
-    """Refuse a name that is nobody's: an empty list would say that nothing left for it."""
+def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
+    """Refuse a name that is not in the roster: an empty list would say that nothing was sent to it."""
     from peer.config.toml import suggestion
     from peer.records import folder_documents
 
@@ -104,12 +108,16 @@ def _known(settings: Settings, site_name: str | None, peers: tuple[str, ...]) ->
                 raise UsageError(f"--peer {peer}: not a site of this federation{suggestion(peer, sites)}")
 
 
-@egress.command(short_help="Prove that the ledger is whole, and say what is not proven.")
+@egress.command(short_help="Verify that the ledger is whole, and say what cannot be proven.")
 @site_option
 @click.option("--file", type=PATH, help="A file that `egress export` wrote, instead of this site's ledger.")
 @click.option("--federation", type=PATH, help="With --file: the federation.toml that all sites hold.")
 @click.option(
-    "--witness", "witnesses", type=PATH, multiple=True, help="What another site wrote with `egress witness`; repeat it."
+    "--witness",
+    "witnesses",
+    type=PATH,
+    multiple=True,
+    help="A file that another site wrote with `egress witness`; may be repeated.",
 )
 @output.json_option
 @shared_options
@@ -124,10 +132,12 @@ def verify(
     witnesses: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Prove that no row of the ledger was changed, removed or moved, and say what cannot be proven.
+    """Verify that no row of the ledger was changed, removed or moved, and say what cannot be
+    proven.
 
-    A tail that was cut off, and a ledger that was written anew as a whole, show only against what other sites have
-    seen: have them run `mhfl-peer egress witness`, and get the file from them directly.
+    The ledger alone cannot show that its newest rows were deleted, or that all of it was rewritten.
+    Other sites can: ask them to run `mhfl-peer egress witness`, and get the file from them
+    directly.
 
     \b
     mhfl-peer egress verify --site europe --witness from-asia.json
@@ -141,17 +151,17 @@ def verify(
         raise UsageError("--federation goes with --file", "leave it out: the site's folder holds its own")
     else:
         document = verification.verify(_folder(context, settings, site_name), witnesses)
-    output.emit(document, as_json=as_json, render=_judged)
+    output.emit(document, as_json=as_json, render=_render_verification)
     if problems := document["problems"]:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise LedgerBroken(f"{document['source']}: {problems[0]}{more}")
 
 
-@egress.command(short_help="Write down what this site saw of another one's ledger.")
+@egress.command(short_help="Write a file that proves how far this site saw another site's ledger.")
 @site_option
-@click.option("--of", required=True, metavar="SITE", help="The other site, whose ledger is to be checked.")
+@click.option("--of", required=True, metavar="SITE", help="The other site, whose ledger an auditor will verify.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
-@click.option("--all", "everything", is_flag=True, help="Every manifest, not only the one that covers most rows.")
+@click.option("--all", "everything", is_flag=True, help="Write every manifest, not only the one that covers most rows.")
 @output.json_option
 @shared_options
 @pass_settings
@@ -165,9 +175,10 @@ def witness(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Write down how far this site has seen another one's ledger, for the other one's auditor.
+    """Write a file that proves how far this site saw another site's ledger, for that site's
+    auditor.
 
-    The file holds manifests that the other site signed; nothing of this site is in it but its name.
+    The file holds manifests that the other site signed, and of this site nothing but its name.
 
     \b
     mhfl-peer egress witness --site asia --of europe --out from-asia.json
@@ -175,15 +186,21 @@ def witness(
     from peer.audit import evidence_files, verification
 
     must_be_new(out)
-    found = verification.witness(_folder(context, settings, site_name), of, everything=everything)
-    write_atomically(out, evidence_files.encode(found), 0o644)
-    output.emit(_witnessed(found, out), as_json=as_json, render=_written)
+    evidence = verification.make_witness(_folder(context, settings, site_name), of, everything=everything)
+    write_atomically(out, evidence_files.encode(evidence), 0o644)
+    document: WitnessWritten = {
+        "of": evidence.of,
+        "by": evidence.by,
+        "file": str(out),
+        "manifests": len(evidence.manifests),
+    }
+    output.emit(document, as_json=as_json, render=_render_witness)
 
 
-@egress.command(short_help="Write the ledger into a signed file for an auditor.")
+@egress.command(short_help="Write the ledger to a signed file for an auditor.")
 @site_option
 @click.option("--out", type=PATH, required=True, help="The file to write.")
-@click.option("--rounds", type=Rounds(), help="Show transfers of these rounds; of the others nothing but hashes.")
+@click.option("--rounds", type=Rounds(), help="Show transfers of these rounds; of all others only their hashes.")
 @since_option
 @output.json_option
 @shared_options
@@ -198,7 +215,8 @@ def export(
     since: datetime.datetime | None,
     as_json: bool,
 ) -> None:
-    """Write the ledger into a file that this site's key signs, for an auditor; `egress verify --file` checks it.
+    """Write the ledger to a file that this site's key signs, for an auditor; `egress verify --file`
+    verifies it.
 
     \b
     mhfl-peer egress export --site europe --out europe.json --since 2026-01-01
@@ -207,43 +225,38 @@ def export(
 
     must_be_new(out)
     since_s = since.timestamp() if since is not None else 0.0
-    found = verification.export(_folder(context, settings, site_name), since_s=since_s, rounds=rounds)
-    write_atomically(out, evidence_files.encode(found), 0o600)
-    output.emit(_exported(found, out), as_json=as_json, render=_written)
+    ledger = verification.export(_folder(context, settings, site_name), since_s=since_s, rounds=rounds)
+    write_atomically(out, evidence_files.encode(ledger), 0o600)
+    shown = sum(row.body is not None for row in ledger.rows)
+    document: LedgerExported = {
+        "site": ledger.site,
+        "federation": ledger.federation,
+        "digest": ledger.federation_digest,
+        "file": str(out),
+        "rows": shown,
+        "left_out": ledger.head.count - shown,
+        "head": {"count": ledger.head.count, "hash": ledger.head.hash},
+    }
+    output.emit(document, as_json=as_json, render=_render_export)
 
 
 def _folder(context: click.Context, settings: Settings, site_name: str | None) -> SiteFolder:
-    """The site that is meant, whether ``--site`` stands before or after the subcommand's name."""
+    """The site's folder; ``--site`` may stand before or after the subcommand's name."""
     before = context.parent.params.get("site_name") if context.parent is not None else None
     return site_folder.find_site(site_folder.home_folder(settings.home), site_name or before)
 
 
-def _witnessed(found: Witness, out: Path) -> WitnessWritten:
-    return {"of": found.of, "by": found.by, "file": str(out), "manifests": len(found.manifests)}
-
-
-def _exported(found: Export, out: Path) -> LedgerExported:
-    shown = sum(row.body is not None for row in found.rows)
-    return {
-        "site": found.site,
-        "federation": found.federation,
-        "digest": found.federation_digest,
-        "file": str(out),
-        "rows": shown,
-        "left_out": found.head.count - shown,
-        "head": {"count": found.head.count, "hash": found.head.hash},
-    }
-
-
-def _written(document: Mapping[str, Any]) -> RenderableType:
-    if "of" in document:
-        count = "one manifest" if document["manifests"] == 1 else f"{document['manifests']} manifests"
-        return output.fields(
-            (
-                ("witness", f"{count} of {document['of']}, as {document['by']} received it"),
-                ("next", f"send {document['file']} to the auditor of {document['of']}, not through that site"),
-            )
+def _render_witness(document: Mapping[str, Any]) -> RenderableType:
+    count = "one manifest" if document["manifests"] == 1 else f"{document['manifests']} manifests"
+    return output.fields(
+        (
+            ("witness", f"{count} of {document['of']}, as {document['by']} received it"),
+            ("next", f"send {document['file']} to the auditor of {document['of']}, not through that site"),
         )
+    )
+
+
+def _render_export(document: Mapping[str, Any]) -> RenderableType:
     return output.fields(
         (
             ("exported", f"{document['rows']} rows; {document['left_out']} are left out"),
@@ -253,8 +266,8 @@ def _written(document: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _listed(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a transfer, and below them what left for whom altogether."""
+def _render_transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One row a transfer, and below them the totals of each receiver."""
     from rich.console import Group
 
     columns = ("time", "to", "purpose", "kind", "round", "sha256", "size", "outcome")
@@ -271,10 +284,10 @@ def _listed(document: Sequence[Mapping[str, Any]]) -> RenderableType:
         )
         for record in document
     ]
-    return Group(output.table(columns, rows), _totals(document))
+    return Group(output.table(columns, rows), _render_totals(document))
 
 
-def _totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     receivers = sorted({record["peer"] for record in document})
     parts = [(name, [record for record in document if record["peer"] == name]) for name in receivers]
     if len(receivers) != 1:
@@ -283,12 +296,12 @@ def _totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     for name, records in parts:
         complete = sum(record["outcome"] == "complete" for record in records)
         sent = sum(record["bytes"] for record in records if record["outcome"] not in UNSETTLED)
-        perhaps = sum(record["bytes"] for record in records if record["outcome"] in UNSETTLED)
-        rows.append((name, len(records), complete, rendering.size(sent), rendering.size(perhaps) if perhaps else None))
+        at_most = sum(record["bytes"] for record in records if record["outcome"] in UNSETTLED)
+        rows.append((name, len(records), complete, rendering.size(sent), rendering.size(at_most) if at_most else None))
     return output.table(("receiver", "transfers", "complete", "sent", "at most, of open and unknown ends"), rows)
 
 
-def _judged(document: Mapping[str, Any]) -> RenderableType:
+def _render_verification(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -302,16 +315,18 @@ def _judged(document: Mapping[str, Any]) -> RenderableType:
     ]
     if document["own_manifests"] is not None:
         pairs.append(("own manifests", f"{document['own_manifests']} compared"))
-    for one in document["witnesses"]:
-        pairs.append(("witness", f"{one['by']} has seen {one['rows']} rows ({one['file']})"))
-    for one in document["restored"]:
-        when = rendering.clock(one["time"])
-        pairs.append(("restored", f"{one['reported_by']} told the site on {when} that it had forgotten: an old backup"))
-    pairs += [("problem", problem) for problem in problems[:PROBLEMS_SHOWN]]
-    if len(problems) > PROBLEMS_SHOWN:
-        pairs.append(("problem", f"and {len(problems) - PROBLEMS_SHOWN} more: see --json"))
-    pairs += [("not proven", what) for what in document["unproven"]]
-    anonymous = any(what.startswith(f"that {document['site']} signed it") for what in document["unproven"])
-    whole = "The chain is whole; whose it is, is not proven." if anonymous else "The ledger is whole."
+    for witness in document["witnesses"]:
+        pairs.append(("witness", f"{witness['by']} has seen {witness['rows']} rows ({witness['file']})"))
+    for report in document["restored"]:
+        when = rendering.clock(report["time"])
+        pairs.append(
+            ("restored", f"{report['reported_by']} reported on {when} that the site runs from an older backup")
+        )
+    pairs += [("problem", problem) for problem in problems[:PROBLEMS_SHOWN_MAX]]
+    if len(problems) > PROBLEMS_SHOWN_MAX:
+        pairs.append(("problem", f"and {len(problems) - PROBLEMS_SHOWN_MAX} more: see --json"))
+    pairs += [("not proven", claim) for claim in document["unproven"]]
+    anonymous = any(claim.startswith(f"that {document['site']} signed it") for claim in document["unproven"])
+    whole = "The chain is whole, but its owner is not proven." if anonymous else "The ledger is whole."
     verdict = Text("The ledger is not whole.", style="red") if problems else Text(whole, style="green")
     return Group(output.fields(pairs), verdict)

@@ -1,4 +1,4 @@
-"""``mhfl-peer evaluation``: this site's model on every site's test data, as far as policies and peers allow."""
+"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data (Global Test)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 NOT_SHOWN = "loss"
-"""A metric that `--json` has and the table leaves out."""
+"""The metric that the table leaves out; ``--json`` has it."""
 
 
-@click.command(short_help="This site's model on every site's test data.")
+@click.command(short_help="Show this site's model on every site's test data.")
 @site_option
 @watch_option
 @output.json_option
 @shared_options
 @pass_settings
 def evaluation(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-    """This site's model on every site's test data (Global Test), or why a site says nothing of it.
+    """Show this site's model on every site's test data (Global Test); where a figure is missing,
+    say why.
 
-    Models travel and figures come back; data stays. The federation, both sites and the method must permit it.
+    The model travels to the other site and the metrics come back; test data stay where they are.
+    The federation, both sites and the method must permit it.
 
     \b
     mhfl-peer evaluation --site europe
     mhfl-peer evaluation --site europe --json
     """
-    show(settings, site_name, "evaluation", _drawn, {}, as_json=as_json, watch=watch)
+    show(settings, site_name, "evaluation", _render, {}, as_json=as_json, watch=watch)
 
 
-def _drawn(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a site of each evaluated round, and the mean over the sites below them."""
+def _render(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A row for each site of each evaluated round, and below them the mean over the sites."""
     return output.table(("round", "test data of", "samples", "metrics"), _rows(document))
 
 
@@ -44,16 +46,16 @@ def _rows(document: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
     for record in document:
         for site, cell in record["cells"].items():
             if "metrics" in cell:
-                yield record["round"], site, cell["counts"].get("samples"), _figures(cell["metrics"])
+                yield record["round"], site, cell["counts"].get("samples"), _format_metrics(cell["metrics"])
             else:
                 yield record["round"], site, None, cell["reason"]
         if record["global_test"] is not None:
-            yield record["round"], "mean (Global Test)", None, _figures(record["global_test"])
+            yield record["round"], "mean (Global Test)", None, _format_metrics(record["global_test"])
         else:
             means = {name: mean["value"] for name, mean in record["mean"].items()}
             sites = sum("metrics" in cell for cell in record["cells"].values())
-            yield record["round"], f"mean of {sites} of {len(record['cells'])}", None, _figures(means)
+            yield record["round"], f"mean of {sites} of {len(record['cells'])}", None, _format_metrics(means)
 
 
-def _figures(values: Mapping[str, float]) -> str:
+def _format_metrics(values: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in sorted(values.items()) if name != NOT_SHOWN)

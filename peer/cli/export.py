@@ -1,4 +1,4 @@
-"""``mhfl-peer export``: the local model as a file that others can load."""
+"""``mhfl-peer export``: write the local model to a file that others can load."""
 
 from __future__ import annotations
 
@@ -19,28 +19,32 @@ FORMATS = ("bundle", "pt2", "onnx")
 NOT_STATED = "not stated"
 
 
-@click.command(short_help="Take the local model away: MONAI bundle, .pt2 or ONNX.")
+@click.command(short_help="Write the local model as MONAI bundle, .pt2 or ONNX, with a model card.")
 @site_option
-@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="What others will load it with.")
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="What the file will be loaded with.")
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path),
     help="A new FILE.onnx or FILE.pt2; for a bundle a new folder or FILE.zip.",
 )
-@click.option("--licence", metavar="TEXT", default=NOT_STATED, show_default=True, help="For the model card.")
+@click.option(
+    "--licence", metavar="TEXT", default=NOT_STATED, show_default=True, help="The licence that the model card states."
+)
 @output.json_option
 @shared_options
 @pass_settings
 def export(settings: Settings, site_name: str | None, form: str, out: Path, licence: str, as_json: bool) -> None:
-    """Write what the site predicts with, as its last finished round left it, to a file that others can load.
+    """Write the site's model, as its last finished round left it, to a file that others can load.
 
-    A model card goes with it, as text (FILE.md, in a bundle docs/README.md) and inside: method, rounds, data counts,
-    metrics, what it may reveal. What was written is run beside the site's own model on test images first; where it
-    computes something else nothing is left behind.
+    A model card goes with the file, as text (FILE.md, in a bundle docs/README.md) and inside it:
+    method, rounds, data counts, metrics, and what the model may reveal. The command first runs the
+    file beside the site's own model on test images; if their results differ, it deletes the file
+    and fails.
 
-    Networks of other sites are in it only where their manifests allow it (`reexport` in their site.toml); the card and
-    this command name those that were left out. Every export is a row of the egress ledger: weights leave the site.
+    The file contains networks of other sites only where their manifests allow it (`reexport` in
+    their site.toml); the card and this command name those that were left out. Weights leave the
+    site: every export is a row of the egress ledger.
 
     \b
     mhfl-peer export --site europe --format onnx --out europe.onnx
@@ -49,14 +53,14 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     from peer.inference import model_state, release
 
     if not licence.strip():
-        raise UsageError("--licence is empty", "name one, or leave the option out")
+        raise UsageError("--licence is empty", "name a licence, or leave the option out")
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-    with model_state.tidied(), model_state.trained(folder) as (federation, standing):
-        document = release.release(folder, federation, standing, form=form, out=out, licence=licence)
-    output.emit(document, as_json=as_json, render=_picture)
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
+        document = release.export_model(folder, federation, state, form=form, out=out, licence=licence)
+    output.emit(document, as_json=as_json, render=_render)
 
 
-def _picture(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     facts = [

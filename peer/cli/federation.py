@@ -1,4 +1,4 @@
-"""``mhfl-peer federation``: what a founder does, and a look at a federation.toml that anybody may take."""
+"""``mhfl-peer federation``: the founder's commands, and ``show``, which anybody can use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer.config.site_folder import must_be_new, write_atomically
 from peer.documents import CertificateAuthority, FederationCreated, FederationShown, SiteAdmitted
 from peer.errors import BundleError, UsageError
 from peer.identity import certificates
-from peer.identity.bundle import read_handed
+from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
 
 if TYPE_CHECKING:
@@ -35,12 +35,14 @@ def federation() -> None:
 
 @federation.command()
 @click.argument("draft", type=PATH)
-@click.option("--out", type=PATH, required=True, help="The CA folder to make; keep it offline.")
-@click.option("--days", type=DAYS, default=certificates.CA_DAYS, show_default=True, help="How long the CA lasts.")
+@click.option("--out", type=PATH, required=True, help="The CA folder to create; keep it offline.")
+@click.option(
+    "--days", type=DAYS, default=certificates.CA_DAYS, show_default=True, help="How long the CA certificate is valid."
+)
 @output.json_option
 @shared_options
 def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
-    """Make the CA, the round key and the final federation.toml from a draft.
+    """Create the CA, the round key and the final federation.toml from a draft.
 
     \b
     mhfl-peer federation create draft.toml --out ca
@@ -56,7 +58,7 @@ def create(draft: Path, out: Path, days: int, as_json: bool) -> None:
         "sites": list(authority.federation.roster),
         "notes": list(_notes(authority.federation)),
     }
-    output.emit(document, as_json=as_json, render=_created)
+    output.emit(document, as_json=as_json, render=_render_created)
 
 
 @federation.command()
@@ -69,22 +71,23 @@ def show(file: Path, as_json: bool) -> None:
     \b
     mhfl-peer federation show federation.toml
     """
-    output.emit(_shown(FederationConfig.load(file), datetime.now(UTC)), as_json=as_json, render=_drawn)
+    output.emit(_describe(FederationConfig.load(file), datetime.now(UTC)), as_json=as_json, render=_render_shown)
 
 
 @federation.command()
 @click.argument("request", metavar="CSR", type=PATH)
-@click.option("--ca", type=PATH, required=True, help="The CA folder that `federation create` made.")
-@click.option("--out", type=PATH, required=True, help="The bundle to write; it holds no open secret.")
-@click.option("--fingerprint", help="The key's fingerprint as the site's people told it; asked for when left out.")
+@click.option("--ca", type=PATH, required=True, help="The CA folder that `federation create` wrote.")
+@click.option("--out", type=PATH, required=True, help="The bundle to write; only the site can read its secrets.")
+@click.option("--fingerprint", help="The fingerprint that the site's people read out  [default: ask the founder].")
 @click.option(
-    "--days", type=DAYS, default=certificates.SITE_DAYS, show_default=True, help="How long the certificate lasts."
+    "--days", type=DAYS, default=certificates.SITE_DAYS, show_default=True, help="How long the certificate is valid."
 )
-@click.option("--replace", is_flag=True, help="Admit another key than the one that the site was admitted with.")
+@click.option("--replace", is_flag=True, help="Admit a key although the site was admitted with another one.")
 @output.json_option
 @shared_options
 def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int, replace: bool, as_json: bool) -> None:
-    """Certify a site's key and seal the round key to it; the same key again renews its certificate.
+    """Certify a site's key and encrypt the round key for it; the same key again renews its
+    certificate.
 
     \b
     mhfl-peer federation admit --ca ca europe.csr --out europe.bundle
@@ -92,10 +95,10 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
     """
     now = datetime.now(UTC)
     authority = Authority.load(ca, now=now)
-    content = read_handed(request)
+    content = read_received_file(request)
     must_be_new(out)
     if fingerprint is None:
-        fingerprint = _confirmed(content, request)
+        fingerprint = _ask_for_confirmation(content, request)
     admitted = authority.admit(content, fingerprint=fingerprint, now=now, days=days, replace=replace)
     write_atomically(out, admitted.bundle, 0o644)
     document: SiteAdmitted = {
@@ -107,11 +110,11 @@ def admit(request: Path, ca: Path, out: Path, fingerprint: str | None, days: int
         "renewal": admitted.renewal,
         "replaced": list(admitted.replaced),
     }
-    output.emit(document, as_json=as_json, render=_admitted)
+    output.emit(document, as_json=as_json, render=_render_admitted)
 
 
-def _confirmed(content: bytes, request: Path) -> str:
-    """The key's fingerprint after a person typed the site's name below it."""
+def _ask_for_confirmation(content: bytes, request: Path) -> str:
+    """Show the key's fingerprint; return it once the founder has typed the site's name."""
     try:
         name, public_key = certificates.read_request(content)
     except ValueError as error:
@@ -125,8 +128,8 @@ def _confirmed(content: bytes, request: Path) -> str:
     return fingerprint
 
 
-def _shown(federation: FederationConfig, now: datetime) -> FederationShown:
-    """What ``show --json`` prints; a draft has no ``ca``."""
+def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
+    """The document of ``show``; a draft has no ``ca``."""
     plan = federation.plan
     ca: CertificateAuthority | None = None
     if federation.ca_certificate is not None:
@@ -171,7 +174,7 @@ def _shown(federation: FederationConfig, now: datetime) -> FederationShown:
     }
 
 
-def _drawn(document: dict[str, Any]) -> RenderableType:
+def _render_shown(document: dict[str, Any]) -> RenderableType:
     from rich.console import Group
 
     ca = document["ca"]
@@ -192,12 +195,12 @@ def _drawn(document: dict[str, Any]) -> RenderableType:
     return Group(output.fields(pairs), output.table(("index", "site", "address", "description"), rows))
 
 
-def _created(document: dict[str, Any]) -> RenderableType:
+def _render_created(document: dict[str, Any]) -> RenderableType:
     return output.fields(
         (
             ("federation", document["federation"]),
             ("digest", document["digest"]),
-            ("CA folder", f"{document['folder']}: keep it offline, nobody else gets it"),
+            ("CA folder", f"{document['folder']}: keep it offline, and give it to nobody"),
             ("CA key", document["ca_fingerprint"]),
             ("next", f"give {document['federation_toml']} to every site: {', '.join(document['sites'])}"),
             *(("note", note) for note in document["notes"]),
@@ -206,12 +209,12 @@ def _created(document: dict[str, Any]) -> RenderableType:
 
 
 def _notes(federation: FederationConfig) -> Iterator[str]:
-    """What is allowed and yet hardly meant."""
+    """Settings that are allowed but have no effect."""
     if federation.global_test and federation.plan.evaluation_denied is not None:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
 
 
-def _admitted(document: dict[str, Any]) -> RenderableType:
+def _render_admitted(document: dict[str, Any]) -> RenderableType:
     pairs = [
         ("renewed" if document["renewal"] else "admitted", document["site"]),
         ("key", document["fingerprint"]),

@@ -1,4 +1,4 @@
-"""``mhfl-peer help``: the operator's pages in a terminal, and the help of any command."""
+"""``mhfl-peer help``: show the operator's pages in a terminal, or the help of a command."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TOPICS: Mapping[str, str] = {
     "results": "examples/experiments/RESULTS.md",
     "plugins": "plugins.md",
 }
-"""Topic -> its page under deploy/, in the order in which they are listed."""
+"""Topic -> its page under deploy/, in the order of the list."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 COLUMNS_MAX = 100
-"""Width of a page in a wider terminal."""
+"""A page is no wider than this, even in a wider terminal."""
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Topics and commands; after a group of commands, those in it."""
+    """Topics and commands; after the name of a group, its commands."""
     words = context.params.get("words") or ()
     if words:
         try:
@@ -51,19 +51,21 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
             return []
         names = command.list_commands(inner) if isinstance(command, click.Group) else []
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    listed = {topic: _title(_text(topic)) for topic in TOPICS}
-    listed = {name: text for name, (_, text) in COMMANDS.items()} | listed
-    return [CompletionItem(name, help=text) for name, text in listed.items() if name.startswith(incomplete)]
+    titles = {topic: _title(_text(topic)) for topic in TOPICS}
+    offered = {name: text for name, (_, text) in COMMANDS.items()} | titles
+    return [CompletionItem(name, help=text) for name, text in offered.items() if name.startswith(incomplete)]
 
 
-@click.command("help", short_help="The operator's pages, and the help of any command.")
+@click.command("help", short_help="Show a page of the operator's manual, or the help of a command.")
 @click.argument("words", metavar="[TOPIC | COMMAND...]", nargs=-1, shell_complete=_complete)
 @output.json_option
 @shared_options
 def show_help(words: tuple[str, ...], as_json: bool) -> None:
-    """Show a page of the operator's manual, or the help of a command. Without a name, list the topics.
+    """Show a page of the operator's manual, or the help of a command; without a name, list the
+    topics.
 
-    Where a topic and a command have one name, the page is shown: `mhfl-peer COMMAND --help` has the command's help.
+    If a topic and a command have the same name, the topic's page is shown.
+    `mhfl-peer COMMAND --help` always shows the command's help.
 
     \b
     mhfl-peer help
@@ -71,21 +73,21 @@ def show_help(words: tuple[str, ...], as_json: bool) -> None:
     mhfl-peer help data prepare lidc
     """
     if not words:
-        output.emit([_page(topic) for topic in TOPICS], as_json=as_json, render=_list)
+        output.emit([_page(topic) for topic in TOPICS], as_json=as_json, render=_render_topics)
         return
     is_topic = len(words) == 1 and words[0] in TOPICS
     page = _page(words[0]) if is_topic else _command_help(words)
     if as_json:
-        output.emit([page], as_json=True, render=_list)
+        output.emit([page], as_json=True, render=_render_topics)
         return
     if not is_topic:
         click.echo(page["text"])
         return
     console = output.console()
     with console.capture() as captured:
-        console.print(_draw(page), width=min(console.width, COLUMNS_MAX))
+        console.print(_render_page(page), width=min(console.width, COLUMNS_MAX))
     if console.is_terminal:
-        os.environ.setdefault("LESS", "FRX")  # as git does: colours, and no pager for a page that fits
+        os.environ.setdefault("LESS", "FRX")  # as git does: pass colours through, no pager for a page that fits
         click.echo_via_pager(captured.get(), color=True)
     else:
         click.echo(captured.get(), nl=False)
@@ -97,7 +99,7 @@ def _page(topic: str) -> HelpPage:
 
 
 def _text(topic: str) -> str:
-    """A page: the copy that the build puts into the package, or in a checkout the repository's own."""
+    """The page that the build copied into the package; in a checkout, the page under deploy/."""
     shipped = PACKAGE / "pages" / TOPICS[topic]
     path = shipped if shipped.exists() else PACKAGE.parent / "deploy" / TOPICS[topic]
     return path.read_text("utf-8")
@@ -113,7 +115,7 @@ def _command_help(words: Sequence[str]) -> HelpPage:
 
 
 def _resolve(words: Sequence[str]) -> tuple[click.Command, click.Context]:
-    """The command that the words call; ``UsageError`` names the word that calls none."""
+    """The command that these words call; ``UsageError`` where there is none."""
     command: click.Command = main
     context = click.Context(main, info_name=PROGRAM, **main.context_settings)
     for word in words:
@@ -129,12 +131,12 @@ def _resolve(words: Sequence[str]) -> tuple[click.Command, click.Context]:
     return command, context
 
 
-def _list(document: Sequence[HelpPage]) -> RenderableType:
+def _render_topics(document: Sequence[HelpPage]) -> RenderableType:
     rows = [(page["topic"], page["title"]) for page in document]
     return output.table(("topic", "page"), rows, title=f"{PROGRAM} help TOPIC shows a page")
 
 
-def _draw(page: HelpPage) -> RenderableType:
+def _render_page(page: HelpPage) -> RenderableType:
     from rich.console import Group
     from rich.markdown import Markdown
     from rich.text import Text
@@ -142,8 +144,8 @@ def _draw(page: HelpPage) -> RenderableType:
     topics = {f"deploy/{path}": topic for topic, path in TOPICS.items()}
     own = f"deploy/{TOPICS[page['topic']]}"
 
-    def plain(link: re.Match[str]) -> str:
-        """A link as a terminal can use it: the topic of a page, the path of another file."""
+    def replace(link: re.Match[str]) -> str:
+        """A link as text for a terminal: the topic of a page, or the path of another file."""
         label, target = link.group(1), link.group(2).partition("#")[0]
         if "://" in target:
             return link.group(0)
@@ -153,7 +155,7 @@ def _draw(page: HelpPage) -> RenderableType:
         place = f"`{PROGRAM} help {topics[path]}`" if path in topics else f"`{path}`"
         return place if target.endswith(label) else f"{label} ({place})"
 
-    parts: list[RenderableType] = [Markdown(LINK.sub(plain, page["text"]))]
+    parts: list[RenderableType] = [Markdown(LINK.sub(replace, page["text"]))]
     if page["topic"] in COMMANDS:
         parts.append(Text(f"\n`{PROGRAM} {page['topic']} --help` explains the command of this name."))
     return Group(*parts)

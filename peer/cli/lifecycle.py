@@ -1,4 +1,4 @@
-"""``mhfl-peer start``, ``pause``, ``resume`` and ``stop``: the life of a daemon."""
+"""``mhfl-peer start``, ``health``, ``pause``, ``resume`` and ``stop``: a daemon's life cycle."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from peer.errors import DaemonDown, WorkerFailed
     type=click.Choice(["auto", "fresh", "require"]),
     default="auto",
     show_default=True,
-    help="auto: go on if there is a journal; fresh: a new generation beside it; require: refuse to begin.",
+    help="auto: continue from the journal if there is one; require: fail if there is none; fresh: begin a new "
+    "generation and leave the older ones as they are.",
 )
 @click.option("--without", multiple=True, metavar="SITE", help="Do not wait for this site; may be repeated.")
-@click.option("--stay", is_flag=True, help="Keep serving after the last round, until stopped.")
-@click.option("--accept-change", is_flag=True, help="Go on although model, data or training settings changed.")
+@click.option("--stay", is_flag=True, help="Keep serving after the last round, until `mhfl-peer stop`.")
+@click.option("--accept-change", is_flag=True, help="Continue although model, data or training settings changed.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What standard error gets; daemon.log has JSON lines in any case.",
+    help="Format of the log on standard error; the file daemon.log always has JSON lines.",
 )
 @shared_options
 @pass_settings
@@ -41,7 +42,8 @@ def start(
     accept_change: bool,
     log_format: str,
 ) -> None:
-    """Run this site's daemon in the foreground until its last round is over, or it is stopped.
+    """Run this site's daemon in the foreground, until the last round is over or an operator stops
+    it.
 
     \b
     mhfl-peer start --site europe
@@ -62,14 +64,14 @@ def start(
     startup.run(folder, options)
 
 
-@click.command(short_help="Whether the daemon serves, for scripts and containers.")
+@click.command(short_help="Say whether the daemon serves its peers, for scripts and containers.")
 @site_option
-@click.option("--training", is_flag=True, help="Also exit 15 where the training has failed and waits for the operator.")
+@click.option("--training", is_flag=True, help="Also exit 15 if the training has failed and waits for the operator.")
 @output.json_option
 @shared_options
 @pass_settings
 def health(settings: Settings, site_name: str | None, training: bool, as_json: bool) -> None:
-    """Exit 0 while this site's daemon serves its peers, 14 while it is down, starts or leaves.
+    """Exit 0 while this site's daemon serves its peers; exit 14 while it is down, starts or ends.
 
     \b
     mhfl-peer health --site europe
@@ -80,7 +82,7 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     with ControlClient(folder.control_socket()) as client:
         document = {"site": folder.site, "serves": client.healthy(), "trains": client.healthy(TRAINING)}
-    output.emit(document, as_json=as_json, render=_well)
+    output.emit(document, as_json=as_json, render=_render_health)
     if not document["serves"]:
         raise DaemonDown(f"the daemon of {folder.site} runs, but does not serve its peers", "it starts or leaves: wait")
     if training and not document["trains"]:
@@ -89,12 +91,14 @@ def health(settings: Settings, site_name: str | None, training: bool, as_json: b
         )
 
 
-def _well(document: Any) -> str:
+def _render_health(document: Any) -> str:
     serves = "serves" if document["serves"] else "does not serve"
     return f"{document['site']}: {serves}" + ("" if document["trains"] else ", but its training has failed")
 
 
-def _action(action: str, short_help: str, text: str) -> click.Command:
+def _action_command(action: str, short_help: str, text: str) -> click.Command:
+    """A command that sends the action to the daemon and prints the effect."""
+
     @click.command(action, short_help=short_help, help=f"{text}\n\n\b\nmhfl-peer {action} --site europe")
     @site_option
     @output.json_option
@@ -111,14 +115,18 @@ def _action(action: str, short_help: str, text: str) -> click.Command:
     return act
 
 
-pause = _action(
+pause = _action_command(
     "pause",
-    "Stop training, go on serving.",
-    "Stop training at the next step and go on serving; peers are told and do not wait.",
+    "Stop training, but keep serving the peers.",
+    "Stop training after the current step, but keep serving; the daemon tells its peers, which do not wait for it.",
 )
-resume = _action("resume", "Go on after a pause.", "Go on after a pause, or try again after a failure.")
-stop = _action(
+resume = _action_command(
+    "resume",
+    "Continue after a pause or a failure.",
+    "Continue after a pause, or try again after a failure.",
+)
+stop = _action_command(
     "stop",
-    "Finish the step, checkpoint, leave cleanly.",
-    "Finish the step, write a checkpoint, tell the peers and leave; `start` goes on from there.",
+    "Write a checkpoint and end the daemon.",
+    "Finish the step, write a checkpoint, tell the peers and end the daemon; `start` continues from the checkpoint.",
 )

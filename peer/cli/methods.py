@@ -1,4 +1,4 @@
-"""``mhfl-peer methods``: what each method exchanges, in which stages it trains, and its parameters."""
+"""``mhfl-peer methods``: the artifact, the stages and the parameters of each method."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
 
 
-@click.command(short_help="The methods, their stages and parameters.")
+@click.command(short_help="List the methods, their stages and parameters.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @output.json_option
 @shared_options
 def methods(names: tuple[str, ...], as_json: bool) -> None:
-    """The methods, their stages and parameters, as `[method]` and `[stages]` of federation.toml take them.
+    """List the methods; with a NAME, show its stages and parameters as federation.toml takes them.
 
     \b
     mhfl-peer methods
@@ -34,13 +34,13 @@ def methods(names: tuple[str, ...], as_json: bool) -> None:
     for name in names:
         if name not in packages:
             raise UsageError(f"no method {name!r}{suggestion(name, packages)}", "`mhfl-peer methods` lists them")
-    document = [_described(name, packages[name]) for name in names or packages]
-    output.emit(document, as_json=as_json, render=_one_by_one if names else _list)
+    document = [_describe(name, packages[name]) for name in names or packages]
+    output.emit(document, as_json=as_json, render=_render_details if names else _render_list)
 
 
-def _described(name: str, package: str | None) -> MethodDescription:
+def _describe(name: str, package: str | None) -> MethodDescription:
     plan = find_plan(name, package)
-    described: MethodDescription = {
+    description: MethodDescription = {
         "name": name,
         "source": plan.source,
         "pattern": plan.pattern,
@@ -70,11 +70,11 @@ def _described(name: str, package: str | None) -> MethodDescription:
         },
     }
     if package is not None:
-        described["package"] = package
-    return described
+        description["package"] = package
+    return description
 
 
-def _list(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_list(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     rows = [
         (
             method["name"],
@@ -87,7 +87,7 @@ def _list(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     return output.table(("method", "sends", "a round", "source"), rows)
 
 
-def _one_by_one(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_details(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     from rich.console import Group
 
     parts: list[RenderableType] = []
@@ -96,24 +96,23 @@ def _one_by_one(document: Sequence[Mapping[str, Any]]) -> RenderableType:
         parts.append(output.fields([fact for fact in facts if not isinstance(fact[1], dict)]))
         stages = [(stage, *work.values()) for stage, work in method["stages"].items()]
         parts.append(output.table(("stage", "unit", "count", "learning rate", "weight decay"), stages))
-        rows = [(key, _value(known["default"]), _bounds(known), known["meaning"]) for key, known in _parameters(method)]
+        rows = [
+            (key, _format_value(parameter["default"]), _format_bounds(parameter), parameter["meaning"])
+            for key, parameter in method["parameters"].items()
+        ]
         if rows:
             parts.append(output.table(("parameter", "default", "values", "meaning"), rows))
     return Group(*parts)
 
 
-def _parameters(method: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    return list(method["parameters"].items())
-
-
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
 
 
-def _bounds(known: Mapping[str, Any]) -> str:
-    if isinstance(known["default"], bool):
+def _format_bounds(parameter: Mapping[str, Any]) -> str:
+    if isinstance(parameter["default"], bool):
         return "true or false"
-    if known["choices"] is not None:
-        return ", ".join(map(str, known["choices"]))
-    least, most = known["minimum"], known["maximum"]
+    if parameter["choices"] is not None:
+        return ", ".join(map(str, parameter["choices"]))
+    least, most = parameter["minimum"], parameter["maximum"]
     return f"{least:g} to {most:g}" if most is not None else f"from {least:g}" if least is not None else ""

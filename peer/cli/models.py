@@ -1,4 +1,4 @@
-"""``mhfl-peer models``: the networks that there are, and what each of them would cost at a task."""
+"""``mhfl-peer models``: the networks, and what each of them would cost at a task."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from peer.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SERVING = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
-"""The families of networks that a task can be learnt with; those of classifying tasks differ in dimensions only."""
+FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
+"""Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""
 WIDTHS = {
     "densenet50": 24,
     "mobilenet_v1": 16,
@@ -31,18 +31,18 @@ WIDTHS = {
     "rnn": 32,
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
-"""The constructors' defaults, but for the widths above: reading them there would take torch."""
+"""The constructors' other defaults; to read them from the constructors would import torch."""
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
-@click.command(short_help="The networks that there are, and what each would cost.")
+@click.command(short_help="List the networks, and what each would cost at a task.")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--task", type=click.Choice(tuple(SERVING)), help="Show what each network of this task would cost.")
+@click.option("--task", type=click.Choice(tuple(FAMILIES)), help="Show what each network of this task would cost.")
 @click.option("--spatial-dims", type=click.IntRange(1, 3), help="Dimensions of the input.")
 @click.option("--in-channels", type=click.IntRange(1), help="Channels of the input.")
 @click.option("--classes", type=click.IntRange(1), help="Classes, or channels of the image for super-resolution.")
-@click.option("--input-size", metavar="SIZE", help="Sides of the input, as 224x224: adds operations and shapes.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="A hyper-parameter; may be repeated.")
+@click.option("--input-size", metavar="SIZE", help="Sides of the input, as 224x224; adds operations and shapes.")
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a hyper-parameter; may be repeated.")
 @output.json_option
 @shared_options
 def models(
@@ -55,7 +55,7 @@ def models(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """The networks that there are; with --task also parameters, operations, shapes and bytes of each.
+    """List the networks; with --task, show also parameters, operations, shapes and bytes of each.
 
     \b
     mhfl-peer models
@@ -68,15 +68,15 @@ def models(
     if task is None:
         if input_size or settings or any(sizes.values()):
             raise UsageError("what a network costs depends on the task", "add --task")
-        rows, wanted, space = [listed(name) for name in names or HYPER], None, None
+        rows, sized_task, space = [describe_network(name) for name in names or HYPER], None, None
     else:
-        wanted = _checked(task, sizes)
-        chosen = names or tuple(name for name in HYPER if family(name) in SERVING[task])
-        space = None if input_size is None else _space(input_size, wanted["spatial_dims"])
-        hyper = _hyper(settings, chosen)
-        rows = [costed(name, wanted, space, hyper) for name in chosen]
-    document: ModelList = {"task": wanted, "input_size": space, "models": rows}
-    output.emit(document, as_json=as_json, render=_costs if task else _list)
+        sized_task = _check_task(task, sizes)
+        networks = names or tuple(name for name in HYPER if family(name) in FAMILIES[task])
+        space = None if input_size is None else _parse_size(input_size, sized_task["spatial_dims"])
+        hyper = _parse_settings(settings, networks)
+        rows = [compute_cost(name, sized_task, space, hyper) for name in networks]
+    document: ModelList = {"task": sized_task, "input_size": space, "models": rows}
+    output.emit(document, as_json=as_json, render=_render_costs if task else _render_list)
 
 
 def family(name: str) -> str:
@@ -90,8 +90,8 @@ def family(name: str) -> str:
     return "classification" if "projection" in HYPER[name] else "segmentation"
 
 
-def listed(name: str) -> ModelDescription:
-    """A network as it comes, without torch: its task, its dimensions, its hyper-parameters."""
+def describe_network(name: str) -> ModelDescription:
+    """The network's task, dimensions and default hyper-parameters, without importing torch."""
     defaults = DEFAULTS | ({"width": WIDTHS[name]} if name in WIDTHS else {})
     return {
         "name": name,
@@ -101,14 +101,14 @@ def listed(name: str) -> ModelDescription:
     }
 
 
-def costed(
+def compute_cost(
     name: str, task: Mapping[str, Any], input_size: Sequence[int] | None, hyper: Mapping[str, Any]
 ) -> ModelDescription:
-    """A network at a task, or why it does not fit there: ``problem``; every figure is then None."""
+    """The network with its cost at a task; ``problem`` says why a network does not fit."""
     from models.footprint import describe
 
     row: ModelDescription = {
-        **listed(name),
+        **describe_network(name),
         "problem": None,
         "parameters": None,
         "state_values": None,
@@ -119,32 +119,34 @@ def costed(
         "penultimate": None,
         "bytes": None,
     }
-    if family(name) not in SERVING[task["kind"]]:
+    if family(name) not in FAMILIES[task["kind"]]:
         row["problem"] = f"{name} is for {family(name)}"
         return row
     spec = {key: value for key, value in task.items() if key != "kind"} | {"name": name, "hyper": hyper}
     try:
-        described = describe(spec, input_size)
+        footprint = describe(spec, input_size)
     except ValueError as error:
         row["problem"] = str(error).removeprefix(f"model spec {name!r}: ")
         return row
-    row["hyper"] = described["spec"]["hyper"]
-    row["parameters"] = described["parameters"]
-    row["state_values"] = described["state_values"]
-    row["multiply_accumulates"] = described["multiply_accumulates"]
-    row["prediction"] = described["prediction"]
-    row["taps"] = described["taps"]
-    row["bottleneck"] = described["bottleneck"]
-    row["penultimate"] = described["penultimate"]
-    row["bytes"] = described["bytes"]
+    row["hyper"] = footprint["spec"]["hyper"]
+    row["parameters"] = footprint["parameters"]
+    row["state_values"] = footprint["state_values"]
+    row["multiply_accumulates"] = footprint["multiply_accumulates"]
+    row["prediction"] = footprint["prediction"]
+    row["taps"] = footprint["taps"]
+    row["bottleneck"] = footprint["bottleneck"]
+    row["penultimate"] = footprint["penultimate"]
+    row["bytes"] = footprint["bytes"]
     return row
 
 
-def _checked(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
-    """The task with its sizes; ``UsageError`` names one that is missing or that the task cannot have."""
+def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
+    """The task with its sizes; ``UsageError`` for a size that is missing or not allowed."""
     missing = [f"--{key.replace('_', '-')}" for key, value in sizes.items() if value is None]
     if missing:
-        raise UsageError(f"--task {task} lacks {', '.join(missing)}", "say what the networks are to take and give")
+        raise UsageError(
+            f"--task {task} lacks {', '.join(missing)}", "give the sizes of the networks' input and output"
+        )
     if task == "time_series" and sizes["spatial_dims"] != 1:
         raise UsageError(f"--spatial-dims {sizes['spatial_dims']}: a time series has 1")
     if task != "super_resolution" and sizes["classes"] == 1:
@@ -152,7 +154,7 @@ def _checked(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
     return {"kind": task, **sizes}
 
 
-def _space(text: str, dims: int) -> list[int]:
+def _parse_size(text: str, dims: int) -> list[int]:
     if not SIZE.fullmatch(text):
         raise UsageError(f"--input-size {text!r} is no size", "write the sides as 224x224 or 224,224")
     space = [int(side) for side in re.split("[x,]", text)]
@@ -161,30 +163,33 @@ def _space(text: str, dims: int) -> list[int]:
     return space
 
 
-def _hyper(settings: Iterable[str], names: Sequence[str]) -> dict[str, Any]:
-    """The hyper-parameters that ``--set`` gives; one that none of these networks has is a slip."""
+def _parse_settings(settings: Iterable[str], names: Sequence[str]) -> dict[str, Any]:
+    """The hyper-parameters of ``--set``; ``UsageError`` for one that none of these networks has."""
     known = {key for name in names for key in HYPER[name]}
-    found = {}
+    hyper = {}
     for setting in settings:
         key, _, text = setting.partition("=")
         if key not in known:
             raise UsageError(f"--set {setting}: no hyper-parameter {key!r} here{suggestion(key, known)}")
         try:
-            found[key] = json.loads(text)
+            hyper[key] = json.loads(text)
         except ValueError:
             raise UsageError(
                 f"--set {setting}: {text!r} is no value", "write a number, true, false or null, as in width=32"
             ) from None
-    return found
+    return hyper
 
 
-def _list(document: Mapping[str, Any]) -> RenderableType:
-    rows = [(row["name"], row["family"], _dims(row["spatial_dims"]), _set(row["hyper"])) for row in document["models"]]
+def _render_list(document: Mapping[str, Any]) -> RenderableType:
+    rows = [
+        (row["name"], row["family"], _format_dims(row["spatial_dims"]), _format_hyper(row["hyper"]))
+        for row in document["models"]
+    ]
     return output.table(("network", "task", "dimensions", "hyper-parameters"), rows)
 
 
-def _costs(document: Mapping[str, Any]) -> RenderableType:
-    """A row a network; operations and shapes only where an input size was given."""
+def _render_costs(document: Mapping[str, Any]) -> RenderableType:
+    """One row a network; columns of operations and shapes only with ``--input-size``."""
     sized = document["input_size"] is not None
     shapes = ("operations", "bottleneck", "penultimate", "taps, or why it does not fit")
     columns = (
@@ -202,22 +207,23 @@ def _costs(document: Mapping[str, Any]) -> RenderableType:
             continue
         numbers = (f"{row[key]:,}" for key in ("parameters", "state_values"))
         sizes = (rendering.size(row["bytes"][kind]) for kind in ("model", "head"))
-        rows.append((row["name"], *numbers, *sizes, *(_shapes(row) if sized else ("",))))
+        rows.append((row["name"], *numbers, *sizes, *(_format_shapes(row) if sized else ("",))))
     return output.table(columns, rows)
 
 
-def _shapes(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_shapes(row: Mapping[str, Any]) -> tuple[str, ...]:
     operations = f"{row['multiply_accumulates'] / 1e6:,.1f} M"
-    return operations, _shape(row["bottleneck"]), _shape(row["penultimate"]), "  ".join(map(_shape, row["taps"]))
+    taps = "  ".join(map(_format_shape, row["taps"]))
+    return operations, _format_shape(row["bottleneck"]), _format_shape(row["penultimate"]), taps
 
 
-def _dims(dims: Sequence[int]) -> str:
+def _format_dims(dims: Sequence[int]) -> str:
     return ", ".join(f"{dim}-D" for dim in dims)
 
 
-def _set(hyper: Mapping[str, Any]) -> str:
+def _format_hyper(hyper: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in hyper.items())
 
 
-def _shape(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))

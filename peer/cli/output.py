@@ -1,4 +1,7 @@
-"""What a command shows: one JSON document for scripts, or a table for people; rich is imported only for the latter."""
+"""The output of a command: one JSON document for scripts, or a table for people.
+
+Only tables import rich.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-PIPE_WIDTH = 160  # columns when stdout is no terminal: wide enough for a digest beside other cells
+PIPE_WIDTH = 160  # columns where stdout is no terminal: wide enough for a digest beside other cells
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 Document = Mapping[str, Any] | Sequence[Any]
 
 
 def json_option(command: AnyCallable) -> AnyCallable:
-    """``--json``, for every command that shows something; the parameter is ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+    """``--json``, for every command that prints a document; the parameter is ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document to stdout.")(command)
 
 
 def emit(document: Document, *, as_json: bool, render: Callable[[Any], RenderableType]) -> None:
-    """Show the document: as JSON, or as ``render`` draws it."""
+    """Print the document as JSON, or as ``render`` draws it."""
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
@@ -35,13 +38,13 @@ def emit(document: Document, *, as_json: bool, render: Callable[[Any], Renderabl
 
 
 def emit_line(document: Document) -> None:
-    """Write the document as one line of JSON at once, for ``--watch --json``."""
+    """Print the document as one line of JSON and flush it, for ``--watch --json``."""
     click.echo(json.dumps(document, separators=(",", ":")))
     sys.stdout.flush()
 
 
 def console() -> Console:
-    """A console on stdout as it is now."""
+    """A console on the present ``sys.stdout``, which tests replace."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPE_WIDTH
@@ -49,24 +52,24 @@ def console() -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
-    """A table whose cells are plain text, whatever another site put into them; ``None`` shows as ``-``."""
+    """A table of plain text, since other sites may have written it; ``None`` shows as ``-``."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    drawn = Table(*columns, title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    grid = Table(*columns, title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     for row in rows:
-        drawn.add_row(*(_cell(value) for value in row))
-    return drawn
+        grid.add_row(*(_cell(value) for value in row))
+    return grid
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> Table:
     """Names and values, one pair a line."""
     from rich.table import Table
 
-    drawn = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     for name, value in pairs:
-        drawn.add_row(_cell(name), _cell(value))
-    return drawn
+        grid.add_row(_cell(name), _cell(value))
+    return grid
 
 
 def _cell(value: object) -> Any:

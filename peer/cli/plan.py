@@ -1,4 +1,4 @@
-"""``mhfl-peer plan``: who receives from whom, computed from the round key alone."""
+"""``mhfl-peer plan``: who receives from whom, which every site computes from the round key."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command(short_help="Who receives from whom in the coming rounds.")
+@click.command(short_help="Show who receives from whom in the coming rounds.")
 @site_option
-@click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds.")
-@click.option("--first", default=1, show_default=True, type=click.IntRange(1), help="The first of them.")
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(1), help="How many rounds to show.")
+@click.option("--first", default=1, show_default=True, type=click.IntRange(1), help="The first round to show.")
 @output.json_option
 @shared_options
 @pass_settings
 def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_json: bool) -> None:
-    """Who receives from whom; every site computes the same from the shared round key.
+    """Show who receives from whom; every site computes the same plan from the shared round key.
 
     \b
     mhfl-peer plan --site europe --rounds 10
+    mhfl-peer plan --site europe --first 20 --rounds 5
     """
     from peer.config.rules import make_rules
     from peer.core import status
@@ -35,17 +36,17 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
     federation, _, own = startup.load(folder)
     rules = make_rules(federation, own.name, own.round_key, without=frozenset(), stay=False)
     document = {"federation": federation.name, **status.plan_of(rules, rounds=rounds, first=first)}
-    output.emit(document, as_json=as_json, render=_picture)
+    output.emit(document, as_json=as_json, render=_render)
 
 
-def _picture(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     names = document["sites"]
     rows = []
-    for round in document["rounds"]:
-        receives = round["receives_from"]
-        rows.append((round["round"], *(", ".join(receives.get(name, ())) or "itself" for name in names)))
+    for record in document["rounds"]:
+        receives = record["receives_from"]
+        rows.append((record["round"], *(", ".join(receives.get(name, ())) or "itself" for name in names)))
     if document["artifact"] is None:
         return f"{document['federation']}: with this method nobody sends anything"
     title = f"{document['federation']}: whose {document['artifact']} each site receives ({document['schedule']})"

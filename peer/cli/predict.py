@@ -1,4 +1,4 @@
-"""``mhfl-peer predict``: the local model on new data."""
+"""``mhfl-peer predict``: use a site's model, or an exported file, on new data."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 TABLE = "predictions.csv"
-"""The file in the folder ``--out`` where no other is named."""
+"""The CSV file's name where ``--out`` names a folder."""
 SHOWN_MAX = 20
-"""Lines of each kind on a screen; the files have all."""
+"""Most rows that a table on the screen has; the files and ``--json`` have all."""
 
 
 @click.command(short_help="Use the local model on new images, volumes or signals.")
@@ -34,9 +34,11 @@ SHOWN_MAX = 20
 @site_option
 @click.option("--model", type=PATH, help="An exported .onnx or .pt2 file, or a bundle, instead of a site's model.")
 @click.option(
-    "--sha256", metavar="DIGEST", default="", help="What --model must have, as `export` said; needed of a .pt2."
+    "--sha256", metavar="DIGEST", default="", help="The digest of --model, as `export` printed it; a .pt2 needs it."
 )
-@click.option("--out", required=True, type=PATH, help="A new or empty folder; for classes also a new FILE.csv.")
+@click.option(
+    "--out", required=True, type=PATH, help="A new or empty folder; for class predictions also a new FILE.csv."
+)
 @output.json_option
 @shared_options
 @pass_settings
@@ -49,13 +51,16 @@ def predict(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Use the local model, as its last finished round left it, on new images, volumes or signals; also during training.
+    """Use the local model, as its last finished round left it, on new images, volumes or signals.
 
-    INPUT is a file, a folder of files, or a datalist, of which the images in `test` are taken (else in `training`).
-    Classes are written to one CSV, label maps and larger images to a file an input. What cannot be read is left out.
+    INPUT is a file, a folder of files, or a datalist: of a datalist, the command reads the images
+    in `test`, or in `training` where `test` is empty. It writes classes to one CSV, and label maps
+    and enlarged images to one file an input. It leaves out files that it cannot read, and lists
+    them. The site may be training meanwhile.
 
-    With --model no site is needed: an exported file says itself how images are prepared. To open a .pt2 can run code
-    that somebody put into it, so its digest must be given; a bundle's configuration is never run.
+    --model needs no site: an exported file itself says how images are prepared. Opening a .pt2 can
+    run code that somebody put into it, so its digest must be given; a bundle's configuration is
+    never run.
 
     \b
     mhfl-peer predict --site europe scans/ --out masks
@@ -65,37 +70,37 @@ def predict(
     if not any(path.exists() for path in inputs):
         raise DataError(f"{inputs[0]} is not there", "name an image, a folder of images or a datalist")
     if model is None and sha256:
-        raise UsageError("--sha256 is that of a file, and there is no --model")
+        raise UsageError("--sha256 is the digest of a file, and there is no --model")
     if model is not None and site_name is not None:
-        raise UsageError("--site and --model are two models", "give one of them")
+        raise UsageError("--site and --model name two models", "give one of them")
     if model is None:
         folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
-        document = _by_site(folder, inputs, out)
+        document = _predict_with_site(folder, inputs, out)
     else:
-        document = _by_file(model, sha256, inputs, out)
-    output.emit(document, as_json=as_json, render=_picture)
+        document = _predict_with_file(model, sha256, inputs, out)
+    output.emit(document, as_json=as_json, render=_render)
     if not document["predictions"]:
         first = document["skipped"][0]
-        raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see what was left out")
+        raise DataError(f"nothing could be predicted: {first['file']}: {first['reason']}", "see the files left out")
 
 
-def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
+def _predict_with_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
     from peer.inference import model_state
 
-    with model_state.tidied(), model_state.trained(folder) as (federation, standing):
+    with model_state.exit_on_sigterm(), model_state.open_trained(folder) as (federation, state):
         task = federation.task
         classes = task.kind in CLASSIFYING
         if out.suffix == ".csv" and not classes:
-            raise UsageError(f"--out {out}: {task.kind} gives a file an input", "name a folder")
-        _prepare(out, table=classes)
+            raise UsageError(f"--out {out}: {task.kind} writes one file an input", "name a folder")
+        _make_room(out, table=classes)
         result = _table(out) if classes else out
-        answer = _asked(standing.document(), inputs, out)
+        answer = _run_prediction(state.document(), inputs, out)
     if classes and answer["predictions"]:
-        site_folder.write_atomically(result, _csv(answer["predictions"], task.classes))
+        site_folder.write_atomically(result, _format_csv(answer["predictions"], task.classes))
     return {
         "site": folder.site,
-        "generation": standing.generation,
-        "round": standing.committed,
+        "generation": state.generation,
+        "round": state.committed,
         "task": task.kind,
         "out": str(result),
         "predictions": answer["predictions"],
@@ -103,23 +108,23 @@ def _by_site(folder: SiteFolder, inputs: Sequence[Path], out: Path) -> Predictio
     }
 
 
-def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
-    """As :func:`_by_site`; what the task is only the file knows, and who reads it needs torch."""
+def _predict_with_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> PredictionsWritten:
+    """As `_predict_with_site`; only the process with torch can read the task from the file."""
     if not model.exists():
         raise UsageError(f"--model {model} is not there", "name a file or folder that `mhfl-peer export` wrote")
     if model.suffix == ".pt2" and not sha256:
         raise UsageError(
-            f"--model {model}: to open a .pt2 can run code that is in it",
-            "give --sha256 as whoever exported it tells you, or use ONNX or a bundle",
+            f"--model {model}: opening a .pt2 can run code that is in it",
+            "give --sha256 as the exporting site printed it, or use ONNX or a bundle",
         )
     if model.suffix == ".onnx":
         require_extra("export", f"--model {model}", ("onnxruntime",))
-    _prepare(out, table=out.suffix == ".csv")
-    answer = _asked({"model": str(model), "sha256": sha256}, inputs, out)
+    _make_room(out, table=out.suffix == ".csv")
+    answer = _run_prediction({"model": str(model), "sha256": sha256}, inputs, out)
     classes = answer.pop("classes")
     result = _table(out) if answer["task"] in CLASSIFYING else out
     if answer["task"] in CLASSIFYING and answer["predictions"]:
-        site_folder.write_atomically(result, _csv(answer["predictions"], classes))
+        site_folder.write_atomically(result, _format_csv(answer["predictions"], classes))
     return {
         "site": answer["site"],
         "generation": answer["generation"],
@@ -132,8 +137,8 @@ def _by_file(model: Path, sha256: str, inputs: Sequence[Path], out: Path) -> Pre
     }
 
 
-def _prepare(out: Path, *, table: bool) -> None:
-    """Make room for a table, or for a file an input; ``StateError`` where there is none."""
+def _make_room(out: Path, *, table: bool) -> None:
+    """Create the output's folder; ``StateError`` where something is there already."""
     from peer.data.adapters.prepared_folder import make_empty
 
     if table:
@@ -147,15 +152,15 @@ def _table(out: Path) -> Path:
     return out if out.suffix == ".csv" else out / TABLE
 
 
-def _asked(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> dict[str, Any]:
+def _run_prediction(document: Mapping[str, Any], inputs: Sequence[Path], out: Path) -> dict[str, Any]:
     from peer.inference import model_state
 
     request = {**document, "inputs": list(map(str, inputs)), "out": str(out)}
-    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, what="the prediction")
+    answer: dict[str, Any] = model_state.run_module("peer.inference.predict", request, name="the prediction")
     return answer
 
 
-def _csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:
+def _format_csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["file", *(f"class_{index}" for index in range(classes)), "predicted"])
@@ -164,7 +169,7 @@ def _csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes:
     return text.getvalue().encode(errors="surrogateescape")
 
 
-def _picture(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -172,18 +177,18 @@ def _picture(document: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
     if predictions and "class" in predictions[0]:
         rows = [(row["file"], str(row["class"]), f"{max(row['probabilities']):.3f}") for row in predictions]
-        parts.append(_first(("file", "class", "probability"), rows))
+        parts.append(_render_first_rows(("file", "class", "probability"), rows))
     elif predictions:
-        parts.append(_first(("file", "result"), [(row["file"], row["output"]) for row in predictions]))
+        parts.append(_render_first_rows(("file", "result"), [(row["file"], row["output"]) for row in predictions]))
     if skipped:
-        parts.append(_first(("left out", "why"), [(row["file"], row["reason"]) for row in skipped]))
+        parts.append(_render_first_rows(("left out", "why"), [(row["file"], row["reason"]) for row in skipped]))
     counts = f"{len(predictions)} predicted, {len(skipped)} left out"
     where = f"; see {document['out']}" if predictions else ""
     parts.append(Text(f"{document['site']}'s model after round {document['round']}: {counts}{where}"))
     return Group(*parts)
 
 
-def _first(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
+def _render_first_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
     more = len(rows) - SHOWN_MAX
     rest = [(f"and {more} more", *[""] * (len(columns) - 1))] if more > 0 else []
     return output.table(columns, [*rows[:SHOWN_MAX], *rest])

@@ -1,4 +1,4 @@
-"""How the documents of ``peer.cli.watch`` look to a person."""
+"""Tables and progress bars of the documents of ``peer.cli.watch``, for people."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHORT = 12
-"""Digits of a digest that a person compares."""
+"""How many digits of a digest a table shows."""
 EMPTY: tuple[object, ...] = (None, "", [], {})
 DIGEST = re.compile("[0-9a-f]{64}")
 BAR_WIDTH = 30
 NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
-"""Endings of metrics that `rounds --json` has and the table leaves out."""
+"""Endings of metrics that the table leaves out; ``rounds --json`` has them."""
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
 
 
 def status(document: Mapping[str, Any]) -> RenderableType:
-    """The whole picture of a site: progress bars, losses, whom it waits for, peers, refusals."""
+    """A site's status: progress bars, losses, artifacts that it waits for, peers, refusals."""
     from rich.console import Group
     from rich.text import Text
 
@@ -35,7 +35,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
         f" in {document['federation']} {document['digest'][:SHORT]}  {document['method']}  ",
         f"generation {document['generation']}",
     )
-    parts: list[RenderableType] = [head, _where(document)]
+    parts: list[RenderableType] = [head, _progress(document)]
     if document["daemon"] == "down":
         journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
         parts.append(Text(f"The daemon is down: {journal}.", style="yellow"))
@@ -53,7 +53,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
         parts.append(Text(text, style="red"))
     days = document.get("certificate_days")
     if days is not None and days < 0:
-        parts.append(Text("The certificate has expired: no peer can be called until it is renewed.", style="red"))
+        parts.append(Text("The certificate has expired: this site can call no peer until you renew it.", style="red"))
     elif days is not None:
         parts.append(
             Text(
@@ -63,43 +63,42 @@ def status(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _where(document: Mapping[str, Any]) -> RenderableType:
-    """The bar over all rounds."""
+def _progress(document: Mapping[str, Any]) -> RenderableType:
+    """The bar of all rounds."""
     done, total = document["committed"], document["rounds"]
     left_s = document.get("left_s")
     left = f", about {duration(left_s)} left" if left_s else ""
-    phase = f"{document['phase']}{left}"
-    return line(f"round {document['round']}/{total}", done, total, phase)
+    return progress_line(f"round {document['round']}/{total}", done, total, f"{document['phase']}{left}")
 
 
 def _contributors(last: Mapping[str, Any]) -> RenderableType:
-    """Who took part in the newest finished round, and who did not."""
+    """The contributors of the newest committed round, and the sites that were missing."""
     from rich.text import Text
 
-    took = ", ".join(site for site in last["contributors"] if site not in last["missing"])
-    text = Text(f"Round {last['round']} was made with {took or 'nobody else'}")
+    present = ", ".join(site for site in last["contributors"] if site not in last["missing"])
+    text = Text(f"Round {last['round']} was trained with {present or 'no other site'}")
     for site, reason in last["missing"].items():
-        how = f"with what {site} had sent before" if site in last["contributors"] else f"without {site}"
-        text.append(f", {how} ({one_line(reason)})", style="yellow")
+        stale = f"with an older artifact of {site}" if site in last["contributors"] else f"without {site}"
+        text.append(f", {stale} ({one_line(reason)})", style="yellow")
     return text.append(".")
 
 
 def _training(training: Mapping[str, Any]) -> RenderableType:
     """The bar of the stage, and the newest value of every loss term."""
     losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
-    return line(
+    return progress_line(
         f"{training['stage']} {training['step']}/{training['steps']}", training["step"], training["steps"], losses
     )
 
 
 def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
-    """The bar of a transfer that is under way; one that leaves is known by its size only."""
+    """The bar of a transfer under way; of an outgoing one only the size is known."""
     arrow = "from" if transfer["direction"] == "in" else "to"
     name = f"{transfer['kind']} {arrow} {transfer['peer']}"
-    return line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
+    return progress_line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
 
 
-def line(name: str, done: float, total: float, note: str) -> RenderableType:
+def progress_line(name: str, done: float, total: float, note: str) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -120,24 +119,26 @@ def _waiting(wait: Mapping[str, Any]) -> RenderableType:
 
 
 def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> RenderableType:
-    """The other sites; artifacts' bytes are those since the daemon began. ``brief`` leaves them and the address out."""
+    """The other sites; ``brief`` leaves out addresses and the bytes of artifacts."""
     from rich.text import Text
 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
-    drawn = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
+    table = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
-        moved = peer.get("artifact_bytes") or {}
-        came, went = (size(moved[way]) if way in moved else None for way in ("in", "out"))
-        told = (peer["round"], peer["phase"], done, seen, *(() if brief else (came, went, peer.get("address"))))
-        cells = [Text("-" if value is None else one_line(str(value))) for value in told]
-        drawn.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
-    return drawn
+        values = [peer["round"], peer["phase"], done, seen]
+        if not brief:
+            artifact_bytes = peer.get("artifact_bytes") or {}
+            values += (size(artifact_bytes[way]) if way in artifact_bytes else None for way in ("in", "out"))
+            values.append(peer.get("address"))
+        cells = [Text("-" if value is None else one_line(str(value))) for value in values]
+        table.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
+    return table
 
 
 def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a round, with its generation where there is more than one."""
+    """One row a round, with its generation where the rounds are of several."""
     rows = []
     several = len({record["generation"] for record in document}) > 1
     for record in document:
@@ -156,7 +157,7 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _mean(record: Mapping[str, Any]) -> str:
-    """The digest of a round's mean, and who said that he has the same, or another one."""
+    """The digest of a round's mean, and the peers that reported the same or another one."""
     digest = (record["aggregate_sha256"] or "-")[:SHORT]
     same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
     other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
@@ -195,19 +196,19 @@ def story(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _facts(body: Mapping[str, Any]) -> Iterator[str]:
-    """What a row says, without what it leaves open."""
+    """The keys of a journal row that have a value."""
     for key, value in body.items():
         if value not in EMPTY:
-            yield f"{key}={_brief(value)}"
+            yield f"{key}={_abbreviate(value)}"
 
 
-def _brief(value: Any) -> str:
-    """A fact as a person reads it: an artifact by the start of its digest, no brackets and quotes."""
+def _abbreviate(value: Any) -> str:
+    """A value without brackets and quotes, shortened; an artifact is the start of its digest."""
     if isinstance(value, Mapping):
         known = {key: inner for key, inner in value.items() if inner not in EMPTY}
-        text = value["sha256"] if "owner" in value else ", ".join(f"{key} {_brief(known[key])}" for key in known)
+        text = value["sha256"] if "owner" in value else ", ".join(f"{key} {_abbreviate(known[key])}" for key in known)
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        text = ", ".join(map(_brief, value))
+        text = ", ".join(map(_abbreviate, value))
     elif isinstance(value, bool):
         text = "yes" if value else "no"
     else:
@@ -218,7 +219,7 @@ def _brief(value: Any) -> str:
 
 
 def clock(time_s: float) -> str:
-    """A Unix time in the operator's zone."""
+    """A Unix time in the operator's time zone."""
     return datetime.datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 

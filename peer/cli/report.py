@@ -1,4 +1,4 @@
-"""``mhfl-peer report``: the papers' tables and pictures from a folder of finished runs."""
+"""``mhfl-peer report``: make the papers' tables and pictures from a folder of finished runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STYLES = {1: "bold", 2: "underline"}
-"""Of the best and the second value of a column."""
+"""Style of the best and of the second best value of a column, by rank."""
 
 
-@click.command(short_help="Tables and pictures from what `simulate` left.")
+@click.command(short_help="Make tables and pictures from the results of `simulate`.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where to write  [default: DIR/report].")
 @click.option(
@@ -25,54 +25,55 @@ STYLES = {1: "bold", 2: "underline"}
     default=1000,
     show_default=True,
     type=click.IntRange(0),
-    help="Of the bootstrap over subjects; 0 leaves it out.",
+    help="Resamples of the bootstrap over subjects; 0 leaves the bootstrap out.",
 )
 @output.json_option
 @shared_options
 def report(folder: Path, out: Path | None, resamples: int, as_json: bool) -> None:
-    """Tables and pictures from what `mhfl-peer simulate` left in DIR.
+    """Make tables and pictures from the results that `mhfl-peer simulate` left in DIR.
 
-    Writes index.html, one file that needs nothing else; report.md with its pictures; and every table as CSV. Shows the
-    main table, Local and Global Test of every method, and those tables in which a paper's figures stand beside them.
+    The command writes index.html, one file that needs nothing else; report.md with its pictures;
+    and every table as CSV. On the screen it shows Local and Global Test of every method, and the
+    tables that have a paper's figures too.
 
     \b
     mhfl-peer report digits
     mhfl-peer report digits --out tables
     """
-    from peer.research.report.write import report as write
+    from peer.research.report.write import report as write_report
 
-    where = out or folder / "report"
+    out = out or folder / "report"
     if as_json:
-        document = write(folder, where, resamples=resamples)
+        document = write_report(folder, out, resamples=resamples)
     else:
         with output.console().status("reading") as status:
-            document = write(folder, where, resamples=resamples, progress=status.update)
-    output.emit(document, as_json=as_json, render=_shown)
+            document = write_report(folder, out, resamples=resamples, progress=status.update)
+    output.emit(document, as_json=as_json, render=_render)
 
 
-def _shown(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     several = len(document["results"]) > 1
     parts: list[RenderableType] = [
-        _table(table, f"{found['partition']}, {found['models']}" if several else "")
-        for found in document["results"]
-        for table in found["tables"]
+        _render_table(table, f"{result['partition']}, {result['models']}" if several else "")
+        for result in document["results"]
+        for table in result["tables"]
     ]
     notes = f"Mean over {document['over']}. " + " ".join(document["notes"])
     files = f"Everything is in {Path(document['page']).parent}: {Path(document['page']).name} shows it in a browser."
     return Group(*parts, Text(notes, style="dim"), Text(files))
 
 
-def _table(table: Mapping[str, Any], setting: str) -> RenderableType:
-    """The means of both tests; the sites' own cells are in the files."""
+def _render_table(table: Mapping[str, Any], setting: str) -> RenderableType:
+    """The means of both tests; the written files have the sites' own cells too."""
     from rich.text import Text
 
     title = f"{table['title']}: {setting}" if setting else table["title"]
-    shown = [place for place, name in enumerate(table["columns"]) if name.endswith(": Mean") or ":" not in name]
-    drawn = output.table(["method", *(table["columns"][place] for place in shown)], (), title=title)
+    shown = [index for index, name in enumerate(table["columns"]) if name.endswith(": Mean") or ":" not in name]
+    grid = output.table(["method", *(table["columns"][index] for index in shown)], (), title=title)
     for row in table["rows"]:
-        cells = [Text(row["cells"][place], style=STYLES.get(row["ranks"][place], "")) for place in shown]
-        drawn.add_row(Text(row["label"]), *cells, style="dim italic" if row["published"] else "")
-    return drawn
+        cells = [Text(row["cells"][index], style=STYLES.get(row["ranks"][index], "")) for index in shown]
+        grid.add_row(Text(row["label"]), *cells, style="dim italic" if row["published"] else "")
+    return grid

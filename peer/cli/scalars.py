@@ -1,4 +1,4 @@
-"""``mhfl-peer scalars``: what the journal knows of every round, for TensorBoard and MLflow."""
+"""``mhfl-peer scalars``: write the figures of every round for TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ if TYPE_CHECKING:
     from peer.tracking.scalars import GenerationScalars
     from peer.tracking.trackers import Tracker
 
-LOOK_S = 2.0
-"""How often `--follow` looks whether the journal has grown; a round takes longer."""
+POLL_S = 2.0
+"""Interval in which `--follow` looks whether the journal has grown; a round takes longer."""
 
 
-@click.command(short_help="Losses, metrics and traffic of every round for TensorBoard or MLflow.")
+@click.command(short_help="Write losses, metrics and traffic for TensorBoard or MLflow.")
 @site_option
-@click.option("--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="A folder of TensorBoard's.")
-@click.option("--mlflow", metavar="URI", help="A store of MLflow's on this machine: sqlite:///FILE.")
-@click.option("--follow", is_flag=True, help="Go on until the site has left after its last round, or Ctrl-C.")
+@click.option("--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="Write to this TensorBoard folder.")
+@click.option("--mlflow", metavar="URI", help="Write to this MLflow store on this machine: sqlite:///FILE.")
+@click.option("--follow", is_flag=True, help="Keep writing until the site's last round is over, or Ctrl-C.")
 @output.json_option
 @shared_options
 @pass_settings
 def scalars(
     settings: Settings, site_name: str | None, tensorboard: Path | None, mlflow: str | None, follow: bool, as_json: bool
 ) -> None:
-    """Write what the journal knows of every round as scalars: losses, metrics, durations, contributors, bytes.
+    """Write the journal's figures of every round as scalars: losses, metrics, durations,
+    contributors, bytes.
 
-    A generation is a run and a round a step. What is there already is not written again, so that this may be run as
-    often as one likes; the daemon may be running, and is not asked. Needs `pip install 'mhfl-peer[scalars]'`.
+    A generation is a run, and a round is a step. The command never writes a scalar twice, so it may
+    run as often as you like. It reads the journal only, whether or not the daemon runs. It needs
+    `pip install 'mhfl-peer[scalars]'`.
 
     \b
     mhfl-peer scalars --site europe --tensorboard runs --follow
@@ -52,55 +54,55 @@ def scalars(
         for name, tracker in _trackers(tensorboard, mlflow):
             trackers[name] = tracker
             stack.callback(tracker.close)
-        where = {"tensorboard": str(tensorboard) if tensorboard else None, "mlflow": mlflow}
+        destinations = {"tensorboard": str(tensorboard) if tensorboard else None, "mlflow": mlflow}
         if not follow:
-            output.emit(_written(folder, trackers) | where, as_json=as_json, render=_picture)
+            output.emit(_write_scalars(folder, trackers) | destinations, as_json=as_json, render=_render)
             return
-        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-            for document in _followed(folder, trackers):
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
+            for document in _follow(folder, trackers):
                 if as_json:
-                    output.emit_line(document | where)
+                    output.emit_line(document | destinations)
                 else:
                     output.console().print(_sentence(document))
 
 
 def _trackers(tensorboard: Path | None, mlflow: str | None) -> Iterator[tuple[str, Tracker]]:
-    from peer.tracking.trackers import MLflow, TensorBoard, database
+    from peer.tracking.trackers import MLflow, TensorBoard, database_file
 
     if tensorboard is None and mlflow is None:
         raise UsageError("nowhere to write to", "give --tensorboard DIR or --mlflow sqlite:///FILE")
-    file = None if mlflow is None else database(mlflow)
+    file = None if mlflow is None else database_file(mlflow)
     if tensorboard is not None:
         yield "tensorboard", TensorBoard(tensorboard)
     if file is not None:
         yield "mlflow", MLflow(file)
 
 
-def _written(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> ScalarsWritten:
-    from peer.tracking.scalars import runs
+def _write_scalars(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> ScalarsWritten:
+    from peer.tracking import scalars
 
-    found = runs(folder)
-    added = {name: sum(tracker.add(run) for run in found) for name, tracker in trackers.items()}
-    return {"site": folder.site, "added": added, "runs": [_facts(run) for run in found]}
+    runs = scalars.read_runs(folder)
+    added = {name: sum(tracker.add(run) for run in runs) for name, tracker in trackers.items()}
+    return {"site": folder.site, "added": added, "runs": [_describe_run(run) for run in runs]}
 
 
-def _followed(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[ScalarsWritten]:
-    """A document now and whenever something was added, until the newest generation is over."""
+def _follow(folder: SiteFolder, trackers: Mapping[str, Tracker]) -> Iterator[ScalarsWritten]:
+    """A document now and after every addition, until the newest generation is over."""
     from peer.tracking.scalars import stamp
 
-    looked: object = None
+    last_stamp: object = None
     while True:
-        if (now := stamp(folder)) != looked:
-            document = _written(folder, trackers)
-            if looked is None or any(document["added"].values()):
+        if (new_stamp := stamp(folder)) != last_stamp:
+            document = _write_scalars(folder, trackers)
+            if last_stamp is None or any(document["added"].values()):
                 yield document
             if document["runs"] and document["runs"][-1]["finished"]:
                 return
-            looked = now
-        time.sleep(LOOK_S)
+            last_stamp = new_stamp
+        time.sleep(POLL_S)
 
 
-def _facts(run: GenerationScalars) -> ScalarRun:
+def _describe_run(run: GenerationScalars) -> ScalarRun:
     return {
         "generation": run.generation,
         "rounds": run.rounds,
@@ -109,7 +111,7 @@ def _facts(run: GenerationScalars) -> ScalarRun:
     }
 
 
-def _picture(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
 
     columns = ("generation", "rounds", "scalars", "finished")

@@ -1,4 +1,4 @@
-"""``mhfl-peer simulate``: an experiment's runs on one machine, with the code that the daemons run."""
+"""``mhfl-peer simulate``: run an experiment on one machine, with the code that the daemons run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
     from peer.research.sweep import SweepProgress
 
 
-@click.command(short_help="Many federations on one machine, with the code that the daemons run.")
+@click.command(short_help="Run an experiment on one machine, with the code that the daemons run.")
 @click.argument("experiment", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder of results.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder of the results."
+)
 @click.option("--jobs", type=click.IntRange(1), help="Runs at once  [default: as many as processors and memory allow].")
-@click.option("--data", "source", type=click.Path(path_type=Path), help="Where a public data set was unpacked.")
-@click.option("--dry-run", is_flag=True, help="Check everything, write the runs' folders, train nothing.")
-@click.option("--keep", is_flag=True, help="Leave every site's journal, checkpoints and artifacts in its run's folder.")
+@click.option(
+    "--data", "source", type=click.Path(path_type=Path), help="The folder that a public data set was unpacked into."
+)
+@click.option("--dry-run", is_flag=True, help="Check everything and write the runs' folders, but train nothing.")
+@click.option("--keep", is_flag=True, help="Keep every site's journal, checkpoints and artifacts in its run's folder.")
 @output.json_option
 @shared_options
 def simulate(
     experiment: Path, out: Path, jobs: int | None, source: Path | None, dry_run: bool, keep: bool, as_json: bool
 ) -> None:
-    """Carry out every run of EXPERIMENT: methods x networks x partitions x links x folds x seeds.
+    """Run every combination of EXPERIMENT's methods, networks, partitions, links, folds and seeds.
 
-    What is finished stays: the same command goes on where it was ended. `mhfl-peer report` makes the tables.
+    Finished runs are kept: if the command was stopped, call it again to run the rest.
+    `mhfl-peer report` makes the tables.
 
     \b
     mhfl-peer simulate deploy/examples/experiments/digits.toml --out digits
@@ -43,38 +48,38 @@ def simulate(
     from peer.research.experiment import Experiment
     from peer.research.sweep import prepare, sweep
 
-    found = prepare(Experiment.load(experiment), out, source=source)
+    runs = prepare(Experiment.load(experiment), out, source=source)
     failed: dict[str, str] = {}
     if not dry_run:
         if as_json or not sys.stdout.isatty():
-            failed = sweep(found, jobs=jobs, keep=keep, watch=_Told())
+            failed = sweep(runs, jobs=jobs, keep=keep, watch=_StderrProgress())
         else:
             from rich.live import Live
 
             with Live(console=output.console(), auto_refresh=False, transient=True) as live:
                 failed = sweep(
-                    found,
+                    runs,
                     jobs=jobs,
                     keep=keep,
-                    watch=lambda progress: live.update(_progress(progress), refresh=True),
+                    watch=lambda progress: live.update(_render_progress(progress), refresh=True),
                 )
     if dry_run and not as_json:
-        output.console().print(f"All is well: {len(found)} runs can be carried out.")
+        output.console().print(f"All is well: {len(runs)} runs can be carried out.")
     document: SimulationResult = {
         "out": str(out),
-        "runs": [{"id": run.id, "finished": run.finished(), "failed": failed.get(run.id)} for run in found],
+        "runs": [{"id": run.id, "finished": run.is_finished(), "failed": failed.get(run.id)} for run in runs],
     }
-    output.emit(document, as_json=as_json, render=_summary)
+    output.emit(document, as_json=as_json, render=_render)
     if failed:
         name, reason = next(iter(failed.items()))
         raise WorkerFailed(
-            f"{len(failed)} of {len(found)} runs failed; {name}: {reason}",
-            f"correct that in {experiment} or in the data and run it again; what is finished is kept",
+            f"{len(failed)} of {len(runs)} runs failed; {name}: {reason}",
+            f"correct that in {experiment} or in the data, and run the command again; finished runs are kept",
         )
 
 
-class _Told:
-    """A line on standard error for each run that ends, where no terminal shows bars."""
+class _StderrProgress:
+    """Prints a line to standard error for each run that ends, where no terminal shows bars."""
 
     def __init__(self) -> None:
         self._finished = -1
@@ -82,32 +87,34 @@ class _Told:
     def __call__(self, progress: SweepProgress) -> None:
         if progress.finished > self._finished:
             self._finished = progress.finished
-            left = "" if progress.seconds_left is None else f", about {_duration(progress.seconds_left)} left"
+            left = "" if progress.seconds_left is None else f", about {_format_duration(progress.seconds_left)} left"
             click.echo(f"{progress.finished} of {progress.total} runs are finished{left}", err=True)
 
 
-def _progress(progress: SweepProgress) -> RenderableType:
+def _render_progress(progress: SweepProgress) -> RenderableType:
     from rich.console import Group
 
-    left = "" if progress.seconds_left is None else f"about {_duration(progress.seconds_left)} left"
+    left = "" if progress.seconds_left is None else f"about {_format_duration(progress.seconds_left)} left"
     failed = f", {len(progress.failed)} failed" if progress.failed else ""
     lines = [
-        rendering.line(f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left)
+        rendering.progress_line(
+            f"{progress.finished}/{progress.total} runs{failed}", progress.finished, progress.total, left
+        )
     ]
     lines += [
-        rendering.line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
+        rendering.progress_line(name.split(".", 3)[-1], committed, rounds, f"{committed}/{rounds} rounds")
         for name, (committed, rounds) in sorted(progress.underway.items())
     ]
     return Group(*lines)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _summary(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> RenderableType:
     from rich.text import Text
 
     finished = sum(run["finished"] for run in document["runs"])

@@ -1,4 +1,4 @@
-"""``mhfl-peer site``: how a site makes its key, asks to be admitted, and joins."""
+"""``mhfl-peer site``: create a site's key and signing request, and take the founder's bundle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer.core.roster import site_name
 from peer.documents import SiteInitialised, SiteJoined
 from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
-from peer.identity.bundle import Bundle, read_handed
+from peer.identity.bundle import Bundle, read_received_file
 from peer.methods.registry import PackageMissing
 
 if TYPE_CHECKING:
@@ -36,26 +36,26 @@ def site() -> None:
 @click.option("--federation", "file", type=PATH, required=True, help="The founder's federation.toml.")
 @click.option("--site", "name", required=True, metavar="NAME", help="This site's name in it.")
 @click.option("--out", type=PATH, help="The signing request to write  [default: NAME.csr]")
-@click.option("--renew", is_flag=True, help="Make a second key, which takes over when its bundle is joined.")
+@click.option("--renew", is_flag=True, help="Create a second key, which replaces the first when its bundle is joined.")
 @output.json_option
 @shared_options
 @pass_settings
 def init(settings: Settings, file: Path, name: str, out: Path | None, renew: bool, as_json: bool) -> None:
-    """Make this site's folder, key and signing request; a key that is there is kept.
+    """Create this site's folder, key and signing request; an existing key is kept.
 
     \b
     mhfl-peer site init --federation federation.toml --site europe
     mhfl-peer site init --federation federation.toml --site europe --renew --out europe-renewed.csr
     """
-    founded = toml.read(file)
-    federation = FederationConfig.parse(founded, str(file))
+    federation_toml = toml.read(file)
+    federation = FederationConfig.parse(federation_toml, str(file))
     try:
         folder = SiteFolder(home_folder(settings.home), federation.name, site_name(name))
     except ValueError as error:
         raise UsageError(str(error), "take the name that federation.toml gives this site") from error
     out = out or Path(f"{folder.site}.csr")
     must_be_new(out)
-    request = enrolment.request(folder, federation, founded, now=datetime.now(UTC), renew=renew)
+    request = enrolment.request(folder, federation, federation_toml, now=datetime.now(UTC), renew=renew)
     if not folder.site_toml.exists():
         text = site_toml(federation.task.spatial_dims, federation.addresses.get(folder.site))
         write_atomically(folder.site_toml, text.encode("utf-8"))
@@ -70,7 +70,7 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
         "fingerprint": request.fingerprint,
         "key": request.key,
     }
-    output.emit(document, as_json=as_json, render=_prepared)
+    output.emit(document, as_json=as_json, render=_render_initialised)
 
 
 @site.command()
@@ -79,16 +79,17 @@ def init(settings: Settings, file: Path, name: str, out: Path | None, renew: boo
 @shared_options
 @pass_settings
 def join(settings: Settings, file: Path, as_json: bool) -> None:
-    """Check the founder's bundle against this site's key and federation.toml, and take what is in it.
+    """Check the founder's bundle against this site's key and federation.toml, and install its
+    certificate and secrets.
 
     \b
     mhfl-peer site join europe.bundle
     """
     now = datetime.now(UTC)
     try:
-        bundle = Bundle.decode(read_handed(file))
+        bundle = Bundle.decode(read_received_file(file))
         federation = FederationConfig.parse(bundle.federation_toml, "its federation.toml")
-    except PackageMissing:  # no fault of the bundle
+    except PackageMissing:  # the bundle is not at fault
         raise
     except (ValueError, ConfigError) as error:
         raise BundleError(f"{file} is refused: {getattr(error, 'message', error)}") from error
@@ -108,11 +109,15 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
         "certificate_sha256": certificates.certificate_sha256(certificates.certificate_der(joined.certificate)),
         "certificate_days": certificates.certificate_days(joined.certificate, now),
     }
-    output.emit(document, as_json=as_json, render=_joined)
+    output.emit(document, as_json=as_json, render=_render_joined)
 
 
-def _prepared(document: dict[str, Any]) -> RenderableType:
-    keys = {"new": "a new one; it never leaves", "kept": "the one that was there", "renewed": "a second one, to join"}
+def _render_initialised(document: dict[str, Any]) -> RenderableType:
+    keys = {
+        "new": "a new one; it never leaves this folder",
+        "kept": "the existing one",
+        "renewed": "a second one, used once its bundle is joined",
+    }
     return output.fields(
         (
             ("site", f"{document['site']} of {document['federation']}"),
@@ -125,7 +130,7 @@ def _prepared(document: dict[str, Any]) -> RenderableType:
     )
 
 
-def _joined(document: dict[str, Any]) -> RenderableType:
+def _render_joined(document: dict[str, Any]) -> RenderableType:
     return output.fields(
         (
             ("joined", f"{document['site']} of {document['federation']}"),

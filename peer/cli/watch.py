@@ -1,6 +1,8 @@
-"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers`` and ``events``: what an operator looks at.
+"""``mhfl-peer status``, ``rounds``, ``peers``, ``transfers`` and ``events``: documents about a
+site.
 
-With the daemon down, all of them read the journal and the ledger, and say so.
+The daemon gives the document. While it is down, the command reads the journal and the ledger
+itself.
 """
 
 from __future__ import annotations
@@ -20,91 +22,90 @@ from peer.errors import DaemonDown, StateError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-DOWN_EVERY_S = 2.0
-"""How often `--watch` looks at the journal of a site whose daemon is down."""
+POLL_DOWN_S = 2.0
+"""Interval in which `--watch` reads the journal of a site whose daemon is down."""
 
-watch_option = click.option("--watch", is_flag=True, help="Show it again whenever it changes, until Ctrl-C.")
+watch_option = click.option("--watch", is_flag=True, help="Show the document again whenever it changes, until Ctrl-C.")
 
 
-def _document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    """The document, from the daemon or, when it is down, from the disk."""
+def _read(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
+    """The document, from the daemon or, while it is down, from the disk."""
     try:
         socket = folder.control_socket()
         if not socket.exists():
-            return _from_disk(folder, what, arguments)
+            return _read_from_disk(folder, name, arguments)
         from peer.transport.control import ControlClient
 
         with ControlClient(socket) as client:
-            return client.show(what, **arguments)
+            return client.show(name, **arguments)
     except DaemonDown:
-        return _from_disk(folder, what, arguments)
+        return _read_from_disk(folder, name, arguments)
 
 
-def _from_disk(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
+def _read_from_disk(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
     from peer.records import folder_documents
 
-    if what in ("status", "peers"):
+    if name in ("status", "peers"):
         status = folder_documents.status_when_down(folder)
-        return status if what == "status" else status["peers"]
-    return folder_documents.document(folder, what, arguments)
+        return status if name == "status" else status["peers"]
+    return folder_documents.document(folder, name, arguments)
 
 
-def _documents(
-    folder: SiteFolder, what: str, arguments: Mapping[str, Any], keep: Callable[[Any], Any]
-) -> Iterator[Any]:
-    """The document now and whenever it differs, across starts and stops of the daemon."""
-    shown = object()
-    for document in map(keep, _looks(folder, what, arguments)):
-        if document != shown:
+def _follow(folder: SiteFolder, name: str, arguments: Mapping[str, Any], select: Callable[[Any], Any]) -> Iterator[Any]:
+    """The document now and whenever it changes, across starts and stops of the daemon."""
+    last = object()
+    for document in map(select, _poll(folder, name, arguments)):
+        if document != last:
             yield document
-            shown = document
+            last = document
 
 
-def _looks(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
+def _poll(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """The document again and again: from the daemon while it runs, else from the disk."""
     from peer.transport.control import ControlClient
 
     while True:
         try:
             with ControlClient(folder.control_socket()) as client:
-                yield from client.follow(what, **arguments)
+                yield from client.follow(name, **arguments)
         except (DaemonDown, StateError):
             pass
-        yield _from_disk(folder, what, arguments)
-        time.sleep(DOWN_EVERY_S)
+        yield _read_from_disk(folder, name, arguments)
+        time.sleep(POLL_DOWN_S)
 
 
 def show(
     settings: Settings,
     site_name: str | None,
-    what: str,
+    name: str,
     render: Callable[[Any], RenderableType],
     arguments: Mapping[str, Any],
     *,
     as_json: bool,
     watch: bool,
-    keep: Callable[[Any], Any] = lambda document: document,
+    select: Callable[[Any], Any] = lambda document: document,
 ) -> None:
     """Show a document of the site once, or again whenever it changes.
 
     Args:
-        settings: of the shared options.
-        site_name: which site, if it was said.
-        what: the document's name.
-        render: draws it for people.
-        arguments: go with the question.
-        as_json: print it instead.
-        watch: again and again.
-        keep: the part of it that is to be shown.
+        settings: values of the shared options.
+        site_name: value of ``--site``, if it was given.
+        name: the document's name.
+        render: draws the document for people.
+        arguments: arguments of the document.
+        as_json: print JSON instead.
+        watch: show the document again whenever it changes, until Ctrl-C.
+        select: takes the document and returns the part to show.
     """
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
     if not watch:
-        output.emit(keep(_document(folder, what, arguments)), as_json=as_json, render=render)
+        output.emit(select(_read(folder, name, arguments)), as_json=as_json, render=render)
         return
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-        _follow(_documents(folder, what, arguments, keep), render, as_json=as_json)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a user ends it
+        _show_each(_follow(folder, name, arguments, select), render, as_json=as_json)
 
 
-def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *, as_json: bool) -> None:
+def _show_each(documents: Iterable[Any], render: Callable[[Any], RenderableType], *, as_json: bool) -> None:
     if as_json:
         for document in documents:
             output.emit_line(document)
@@ -116,55 +117,57 @@ def _follow(documents: Iterable[Any], render: Callable[[Any], RenderableType], *
             live.update(render(document), refresh=True)
 
 
-def _view(what: str, short_help: str, render: Callable[[Any], RenderableType], text: str) -> click.Command:
-    @click.command(what, short_help=short_help, help=text)
+def _view_command(name: str, short_help: str, render: Callable[[Any], RenderableType], text: str) -> click.Command:
+    """A command that shows the document of its own name."""
+
+    @click.command(name, short_help=short_help, help=text)
     @site_option
     @watch_option
     @output.json_option
     @shared_options
     @pass_settings
     def view(settings: Settings, site_name: str | None, watch: bool, as_json: bool) -> None:
-        show(settings, site_name, what, render, {}, as_json=as_json, watch=watch)
+        show(settings, site_name, name, render, {}, as_json=as_json, watch=watch)
 
     return view
 
 
-status = _view(
+status = _view_command(
     "status",
-    "Where the round is, what it waits for, who is there.",
+    "Show the current round, what it waits for, and every peer.",
     rendering.status,
-    """Where the round is, whom it waits for and why, what every peer does.
+    """Show the current round, which peers it waits for and why, and the state of every peer.
 
     \b
     mhfl-peer status --site europe --watch
     mhfl-peer status --site europe --json
     """,
 )
-rounds = _view(
+rounds = _view_command(
     "rounds",
-    "Every round so far: sources, contributors, metrics.",
+    "List the committed rounds: sources, contributors, metrics.",
     rendering.rounds,
-    """Every committed round: whose artifacts it used, who was missing and why, losses and metrics.
+    """List the committed rounds: whose artifacts each used, which sites were missing and why, losses and metrics.
 
     \b
     mhfl-peer rounds --site europe --watch
     """,
 )
-peers = _view(
+peers = _view_command(
     "peers",
-    "The other sites as this one sees them.",
+    "Show the other sites as this one sees them.",
     rendering.peers,
-    """The other sites as this one sees them: heard or silent, round, phase, last seen.
+    """Show the other sites as this one sees them: heard or silent, round, phase, last seen.
 
     \b
     mhfl-peer peers --site europe
     """,
 )
-transfers = _view(
+transfers = _view_command(
     "transfers",
-    "Every artifact that came or went.",
+    "List every artifact that was received or sent.",
     rendering.transfers,
-    """Every artifact that came or went, by time.
+    """List every artifact that was received or sent, in the order of time.
 
     \b
     mhfl-peer transfers --site europe --json
@@ -172,18 +175,20 @@ transfers = _view(
 )
 
 
-def _known(document: Any) -> Any:
-    """The story of a round, if the journal knows of it."""
+def _check_story(document: Any) -> Any:
+    """The story of a round; ``StateError`` where the journal has no row about the round."""
     if document["state"] == "unknown":
         raise StateError(f"the journal knows nothing of round {document['round']}", "see `rounds` and `status`")
     return document
 
 
-@click.command(short_help="The journal, line by line.")
+@click.command(short_help="Show the journal's newest rows, or why a round went as it did.")
 @site_option
-@click.option("--last", default=50, show_default=True, type=click.IntRange(1), help="How many of the newest rows.")
-@click.option("--all", "everything", is_flag=True, help="Also ignored events, discarded files and manifests.")
-@click.option("--why", metavar="ROUND", type=click.IntRange(1), help="Tell why this round went as it went.")
+@click.option(
+    "--last", default=50, show_default=True, type=click.IntRange(1), help="How many of the newest rows to show."
+)
+@click.option("--all", "everything", is_flag=True, help="Show also ignored events, discarded files and manifests.")
+@click.option("--why", metavar="ROUND", type=click.IntRange(1), help="Tell in sentences why this round went as it did.")
 @watch_option
 @output.json_option
 @shared_options
@@ -197,7 +202,7 @@ def events(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """The newest rows of the journal; or, with --why, the story of one round in sentences.
+    """Show the newest rows of the journal, or, with --why, the story of one round in sentences.
 
     \b
     mhfl-peer events --site europe --last 20
@@ -205,7 +210,7 @@ def events(
     """
     if why is not None:
         about = {"round": why}
-        show(settings, site_name, "why", rendering.story, about, as_json=as_json, watch=watch, keep=_known)
+        show(settings, site_name, "why", rendering.story, about, as_json=as_json, watch=watch, select=_check_story)
         return
-    shown = {"last": last, "everything": everything}
-    show(settings, site_name, "events", rendering.events, shown, as_json=as_json, watch=watch)
+    arguments = {"last": last, "everything": everything}
+    show(settings, site_name, "events", rendering.events, arguments, as_json=as_json, watch=watch)

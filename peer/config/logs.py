@@ -1,7 +1,7 @@
 """Structured logs: one JSON object a line in the site's log file, a short line on standard error.
 
-A message is one constant text; what it is about stands in fields (``round``, ``peer``, ``sha256``, ``intent``), after
-those that say whose line it is (``site``, ``federation``, ``generation``, ``pid``).
+A message is a constant text. Fields name the daemon that wrote it (``site``, ``federation``,
+``generation``, ``pid``) and its subject (``round``, ``peer``, ``sha256``, ``intent``).
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineFormatter(logging.Formatter):
-    """What an operator reads: time, message, fields; of an exception its text, and all of it only if ``debug``."""
+    """A line for operators: time, message, fields.
+
+    An exception as its text, with the traceback only if ``debug``.
+    """
 
     def __init__(self, *, debug: bool = False) -> None:
         super().__init__()
         self._debug = debug
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, whatever another site put into it."""
+        """The record as one line, also where a field holds line feeds that another site sent."""
         time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         text = f"{time} {level}{record.getMessage()}"
@@ -79,10 +82,11 @@ def set_up(
 
     Args:
         folder: the site's folder for logs.
-        ids: what every JSON line says beside its own fields; the process id is added.
+        ids: fields that every JSON line has beside its own; the process id is added.
         quiet: write to the file only.
-        debug: also what is of interest to developers, with tracebacks.
-        json_lines: standard error gets the same lines as the file, for a collector that reads there.
+        debug: also write debug messages, and tracebacks on standard error.
+        json_lines: write the file's lines to standard error too, for a log collector that reads
+            there.
     """
     formatter = JsonFormatter({**ids, "pid": os.getpid()})
     file = logging.handlers.RotatingFileHandler(

@@ -1,4 +1,7 @@
-"""site.toml, read again whenever it changes under a running daemon; what it says of other things stays as it was."""
+"""Keys of site.toml that a running daemon reads again when the file changes.
+
+The daemon keeps the values that it started with for all other keys.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,24 @@ from peer.files import stamp
 log = logging.getLogger(__name__)
 
 
-class FollowedConfig:
-    """A site's private configuration as its file is now.
+class SiteTomlWatcher:
+    """Reads site.toml again when it changes.
 
     Args:
-        site: as it was at the start.
-        what: the key that is followed, for the log.
+        site: the configuration that the daemon started with.
+        key: the key that the caller uses, for the log.
     """
 
-    def __init__(self, site: SiteConfig, what: str) -> None:
+    def __init__(self, site: SiteConfig, key: str) -> None:
         self.path = Path(site.where)
-        self._what = what
+        self._key = key
         self._stamp = stamp(self.path)
 
-    def news(self) -> SiteConfig | None:
-        """What the file says now, if it was changed since the last question; one that is broken is named once."""
+    def read_change(self) -> SiteConfig | None:
+        """The new configuration if the file changed since the last call.
+
+        A broken file is logged once.
+        """
         current = stamp(self.path)
         if current == self._stamp:
             return None
@@ -35,27 +41,30 @@ class FollowedConfig:
         try:
             return SiteConfig.load(self.path)
         except ConfigError as error:
-            self.refuse(error)
+            self.log_unusable(error)
             return None
 
-    def refuse(self, error: ConfigError) -> None:
-        """Say that what holds is what held before."""
-        log.warning(f"changed {self._what} not usable; the former ones stay", extra={"reason": str(error)})
+    def log_unusable(self, error: ConfigError) -> None:
+        """Log that the change was ignored, and the former values still hold."""
+        log.warning(f"changed {self._key} not usable; the former ones stay", extra={"reason": str(error)})
 
 
 class RefusedCertificates(Container[str]):
-    """SHA-256 digests of certificates; each question looks whether the file was changed, and reads no other key of it.
+    """SHA-256 digests of the certificates that site.toml refuses.
+
+    Each ``in`` first looks whether the file changed.
 
     Args:
-        site: as it was at the start; a file that is broken later on is named once, and the former list stays.
+        site: the configuration that the daemon started with. A file that breaks later is logged
+            once; until it is mended, the former list holds.
     """
 
     def __init__(self, site: SiteConfig) -> None:
-        self._file = FollowedConfig(site, "refuse_certificates")
+        self._site_toml = SiteTomlWatcher(site, "refuse_certificates")
         self._listed = frozenset(site.refuse_certificates)
 
     def __contains__(self, digest: object) -> bool:
-        site = self._file.news()
+        site = self._site_toml.read_change()
         if site is not None and frozenset(site.refuse_certificates) != self._listed:
             self._listed = frozenset(site.refuse_certificates)
             log.info("certificates refused from now on", extra={"certificates": len(self._listed)})

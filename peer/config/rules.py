@@ -1,4 +1,4 @@
-"""From the configuration to the state machine's rules."""
+"""The rules of a site's state machine, from its configuration."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def make_rules(
     stay: bool = False,
     egress: EgressConfig | None = None,
 ) -> Rules:
-    """The federation as one site's state machine sees it.
+    """The rules of one site's state machine.
 
     Args:
-        federation: the file that all sites share.
+        federation: the configuration that all sites share.
         name: the site.
-        round_key: the secret that the order of the rounds is drawn from.
+        round_key: the secret from which sites draw the order of each round.
         without: sites that the operator named absent.
-        stay: keep serving after the last round.
-        egress: the site's policy, for remote evaluation; without one there is none.
+        stay: whether the daemon keeps serving after the last round.
+        egress: the site's policy for evaluation at other sites; without one there is no such
+            evaluation.
     """
     return Rules(
         site=name,

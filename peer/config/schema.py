@@ -1,4 +1,4 @@
-"""What may leave a site: the part of site.toml that a data protection officer reads."""
+"""The tables and keys of federation.toml and site.toml, and whether a site fits its federation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from peer.config.toml import (
     Seconds,
     Share,
     StrictTable,
+    key_problem,
     matching,
     split_address,
     suggestion,
-    wrong,
 )
 from peer.core import limits, roster, rules
 from peer.core.plan import METHOD_KEYS, Kind, Plan, Unit, Value, Work
@@ -37,11 +37,12 @@ from peer.methods.registry import PLANS, find_plan, method_names
 
 
 class EgressConfig(StrictTable):
-    """``[egress]`` of site.toml: what may leave the site, in artifacts and in what is told beside them.
+    """``[egress]`` of site.toml: which artifacts, figures and sizes may leave the site.
 
-    ``evaluate`` lets the site's model be measured at other sites and theirs here; of a test split with fewer than
-    ``evaluation_samples_min`` samples no figure is told. ``reexport`` lets the others put what they receive from this
-    site into the models that they export.
+    ``evaluate`` lets other sites evaluate this site's model, and this site theirs. The site reports
+    no figure of a test split with fewer than ``evaluation_samples_min`` samples. ``reexport`` lets
+    other sites include the artifacts that they received from this site in the models that they
+    export.
     """
 
     kinds: Annotated[tuple[Kind, ...], Loose] | None = None
@@ -53,37 +54,39 @@ class EgressConfig(StrictTable):
     reexport: bool = False
 
     def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
-        """The artifact kinds that may leave: those named, by default the method's own."""
+        """The artifact kinds that may leave: those in the list; without a list, the method's own."""
         own: tuple[Kind, ...] = () if plan.artifact is None else (plan.artifact,)
         return tuple(kind for kind in (own if self.kinds is None else self.kinds) if kind not in plan.never_leaves)
 
     def permits_receiver(self, name: str) -> bool:
-        """Whether the site may receive anything."""
+        """Whether the site of this name may receive anything."""
         return "*" in self.receivers or name in self.receivers
 
 
 class DiscoveryConfig(StrictTable):
-    """``[discovery]`` of site.toml: whether this site tells its address on the local network and listens for others'.
+    """``[discovery]`` of site.toml: whether the site announces its address on the local network and
+    looks for peers.
 
-    What is found there is only ever an address: who answers at it is settled by certificates.
+    Discovery yields addresses only: certificates prove which site answers at one.
     """
 
     zeroconf: bool = False
 
 
 class MetricsConfig(StrictTable):
-    """``[metrics]`` of site.toml: where a Prometheus server may ask; left out: nowhere.
+    """``[metrics]`` of site.toml: the address at which Prometheus scrapes the daemon.
 
-    The endpoint has no password and no TLS, so that anything but a loopback address needs ``public``.
+    Without one there is no endpoint.
+    The endpoint has no password and no TLS: any address but a loopback one needs ``public``.
     """
 
     listen: Listen | None = None
     public: bool = False
 
     @model_validator(mode="after")
-    def _asked_for(self) -> Self:
-        if self.listen is not None and not self.public and not loopback(split_address(self.listen)[0]):
-            raise wrong(
+    def _public_where_reachable(self) -> Self:
+        if self.listen is not None and not self.public and not is_loopback(split_address(self.listen)[0]):
+            raise key_problem(
                 "listen",
                 f"{self.listen} can be reached by others, without a password; "
                 "take 127.0.0.1, or say `public = true` if that is meant",
@@ -91,8 +94,8 @@ class MetricsConfig(StrictTable):
         return self
 
 
-def loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than ``localhost`` may be anything."""
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host; of names, only ``localhost`` counts as such."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -106,7 +109,7 @@ PACE = rules.PaceRules()
 
 
 def _digest(text: str) -> str:
-    """A digest in hex, also as other programs write it: in capitals, with colons."""
+    """A digest in hex; other programs write capitals and colons, which are accepted."""
     return roster.sha256(text.replace(":", "").lower())
 
 
@@ -116,7 +119,10 @@ ClassName = Annotated[str, matching(CLASS_NAME, "package.module:Class")]
 
 
 class TaskConfig(StrictTable):
-    """What is learnt; ``classes`` of super-resolution are output channels."""
+    """``[task]``: the learning task.
+
+    For super-resolution, ``classes`` is the number of output channels.
+    """
 
     kind: Literal["classification", "segmentation", "time_series", "super_resolution"]
     spatial_dims: Annotated[int, Field(ge=1, le=3)]
@@ -127,14 +133,14 @@ class TaskConfig(StrictTable):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.kind != "super_resolution" and self.classes < 2:
-            raise wrong("classes", f"{self.kind} needs at least 2, not {self.classes}")
+            raise key_problem("classes", f"{self.kind} needs at least 2, not {self.classes}")
         if self.kind == "time_series" and self.spatial_dims != 1:
-            raise wrong("spatial_dims", f"a time series has 1, not {self.spatial_dims}")
+            raise key_problem("spatial_dims", f"a time series has 1, not {self.spatial_dims}")
         return self
 
 
 class NamedParameters(StrictTable):
-    """A name and free parameters beside it: a method, or the shared model."""
+    """``[method]`` or ``[shared_model]``: a name, and any parameters beside it."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
@@ -143,7 +149,10 @@ class NamedParameters(StrictTable):
 
 
 class StageConfig(StrictTable):
-    """One training stage of a round; what the file leaves out is the plan's."""
+    """``[stages.NAME]``: one training stage of a round.
+
+    The method's plan has the values that the file leaves out.
+    """
 
     unit: Unit
     count: Count
@@ -153,20 +162,20 @@ class StageConfig(StrictTable):
 
 
 class ScheduleConfig(StrictTable):
-    """How a round's order is drawn."""
+    """``[schedule]``: how the order of a round is drawn."""
 
     kind: Literal["permutation", "derangement", "ring"] = "permutation"
 
 
 class Fallback(StrictTable):
-    """What a permutation method does when nothing comes."""
+    """``[fallback]``: what a permutation method trains with when no artifact arrives."""
 
     kind: Literal["self", "stale"] = "self"
     staleness_rounds_max: Count = 1
 
 
 class PaceConfig(StrictTable):
-    """Who waits for whom, and how long; the defaults are those of the core's rules."""
+    """``[pace]``: how long sites wait for each other; the defaults are those of the core's rules."""
 
     wait_max_s: Seconds = PACE.wait_max_s
     deadline_floor_s: NotNegative = PACE.deadline_floor_s
@@ -181,7 +190,10 @@ class PaceConfig(StrictTable):
 
 
 class RosterEntry(StrictTable):
-    """One site; without an address it must be found by discovery or in ``[addresses]``."""
+    """``[[site]]``: one site.
+
+    Its address may also come from discovery or from ``[addresses]`` in site.toml.
+    """
 
     name: Name
     address: Address | None = None
@@ -189,7 +201,7 @@ class RosterEntry(StrictTable):
 
 
 class FederationConfig(StrictTable):
-    """``federation.toml``. Made by ``load`` or ``parse``, which also fix the digest."""
+    """``federation.toml``. Use ``load`` or ``parse``, which also set the digest."""
 
     name: Name
     description: str = ""
@@ -214,7 +226,7 @@ class FederationConfig(StrictTable):
 
     @classmethod
     def load(cls, path: Path) -> FederationConfig:
-        """The federation that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
+        """The federation in a file; ``ConfigError`` when the file cannot be read or is wrong."""
         return cls.parse(toml.read(path), str(path))
 
     @classmethod
@@ -225,7 +237,7 @@ class FederationConfig(StrictTable):
             digest = roster.federation_digest(document)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from error
-        federation = toml.validated(cls, document, where)
+        federation = toml.validate(cls, document, where)
         federation._digest = digest
         federation._where = where
         return federation
@@ -248,21 +260,20 @@ class FederationConfig(StrictTable):
 
     @property
     def plan(self) -> Plan:
-        """What the method does."""
         return _plan(self.method.name, self.method.__pydantic_extra__.get("package"))
 
     @property
     def parameters(self) -> dict[str, Value]:
         """Every parameter of the method, with the type of its default."""
-        given: dict[str, Any] = self.method.__pydantic_extra__
-        return {name: type(default)(given[name]) for name, default in self.plan.defaults().items()}
+        values: dict[str, Any] = self.method.__pydantic_extra__
+        return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
 
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
 
     @property
     def beat_s(self) -> float:
-        """How often a site beats; a large federation beats less often."""
+        """Seconds between two heartbeats of a site; a large federation sends them less often."""
         if self.pace.beat_s is not None:
             return self.pace.beat_s
         return limits.BEAT_LARGE_S if len(self.site) > limits.BEAT_LARGE_SITES else limits.BEAT_S
@@ -277,14 +288,14 @@ class FederationConfig(StrictTable):
         plan = _plan(method["name"], method.get("package"))
         for name, reason in plan.problems({key: value for key, value in method.items() if key not in METHOD_KEYS}):
             unknown = f"unknown key{suggestion(name, plan.parameters)}"
-            raise wrong(f"method.{name}", unknown if reason == "unknown" else reason)
-        given = document.get("stages", {})
-        if not isinstance(given, dict):
+            raise key_problem(f"method.{name}", unknown if reason == "unknown" else reason)
+        file_stages = document.get("stages", {})
+        if not isinstance(file_stages, dict):
             return document
-        for stage in given.keys() - plan.stages.keys():
-            raise wrong(f"stages.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
+        for stage in file_stages.keys() - plan.stages.keys():
+            raise key_problem(f"stages.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
         stages = {stage: dataclasses.asdict(work) for stage, work in plan.stages.items()}
-        for stage, keys in given.items():
+        for stage, keys in file_stages.items():
             stages[stage] = stages[stage] | keys if isinstance(keys, dict) else keys
         defaults = {key: list(value) if isinstance(value, tuple) else value for key, value in plan.defaults().items()}
         return {**document, "method": defaults | method, "stages": stages}
@@ -293,44 +304,50 @@ class FederationConfig(StrictTable):
     def _consistent(self) -> Self:
         for name, count in Counter(entry.name for entry in self.site).items():
             if count > 1:
-                raise wrong("site", f"{name!r} is in the roster {count} times")
+                raise key_problem("site", f"{name!r} is in the roster {count} times")
         for address, count in Counter(self.addresses.values()).items():
             if count > 1:
-                raise wrong("site", f"{count} sites have the address {address!r}")
+                raise key_problem("site", f"{count} sites have the address {address!r}")
         if self.quorum is not None and self.quorum >= len(self.site):
-            raise wrong("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
+            raise key_problem("quorum", f"{self.quorum} is more than the {len(self.site) - 1} other sites")
         if self.task.kind in self.plan.not_for:
-            raise wrong("method.name", f"{self.method.name} is not defined for {self.task.kind}")
+            raise key_problem("method.name", f"{self.method.name} is not defined for {self.task.kind}")
         if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
-            raise wrong("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
-        if (problem := self._shared_problem()) is not None:
-            raise wrong("shared_model", problem)
+            raise key_problem("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
+        if (problem := self._shared_model_problem()) is not None:
+            raise key_problem("shared_model", problem)
         if self.schedule.kind == "derangement" and len(self.site) < 2:
-            raise wrong("schedule.kind", "a derangement needs at least 2 sites")
+            raise key_problem("schedule.kind", "a derangement needs at least 2 sites")
         if self.pace.silence_s < 3 * self.beat_s:
-            raise wrong("pace.silence_s", f"{self.pace.silence_s} leaves no room for 3 beats of {self.beat_s} s")
+            raise key_problem("pace.silence_s", f"{self.pace.silence_s} leaves no room for 3 beats of {self.beat_s} s")
         if self.pace.deadline_floor_s > self.pace.wait_max_s:
-            raise wrong("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
+            raise key_problem("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
         return self
 
-    def _shared_problem(self) -> str | None:
-        """Whether the method needs a ``[shared_model]`` that is not there."""
+    def _shared_model_problem(self) -> str | None:
+        """The error message where the method needs a ``[shared_model]`` and the file has none."""
         plan, method = self.plan, self.method.name
         needed = plan.shared != "maybe" and self.task.kind not in plan.shared_default
         return f"{method} needs one: the network that all sites share" if needed and self.shared_model is None else None
 
 
 def _plan(method: str, package: object) -> Plan:
-    """The plan of the table ``[method]``; a package that is missing here is a ``ConfigError`` with its own remedy."""
+    """The plan of a method.
+
+    ``ConfigError`` with a remedy of its own where the method's package is not installed.
+    """
     if package is not None and not isinstance(package, str):
-        raise wrong("method.package", f"must be a string, not {package!r}")
+        raise key_problem("method.package", f"must be a string, not {package!r}")
     if package is None and method not in PLANS and method not in (known := method_names()):
-        raise wrong("method.name", f"unknown method {method!r}{suggestion(method, known)}")
+        raise key_problem("method.name", f"unknown method {method!r}{suggestion(method, known)}")
     return find_plan(method, package)
 
 
 class AugmentationConfig(StrictTable):
-    """Random changes of a training sample; all zero: none. ``flip`` is by default 0.5, and 0 for signals."""
+    """``[data.augmentation]``: random changes of training samples; with all zero there are none.
+
+    Without ``flip``, images flip with probability 0.5, and signals never.
+    """
 
     flip: Share | None = None
     rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 15.0
@@ -340,7 +357,10 @@ class AugmentationConfig(StrictTable):
 
 
 class DataConfig(StrictTable):
-    """Where the samples are; paths are relative to the site.toml. ``scale`` is super-resolution's alone."""
+    """``[data]``: the samples; paths are relative to site.toml's folder.
+
+    Only super-resolution has ``scale``.
+    """
 
     datalist: str = "datalist.json"
     root: str | None = None
@@ -370,7 +390,7 @@ class TrainingConfig(StrictTable):
 
 
 class SiteConfig(StrictTable):
-    """``site.toml``. Made by ``load``, which also remembers its folder."""
+    """``site.toml``. Use ``load``, which also remembers the file's path."""
 
     listen: Listen = "127.0.0.1:7443"
     refuse_certificates: Annotated[tuple[Digest, ...], Loose] = ()
@@ -387,8 +407,8 @@ class SiteConfig(StrictTable):
 
     @classmethod
     def load(cls, path: Path) -> SiteConfig:
-        """The site that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
-        site = toml.validated(cls, toml.parse(toml.read(path), str(path)), str(path))
+        """The site in a file; ``ConfigError`` when the file cannot be read or is wrong."""
+        site = toml.validate(cls, toml.parse(toml.read(path), str(path)), str(path))
         site._path = path
         return site
 
@@ -398,12 +418,14 @@ class SiteConfig(StrictTable):
 
     @property
     def folder(self) -> Path:
-        """What relative paths are relative to."""
+        """The folder that relative paths in the file start from."""
         return self._path.parent
 
 
 def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> None:
-    """Refuse a site that cannot take part in this federation; every problem is in the ``ConfigError``."""
+    """Raise a ``ConfigError`` that lists every reason why the site cannot take part in this
+    federation.
+    """
     if name not in federation.roster:
         raise ConfigError(
             f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",
@@ -439,7 +461,7 @@ def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> Non
 
 
 def _scale_problems(kind: str, site: SiteConfig) -> Iterator[str]:
-    """What super-resolution needs to know of a site, and other tasks do not."""
+    """Problems with the keys that only super-resolution has."""
     data, model = site.data, site.model
     if kind != "super_resolution":
         if data.scale is not None:

@@ -1,6 +1,8 @@
-"""Where a site's files live, who holds them, and how they are written so that a crash leaves no half of one.
+"""The folder of a site: its paths, the lock of its daemon, and writes that a crash cannot leave
+half done.
 
-``<home>/<federation>/<site>/`` holds everything that a site owns; the layout is the table of ``SiteFolder``.
+``<home>/<federation>/<site>/`` holds everything that a site owns; the layout is the table of
+``SiteFolder``.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class SiteFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the daemon from before anything else until its end."""
+        """The daemon locks this file before it does anything else, until it ends."""
         return self.path / "lock"
 
     @property
@@ -65,7 +67,9 @@ class SiteFolder:
 
     @property
     def control_path(self) -> Path:
-        """Where the path of a control socket is noted that could not lie in this folder."""
+        """The file with the path of the control socket, where this folder's own path is too long
+        for one.
+        """
         return self.path / "control.path"
 
     def generation(self, number: int) -> Path:
@@ -81,7 +85,8 @@ class SiteFolder:
         return tuple(sorted(int(match[1]) for name in names if (match := GENERATION.fullmatch(name))))
 
     def create_generation(self, number: int | None = None) -> int:
-        """Make the next generation's folder, or the one asked for, with ``artifacts/`` and ``checkpoints/``.
+        """Make the folder of the next generation, or of this one, with ``artifacts/`` and
+        ``checkpoints/``.
 
         Raises:
             StateError: that generation or a later one exists.
@@ -96,7 +101,10 @@ class SiteFolder:
         return number
 
     def control_socket(self) -> Path:
-        """The path of the control socket of a running daemon; ``DaemonDown`` when none was ever made."""
+        """The path of the running daemon's control socket.
+
+        ``DaemonDown`` when no daemon ever made one.
+        """
         path = self.path / "control" / "control.sock"
         if _fits(path):
             return path
@@ -108,17 +116,18 @@ class SiteFolder:
     def prepare_control_socket(self, environ: Mapping[str, str] = os.environ) -> Path:
         """A path that a control socket can be bound to, in a folder that only this user can enter.
 
-        A path over the socket limit moves to a fresh folder under ``XDG_RUNTIME_DIR`` or the temporary directory; the
-        one noted before is used again while it is still ours and closed to others.
+        Where the path in the site's folder is over the socket limit, it is in a fresh folder under
+        ``XDG_RUNTIME_DIR`` or the temporary directory. An earlier folder is used again if it still
+        is this user's and closed to others.
         """
         path = self.path / "control" / "control.sock"
         if _fits(path):
             make_private(path.parent)
             return path
         with contextlib.suppress(DaemonDown):
-            noted = self.control_socket()
-            if _private(noted.parent):
-                return noted
+            former_path = self.control_socket()
+            if _is_private(former_path.parent):
+                return former_path
         base = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         try:
             path = Path(tempfile.mkdtemp(prefix="mhfl-", dir=base)) / "control.sock"
@@ -135,10 +144,12 @@ class SiteFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; the kernel lets go when the process ends, however it ends.
+        """Lock the folder for this process.
+
+        The kernel unlocks it when the process ends, also after a crash.
 
         Raises:
-            LockedError: another process holds it, named by its id.
+            LockedError: another process, which the message names by its id, has locked it.
             DiskError: the lock file cannot be opened or locked.
         """
         try:
@@ -166,18 +177,20 @@ class SiteFolder:
 
 
 def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The state folder: the one asked for, else ``MHFL_HOME``, ``XDG_STATE_HOME/mhfl`` or ``~/.local/share/mhfl``."""
+    """The state folder: the explicit one, else ``MHFL_HOME``, ``XDG_STATE_HOME/mhfl`` or
+    ``~/.local/share/mhfl``.
+    """
     if explicit is not None:
         return explicit.expanduser().absolute()
-    if named := environ.get("MHFL_HOME"):
-        return Path(named).expanduser().absolute()
-    if state := environ.get("XDG_STATE_HOME"):
-        return Path(state).absolute() / "mhfl"
+    if mhfl_home := environ.get("MHFL_HOME"):
+        return Path(mhfl_home).expanduser().absolute()
+    if state_home := environ.get("XDG_STATE_HOME"):
+        return Path(state_home).absolute() / "mhfl"
     return Path.home() / ".local" / "share" / "mhfl"
 
 
 def sites(home: Path) -> tuple[SiteFolder, ...]:
-    """Every site that lives under the home folder, by federation and name; a site's folder holds a federation.toml."""
+    """Every site under the home folder, by federation and name: each folder with a federation.toml."""
     return tuple(
         SiteFolder(home, path.parent.parent.name, SiteName(path.parent.name))
         for path in sorted(home.glob("*/*/federation.toml"))
@@ -186,18 +199,20 @@ def sites(home: Path) -> tuple[SiteFolder, ...]:
 
 
 def find_site(home: Path, name: str | None = None) -> SiteFolder:
-    """The one site that is meant: by ``site``, by ``federation/site``, or the only one there is.
+    """The site named ``site`` or ``federation/site``.
+
+    Without a name, the only site under the home folder.
 
     Raises:
-        UsageError: none or several fit; the message lists what lives there.
+        UsageError: no site or several sites fit; the message lists the sites under the home folder.
     """
-    there = sites(home)
-    if not there:
+    folders = sites(home)
+    if not folders:
         raise UsageError(f"no site lives under {home}", "run `mhfl-peer site init`, or give --home or MHFL_HOME")
-    fitting = [folder for folder in there if name in (None, folder.site, f"{folder.federation}/{folder.site}")]
+    fitting = [folder for folder in folders if name in (None, folder.site, f"{folder.federation}/{folder.site}")]
     if len(fitting) == 1:
         return fitting[0]
-    listed = ", ".join(f"{folder.federation}/{folder.site}" for folder in fitting or there)
+    listed = ", ".join(f"{folder.federation}/{folder.site}" for folder in fitting or folders)
     if not fitting:
         raise UsageError(f"no site {name!r} lives under {home} (there: {listed})", "give one of these as --site")
     raise UsageError(f"several sites live under {home} ({listed})", "give one of these as --site")
@@ -217,16 +232,18 @@ def make_private(path: Path) -> None:
 
 
 def must_be_new(path: Path) -> None:
-    """Refuse to write over a file that a person named: ``StateError`` when it exists."""
+    """``StateError`` where a file that a person named as output exists already."""
     if path.exists():
         raise StateError(f"{path} exists", "remove it, or name another file with --out")
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace the file with this content in one step, durably: a crash leaves the old one or the new one.
+    """Replace the file's content in one step, durably: after a crash the file has the old content
+    or the new one.
 
     Raises:
-        DiskError: it cannot be written; the old file is untouched and no other is left behind.
+        DiskError: the file cannot be written; the old one is untouched, and no other file is left
+            behind.
     """
     try:
         write_file(path, content, mode)
@@ -238,8 +255,8 @@ def _fits(path: Path) -> bool:
     return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
 
 
-def _private(folder: Path) -> bool:
-    """Whether the folder exists, is ours, is no link, and nobody else can enter it."""
+def _is_private(folder: Path) -> bool:
+    """Whether the path is a folder of this user, no link, and no other user can enter it."""
     try:
         status = folder.lstat()
     except OSError:

@@ -1,4 +1,7 @@
-"""A TOML file that is checked: exact types, no unknown keys, errors that name the file, the dotted key and the cure."""
+"""TOML files, read and checked: exact types, no unknown keys.
+
+An error names the file, the dotted key and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +33,24 @@ class StrictTable(BaseModel):
     def _known_keys(cls, document: Any) -> Any:
         if isinstance(document, dict) and cls.model_config.get("extra") == "forbid":
             for key in sorted(document.keys() - cls.model_fields.keys()):
-                raise wrong(key, f"unknown key{suggestion(key, cls.model_fields)}")
+                raise key_problem(key, f"unknown key{suggestion(key, cls.model_fields)}")
         return document
 
 
 AnyTable = TypeVar("AnyTable", bound=StrictTable)
 
 
-def wrong(key: str, reason: str) -> PydanticCustomError:
-    """A complaint about a key of, or below, the table that a validator looks at."""
-    return PydanticCustomError("wrong", "{reason}", {"key": key, "reason": reason})
+def key_problem(key: str, reason: str) -> PydanticCustomError:
+    """The error that a validator of a table raises about one of its keys, or about a dotted key
+    below it.
+    """
+    return PydanticCustomError("key_problem", "{reason}", {"key": key, "reason": reason})
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A hint to append: the known word that this one resembles, else all of them."""
+    """A hint to append to an error: the known word that is most like this one, or else all known
+    words.
+    """
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
     if close:
@@ -51,19 +58,24 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f" (known: {', '.join(known)})" if known else ""
 
 
-def matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
-    """A validator for a string that must match the whole pattern; ``what`` names it in errors."""
+def matching(pattern: re.Pattern[str], description: str) -> AfterValidator:
+    """A validator: the whole string must match the pattern, which the errors describe in these
+    words.
+    """
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise ValueError(f"{text!r} is not {what}")
+            raise ValueError(f"{text!r} is not {description}")
         return text
 
     return AfterValidator(check)
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[ipv6]:port``; ``ValueError`` says what is wrong. Port 0 is any free one."""
+    """Host and port of ``host:port`` or ``[ipv6]:port``, or ``ValueError``.
+
+    Port 0 means any free port.
+    """
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text!r} is not host:port with a port up to 65535")
@@ -90,26 +102,27 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The TOML document in a text; ``ConfigError`` names the line that is none."""
+    """The TOML document in a text; ``ConfigError`` names the line with the syntax error."""
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits is a plain ValueError
         raise ConfigError(f"{where} is not TOML: {error}", "correct the syntax there") from error
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """The document as TOML: first the keys of no table, then each table after an empty line."""
-    import tomlkit  # here, since it takes 14 ms, and most commands write nothing
+    """The document as TOML: first the keys outside tables, then each table after an empty line."""
+    import tomlkit  # here: the import takes 14 ms, and most commands write no TOML
 
-    written = tomlkit.dumps(document)
-    return f"\n{written}" if written.startswith("[") else written
+    content = tomlkit.dumps(document)
+    return f"\n{content}" if content.startswith("[") else content
 
 
 def read_extended(path: Path) -> dict[str, Any]:
-    """The document of a file, laid over the document of the file that its key ``extends`` names, if it has one.
+    """The document of a file, merged over the document of the file that its key ``extends`` names,
+    if it has that key.
 
-    Tables are merged, and everything else is replaced. The base may extend another file; its path is relative to the
-    file that names it.
+    Tables are merged; every other value replaces that of the base. The base may itself extend a
+    file. The path in ``extends`` is relative to the file that has the key.
     """
     return _extended(path, ())
 
@@ -126,26 +139,26 @@ def _extended(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} extends {base}, which extends {path} in turn", "remove one of the keys `extends`")
     if not base.is_file():
         raise ConfigError(f"{path} extends {base}, which is no file", "correct the key `extends`")
-    return _laid_over(_extended(base, chain), document)
+    return _merge(_extended(base, chain), document)
 
 
-def _laid_over(base: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in document.items():
-        under = base.get(key)
-        merged[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        base_value = base.get(key)
+        merged[key] = _merge(base_value, value) if isinstance(base_value, dict) and isinstance(value, dict) else value
     return merged
 
 
-def validated(model: type[AnyTable], document: Mapping[str, Any], where: str) -> AnyTable:
-    """The document as a model; ``ConfigError`` with everything that is wrong."""
+def validate(model: type[AnyTable], document: Mapping[str, Any], where: str) -> AnyTable:
+    """The document as a model; ``ConfigError`` lists every problem."""
     try:
         return model.model_validate(document)
-    except ConfigError as error:  # of a validator that knows a better remedy than "correct the key"
+    except ConfigError as error:  # from a validator with a better remedy than "correct the key"
         raise type(error)(f"{where}: {error.message}", error.remedy) from error
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        refuse(where, [_problem(details) for details in found if not _follows(details, found)])
+        errors = error.errors(include_url=False)
+        refuse(where, [_problem(details) for details in errors if not _follows(details, errors)])
 
 
 def refuse(where: str, problems: Iterable[str]) -> NoReturn:
@@ -156,7 +169,7 @@ def refuse(where: str, problems: Iterable[str]) -> NoReturn:
 def _problem(details: ErrorDetails) -> str:
     context = details.get("ctx", {})
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    if details["type"] == "wrong":
+    if details["type"] == "key_problem":
         return f"{key}.{context['key']}: {context['reason']}".lstrip(".")
     if details["type"] == "missing":
         return f"{key} is missing".lstrip(".")
@@ -166,10 +179,12 @@ def _problem(details: ErrorDetails) -> str:
     return f"{key} = {str(details['input'])[:60]}: {message}".lstrip(".")
 
 
-def _follows(details: ErrorDetails, found: Iterable[ErrorDetails]) -> bool:
-    """Whether an error only follows from one further in, as a list that is too short without its wrong item."""
-    place = details["loc"]
-    return any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in found)
+def _follows(details: ErrorDetails, errors: Iterable[ErrorDetails]) -> bool:
+    """Whether another error, deeper in, causes this one: pydantic left a wrong item out, and the
+    list is too short.
+    """
+    location = details["loc"]
+    return any(len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in errors)
 
 
 def _listen(text: str) -> str:

@@ -182,9 +182,9 @@ class CommittedRow(JournalRow):
     """A round is over.
 
     ``skipped`` lists the rounds that were left out before it. ``publish`` is the round that the
-    artifact serves, if any. The artifact of a ``visiting`` model belongs to another site. The row
-    ``trained`` has the artifact itself: its list of tensors is many times the size of this row.
-    Earlier programs wrote a copy of it here.
+    artifact serves, if any. The artifact of a ``visiting`` model belongs to another site. The
+    artifact itself stands in the row ``trained``: its list of tensors is many times the size of
+    this row. Earlier programs wrote a copy of it here.
     """
 
     kind = "committed"

@@ -89,7 +89,11 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
 def hear(site: SiteState, event: events.PeerHeard) -> None:
     """A peer was heard; its state may end a wait."""
     if event.site in site.rules.peers:
-        site.peers.hear(event.site, event.pulse, site.now_s)
+        pulse = event.pulse
+        if pulse is not None and max(pulse.round, pulse.committed_round, pulse.published_round) > site.rules.rounds:
+            site.report_fault(event.site, f"claims a round after the last one ({site.rules.rounds})")
+            pulse = None  # the peer is heard, but its claim is ignored
+        site.peers.hear(event.site, pulse, site.now_s)
         rounds.compare(site, (event.site,))
         check_wait(site)
 

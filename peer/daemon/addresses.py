@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from peer.config.reload import FollowedConfig
+from peer.config.reload import SiteTomlWatcher
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.toml import suggestion
 from peer.core.roster import SiteName
@@ -110,7 +110,7 @@ class AddressBook:
     """
 
     def __init__(self, *, own: SiteName, federation: FederationConfig, site: SiteConfig) -> None:
-        self._federation, self._file = federation, FollowedConfig(site, "addresses")
+        self._federation, self._file = federation, SiteTomlWatcher(site, "addresses")
         self._peers = {
             name: Candidates(operators=site.addresses.get(name), founders=federation.addresses.get(name))
             for name in federation.roster.others(own)
@@ -135,13 +135,13 @@ class AddressBook:
 
     def reread(self) -> None:
         """Apply ``[addresses]`` if the file changed; a broken file is logged once and changes nothing."""
-        site = self._file.news()
+        site = self._file.read_change()
         if site is None:
             return
         addresses = site.addresses
         for unknown in addresses.keys() - set(self._federation.roster):
             hint = suggestion(unknown, self._federation.roster)
-            self._file.refuse(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))
+            self._file.log_unusable(ConfigError(f"{site.where}: addresses.{unknown}: not in the roster{hint}"))
             return
         for name, candidates in self._peers.items():
             candidates.set_operators(addresses.get(name))

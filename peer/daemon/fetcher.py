@@ -23,6 +23,7 @@ from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
+from peer.transport.tls import NO_DESCRIPTORS
 from peer.transport.transfer import PART_SUFFIX, InsufficientSpace
 from peer.transport.wire import encode_report
 
@@ -155,8 +156,8 @@ class ArtifactFetcher:
         if not all(task.done() for task in self._tasks.values()):
             return
         oldest_s = time.time() - self._rules.pace.wait_max_s
-        for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # the next fetch tries again
+            for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
                 if part.stat().st_mtime < oldest_s:
                     part.unlink()
                     log.info("part of an artifact removed", extra={"sha256": part.stem})
@@ -209,7 +210,11 @@ class ArtifactFetcher:
                     break
                 except (Unreachable, errors.CertificateError):
                     failures += 1
-                    await asyncio.sleep(backoff_s(failures))
+                except OSError as error:
+                    if error.errno not in NO_DESCRIPTORS:
+                        raise
+                    failures += 1
+                await asyncio.sleep(backoff_s(failures))
         finally:
             if self.receiving.get(task) is transfer:  # and not the next task's
                 del self.receiving[task]

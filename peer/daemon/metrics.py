@@ -18,7 +18,7 @@ from peer.core.liveness import slow_after_s
 from peer.core.phases import Phase
 from peer.core.status import PEER_STATES, WAIT_WORDS, SiteStatus
 from peer.daemon.dispatch import Daemon
-from peer.records.counts import Counts, TransferLabels, word
+from peer.records.counts import Counts, TransferLabels, known_or_other
 
 
 class Meaning(NamedTuple):
@@ -197,7 +197,7 @@ def _peers(status: SiteStatus, counts: Counts) -> Iterator[Sample]:
             yield "mhfl_peer_state", (name, state), state == peer["state"]
         yield "mhfl_peer_heard", (name,), peer["state"] == "heard"
         if peer["phase"] is not None:
-            yield "mhfl_peer_phase", (name, word(peer["phase"], PHASES)), 1
+            yield "mhfl_peer_phase", (name, known_or_other(peer["phase"], PHASES)), 1
         for metric, value in (
             ("mhfl_peer_round", peer["round"]),
             ("mhfl_peer_progress_ratio", peer["progress"]),

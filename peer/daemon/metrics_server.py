@@ -29,7 +29,7 @@ from peer.config.toml import split_address
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import Surroundings, families
 from peer.errors import PeerError, PortInUse
-from peer.identity.certificates import readable_certificate
+from peer.identity.certificates import find_certificate
 from peer.records.counts import Counts
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class DaemonCollector(Collector):
 
     def _look_around(self) -> Surroundings:
         """The disk, and the certificate on it, which may have been renewed; if it is not usable, the start's."""
-        own, ca = readable_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
+        own, ca = find_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
         disk = shutil.disk_usage(self._daemon.folder.path)
         expiry_s = {"site": own.not_valid_after_utc.timestamp(), "ca": ca.not_valid_after_utc.timestamp()}
         return Surroundings(disk.free, disk.total, expiry_s)

@@ -30,6 +30,7 @@ from peer.files import artifact_path
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import wire
+from peer.transport.bounds import WireError
 from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 from peer.transport.server import Grant, Outcome, Refusal, Status
 from peer.transport.tls import Pki
@@ -130,7 +131,7 @@ class PeerService:
         self._compare_with_policy(round, artifact, evaluation=evaluation)
         try:
             self._signed[key] = self._sign(round, artifact, evaluation)
-        except CertificateError as error:
+        except (CertificateError, WireError) as error:
             log.error("published, but not signed", extra={"round": round, "reason": str(error)})
 
     def _sign(self, round: int, artifact: Artifact, evaluation: bool) -> SignedManifest:
@@ -316,7 +317,7 @@ class PeerService:
         """The manifest of a published artifact; ``None`` while no valid certificate can sign it."""
         key = (round, artifact.sha256, evaluation)
         if key in self._signed and self._signed[key] is None:
-            with contextlib.suppress(CertificateError):
+            with contextlib.suppress(CertificateError, WireError):
                 self._signed[key] = self._sign(round, artifact, evaluation)
         return self._signed.get(key)
 

@@ -6,24 +6,26 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from peer import errors
-from peer.audit.folder_check import consistent
+from peer.audit.folder_check import check_folder
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
-from peer.core import commands, rows
+from peer.core import commands
 from peer.core.roster import SiteName
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch
 from peer.daemon.worker_process import WORKER
 from peer.identity.certificates import Identity
-from peer.identity.expiry import Expiry
+from peer.identity.expiry import ExpiryWatcher
 from peer.records.journal import Journal
+from peer.records.kept_configuration import keep_configuration
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
@@ -31,10 +33,6 @@ log = logging.getLogger(__name__)
 ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
 """M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
-SAME_ON_RESUME = ("data", "model", "training")
-"""Tables of site.toml that a generation keeps: other values would make other bits out of the same rounds."""
-MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
-"""Keys in them that change no bit of any weight."""
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 WATCH_AGAIN_S = 10.0
 """How long after its failure a watcher starts again: a lasting failure must not flood the log."""
@@ -69,8 +67,9 @@ def run(folder: SiteFolder, options: Options) -> None:
     without = _absent(federation, folder.site, options.without)
     make_private(folder.logs)
     with folder.locked():
-        remarks = consistent(folder, federation, own)
+        remarks = check_folder(folder, federation, own)
         keep_memory_small()
+        allow_descriptors()
         generation = _generation(folder, options)
         ids = {"site": folder.site, "federation": federation.digest[:12], "generation": generation}
         logs.set_up(folder.logs, ids, quiet=options.quiet, debug=options.debug, json_lines=options.log_format == "json")
@@ -84,6 +83,13 @@ def run(folder: SiteFolder, options: Options) -> None:
         except Exception:
             log.exception("the daemon failed")  # the command line shows one line only
             raise
+
+
+def allow_descriptors() -> None:
+    """Raise the soft limit of open files to the hard limit; shells and containers often set 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def keep_memory_small() -> None:
@@ -128,7 +134,7 @@ async def _serve(
         if daemon.round.memory.finished:
             log.info("every round is finished; serving what others still need")
         notify("READY=1")
-        expiry = Expiry(folder.pki, now)
+        expiry = ExpiryWatcher(folder.pki, now)
         for name, watcher in (("systemd watchdog", lambda: watch(daemon.summary)), ("certificate", expiry.watch)):
             services.push_async_callback(cancel, asyncio.create_task(keep_running(name, watcher), name=name))
 
@@ -212,81 +218,3 @@ def _begun(folder: SiteFolder, generation: int) -> bool:
         return False
     with contextlib.closing(Journal(path, read_only=True)) as journal:
         return bool(journal.records(("initialised",), last=1))
-
-
-def keep_configuration(
-    folder: SiteFolder, generation: int, federation: FederationConfig, site: SiteConfig, *, accept: bool = False
-) -> None:
-    """Refuse to go on with another federation, model or data than the generation began with: ``StateError``.
-
-    Args:
-        folder: the site's, held by this process.
-        generation: which one to go on with.
-        federation: as it is now.
-        site: as it is now.
-        accept: go on with another model or data all the same, and remember that.
-    """
-    with contextlib.closing(Journal(folder.generation(generation) / "journal.db")) as journal:
-        before, current = _configured(journal), settings(federation, site)
-        problem = _change(before, current, site, generation) if before else None
-        if problem is not None and not (accept and before["federation"] == current["federation"]):
-            raise problem
-        if problem is not None or not before:
-            journal.write(rows.ConfiguredRow.from_body(0, current))
-
-
-def changed(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> errors.StateError | None:
-    """Why a start would refuse to go on with the newest generation; nothing is written."""
-    generation = max(folder.generations(), default=0)
-    path = folder.generation(generation) / "journal.db"
-    if not path.exists():
-        return None
-    with contextlib.closing(Journal(path, read_only=True)) as journal:
-        before = _configured(journal)
-    return _change(before, settings(federation, site), site, generation) if before else None
-
-
-def _configured(journal: Journal) -> dict[str, Any]:
-    known = journal.records(("configured",), last=1)
-    return dict(known[0]["body"]) if known else {}
-
-
-def settings(federation: FederationConfig, site: SiteConfig) -> dict[str, Any]:
-    """What a generation keeps: the federation's digest, and the keys of site.toml that must not change."""
-    return {"federation": federation.digest, **_flat(site.model_dump(mode="json"))}
-
-
-def _change(
-    before: Mapping[str, Any], current: Mapping[str, Any], site: SiteConfig, generation: int
-) -> errors.StateError | None:
-    if before["federation"] != current["federation"]:
-        return errors.StateError(
-            f"generation {generation} belongs to federation {before['federation'][:12]}, "
-            f"federation.toml is now {current['federation'][:12]}",
-            "put the former federation.toml back, or begin anew with --resume fresh",
-        )
-    said = _flat(site.model_dump(mode="json", exclude_unset=True))
-    for key in sorted(before.keys() | current.keys()):
-        was, is_now = before.get(key), current.get(key)
-        if key not in before and key not in said:  # a newer program's key, at its default
-            continue
-        if was != is_now:
-            return errors.StateError(
-                f"{site.where}: {key} was {was!r} when this generation began and is {is_now!r} now",
-                "put it back, start with --accept-change to go on all the same, or --resume fresh to begin anew",
-            )
-    return None
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The keys of site.toml that must not change, as ``table.key``."""
-    kept: dict[str, Any] = {}
-    for key, value in document.items():
-        path = f"{prefix}{key}"
-        if not prefix and key not in SAME_ON_RESUME:
-            continue
-        if isinstance(value, Mapping):
-            kept.update(_flat(value, f"{path}."))
-        elif path not in MAY_CHANGE:
-            kept[path] = value
-    return kept

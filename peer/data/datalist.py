@@ -1,10 +1,14 @@
-"""A site's datalist, checked without opening an image: the file in MONAI's form (Medical Segmentation Decathlon).
+"""A site's datalist, read and checked without opening an image.
 
-``{"training": [{"image": "a.nii.gz", "label": 0, "subject": "p1"}, ...], "test": [...]}``. An ``image`` may be a list
-of files, one a channel or group of channels. Paths are relative to the datalist's folder or to ``root``. A ``label`` is
-a class number, in segmentation a label map on the image's grid, in super-resolution the large image; there an entry
-without one (or a bare path) is the large image itself, from which the small one is made. In the other tasks entries of
-``test`` without a label (Decathlon writes them as bare paths) cannot be evaluated and are only counted.
+A datalist is a JSON file in MONAI's form (Medical Segmentation Decathlon):
+``{"training": [{"image": "a.nii.gz", "label": 0, "subject": "p1"}, ...], "test": [...]}``.
+
+An ``image`` may be a list of files, one for each channel or group of channels. Paths are relative
+to the datalist's folder or to ``root``. A ``label`` is a class number; in segmentation it is a
+label map on the image's grid, in super-resolution the large image. In super-resolution, an entry
+without a label (or a bare path) is the large image itself, from which the trainer makes the small
+one. In the other tasks, ``test`` entries without a label (Decathlon writes them as bare paths)
+cannot be evaluated and are only counted.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ SELF_LABELLED = frozenset({"super_resolution"})
 """Task kinds in which an image without a label is its own target."""
 
 AXES = {".npy": "as stored", ".npz": "as stored", ".nii": None, ".gz": None}
-"""The order of a file's axes by its ending: as whoever made an array stored them; all others, as pictures and DICOM are
-read, width first; None where an array's producer would have kept that order."""
+"""The order of a file's axes, by its ending. Arrays have the order in which they were stored. NIfTI
+(None) fits either order, since its producer may have stored the array in the same one. All other
+files are read width first.
+"""
 
 NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 
@@ -33,8 +39,8 @@ NAMES_SHOWN_MAX = 5  # a problem that a thousand files share is still one line
 class Sample:
     """One entry to train on or to evaluate.
 
-    ``name`` is the image as the datalist writes it; ``label`` is a class, a file, or nothing where the image is its own
-    target.
+    ``name`` is the image as the datalist writes it. ``label`` is a class, a file, or None where the
+    image is its own target.
     """
 
     name: str
@@ -45,7 +51,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Datalist:
-    """What a datalist holds; ``problems`` is empty where a site can train on it, and each names what to correct."""
+    """The well-formed samples of a datalist, and its problems.
+
+    A site can train on it if ``problems`` is empty; each problem names what to correct.
+    """
 
     training: tuple[Sample, ...] = ()
     test: tuple[Sample, ...] = ()
@@ -53,7 +62,7 @@ class Datalist:
     problems: tuple[str, ...] = ()
 
     def counts(self, split: str) -> dict[int, int]:
-        """How many samples of ``training`` or ``test`` each class has; empty where labels are files."""
+        """How many samples of a split each class has; empty where labels are files."""
         samples: tuple[Sample, ...] = getattr(self, split)
         return dict(sorted(Counter(sample.label for sample in samples if isinstance(sample.label, int)).items()))
 
@@ -75,7 +84,7 @@ def inspect_datalist(
         classes: number of classes; None leaves the labels' upper bound unchecked.
 
     Returns:
-        The samples that are well formed, with every problem found; nothing is raised for what the file says.
+        The well-formed samples and all problems. Nothing in the file raises an error.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -100,20 +109,20 @@ def inspect_datalist(
         unlabelled += len(entries) - len(labelled)
         samples = []
         for index, entry in labelled:
-            found = _sample(entry, folder, task)
-            if isinstance(found, Sample):
-                samples.append(found)
+            sample = _parse_entry(entry, folder, task)
+            if isinstance(sample, Sample):
+                samples.append(sample)
             else:
-                problems.append(f"{split}[{index}]: {found}")
+                problems.append(f"{split}[{index}]: {sample}")
         splits[split] = tuple(samples)
     if len(problems) > NAMES_SHOWN_MAX:
         problems = [*problems[:NAMES_SHOWN_MAX], f"and {len(problems) - NAMES_SHOWN_MAX} more entries of this kind"]
-    problems += _problems(splits["training"], splits["test"], task, classes)
+    problems += _check_samples(splits["training"], splits["test"], task, classes)
     return Datalist(splits["training"], splits["test"], unlabelled, tuple(problems))
 
 
 def named(names: Iterable[str]) -> str:
-    """The names in one line, the first few of many."""
+    """The names in one line; of many, the first few and a count of the others."""
     listed = list(names)
     more = f" and {len(listed) - NAMES_SHOWN_MAX} more" if len(listed) > NAMES_SHOWN_MAX else ""
     return ", ".join(listed[:NAMES_SHOWN_MAX]) + more
@@ -123,8 +132,8 @@ def _has_label(entry: Any) -> bool:
     return isinstance(entry, Mapping) and "label" in entry
 
 
-def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
-    """The entry as a sample, or what is wrong with it."""
+def _parse_entry(entry: Any, folder: Path, task: str) -> Sample | str:
+    """The entry as a sample, or a text that says what is wrong with it."""
     if isinstance(entry, str) and task in SELF_LABELLED:
         entry = {"image": entry}
     if not isinstance(entry, Mapping):
@@ -149,11 +158,11 @@ def _sample(entry: Any, folder: Path, task: str) -> Sample | str:
     )
 
 
-def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:
-    """What is wrong with the well-formed samples, one line a kind."""
-    found = []
+def _check_samples(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str, classes: int | None) -> list[str]:
+    """The problems of the well-formed samples, one line for each kind of problem."""
+    problems = []
     if not training:
-        found.append("'training' holds no usable sample")
+        problems.append("'training' holds no usable sample")
     files = [
         (sample, path)
         for sample in (*training, *test)
@@ -161,34 +170,34 @@ def _problems(training: tuple[Sample, ...], test: tuple[Sample, ...], task: str,
     ]
     missing = [str(path) for _, path in files if not path.exists()]
     if missing:
-        found.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
+        problems.append(f"files are missing: {named(missing)}; correct the paths or set [data] root")
     turned = [str(sample.label) for sample in (*training, *test) if not _same_axes(sample)]
     if turned:
-        found.append(
+        problems.append(
             f"labels are stored in another order of axes than their images: {named(turned)}; save both as arrays, or "
             "neither"
         )
     if task in CLASSIFYING:
-        found += _class_problems(training, test, classes)
+        problems += _check_classes(training, test, classes)
     shared = sorted({s.subject for s in training if s.subject} & {s.subject for s in test if s.subject})
     if shared:
-        found.append(f"subjects are in training and in test: {named(shared)}; keep each on one side")
+        problems.append(f"subjects are in training and in test: {named(shared)}; keep each on one side")
     common = {path for sample in training for path in sample.images} & {p for sample in test for p in sample.images}
     if common and not shared:
-        found.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
-    return found
+        problems.append(f"images are in training and in test: {named(sorted(map(str, common)))}; keep each on one side")
+    return problems
 
 
 def _same_axes(sample: Sample) -> bool:
-    """Whether a label file has its axes in the order of its image: on a square grid nothing else would show it."""
+    """Whether a label file has its axes in the order of its image; shapes alone may not tell."""
     if not isinstance(sample.label, Path):
         return True
     image, label = (AXES.get(path.suffix.lower(), "width first") for path in (sample.images[0], sample.label))
     return image is None or label is None or image == label
 
 
-def _class_problems(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:
-    found = []
+def _check_classes(training: tuple[Sample, ...], test: tuple[Sample, ...], classes: int | None) -> list[str]:
+    problems = []
     bound = float("inf") if classes is None else classes
     outside = [
         f"{sample.name} has {sample.label}"
@@ -197,8 +206,8 @@ def _class_problems(training: tuple[Sample, ...], test: tuple[Sample, ...], clas
     ]
     if outside:
         allowed = "0 or more" if classes is None else f"0 to {classes - 1}"
-        found.append(f"labels are not {allowed}: {named(outside)}; correct them or [task] classes")
+        problems.append(f"labels are not {allowed}: {named(outside)}; correct them or [task] classes")
     present = {sample.label for sample in training}
     if len(present) == 1:
-        found.append(f"'training' holds one class only ({next(iter(present))}); a classifier needs two")
-    return found
+        problems.append(f"'training' holds one class only ({next(iter(present))}); a classifier needs two")
+    return problems

@@ -1,4 +1,4 @@
-"""A datalist and the files behind it, looked at without torch: counts, classes, subjects, shapes, and what is wrong."""
+"""Survey of a datalist and its files, without torch: counts, classes, shapes and problems."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from peer.documents import DatalistSurvey, SplitSurvey
 from peer.extras import missing_package
 
 Shape: TypeAlias = tuple[int, ...]
-Found: TypeAlias = tuple[Shape, Callable[[], NDArray[Any]]]
+StoredImage: TypeAlias = tuple[Shape, Callable[[], NDArray[Any]]]
 """An image's shape as it is stored, and a function that reads its values."""
 
 SCALES = {"segmentation": (1,), "super_resolution": (2, 4, 8)}
-"""How many times as large as its image a label file may be."""
+"""Task kind -> how many times as large as its image a label file may be."""
 
 
 @dataclass(slots=True)
 class _Faults:
-    """Files with what is wrong with them, by kind of fault."""
+    """Texts that name a file and its fault, by kind of fault."""
 
     unreadable: list[str] = field(default_factory=list)
     misfit: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
 
     def problems(self, task: str, classes: int | None) -> list[str]:
-        """One line a kind."""
-        found = []
+        """One line for each kind of fault."""
+        lines = []
         if self.unreadable:
-            found.append(
+            lines.append(
                 f"files cannot be read: {named(self.unreadable)}; replace them or take them out of the datalist"
             )
         if self.misfit:
             times = "not on the grid" if task == "segmentation" else "not 2, 4 or 8 times the size"
-            found.append(f"label files are {times} of their images: {named(self.misfit)}; make them anew")
+            lines.append(f"label files are {times} of their images: {named(self.misfit)}; make them anew")
         if self.values and task == "segmentation":
             allowed = "0, 1, ..." if classes is None else f"0 to {classes - 1}"
-            found.append(
+            lines.append(
                 f"label maps hold other values than {allowed}: {named(self.values)}; map them or correct [task] classes"
             )
         elif self.values:
-            found.append(f"values are not from 0 to 1: {named(self.values)}; scale them")
-        return found
+            lines.append(f"values are not from 0 to 1: {named(self.values)}; scale them")
+        return lines
 
 
 def survey(
@@ -67,14 +67,15 @@ def survey(
         root: folder that its paths are relative to; default: the file's own.
         task: the federation's task kind.
         classes: number of classes; None leaves the labels' upper bound unchecked.
-        whole: also read every value of every image; else only the files' headers are read. Label maps are read to the
-            end in either case.
+        whole: read every value of every image; otherwise only the files' headers. Label maps are
+            read to the end in either case.
 
     Returns:
-        ``{datalist, splits: {training | test: {samples, subjects, unnamed, classes, shapes, labels, label_shapes}},
-        unlabelled, problems}``; ``unnamed`` counts samples without a subject, among which leakage between the splits
-        cannot be seen; ``classes`` counts the samples of each class, or the label maps in which a label occurs;
-        ``labels`` counts label files.
+        ``{datalist, splits, unlabelled, problems}``; ``splits`` has for ``training`` and ``test``
+        ``{samples, subjects, unnamed, classes, shapes, labels, label_shapes}``.
+        ``unnamed`` counts samples without a subject, for which the survey cannot see a leakage
+        between the splits. ``classes`` counts the samples of each class, or the label maps in which
+        a label occurs. ``labels`` counts label files.
     """
     listed = inspect_datalist(path, root=root, task=task, classes=classes)
     faults = _Faults()
@@ -87,7 +88,8 @@ def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple
     """The shape of an image as it is stored and, with ``whole``, its values.
 
     Args:
-        path: a NIfTI, PNG, JPEG, BMP or DICOM file, a folder of DICOM slices, an ``.npy`` or ``.npz``.
+        path: a NIfTI, PNG, JPEG, BMP or DICOM file, a folder of DICOM slices, an ``.npy`` or
+            ``.npz``.
         whole: also read the values.
         key: the array of an ``.npz``.
 
@@ -152,7 +154,7 @@ def _describe(
 def _label(
     path: Path, grids: set[Shape], task: str, classes: int | None, faults: _Faults, *, whole: bool
 ) -> tuple[Shape, list[int]]:
-    """A label file's shape and, of a label map, its labels; what is wrong with them is added to the faults."""
+    """A label file's shape and, of a label map, its labels; adds their problems to the faults."""
     maps = task == "segmentation"
     shape, values = read_stored(path, whole=whole or maps, key="label" if maps else "image")
     fitting = {tuple(scale * length for length in grid) for grid in grids for scale in SCALES.get(task, (1,))}
@@ -171,7 +173,10 @@ def _label(
 
 
 def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
-    """The file, where it was read and super-resolution would find values outside [0, 1]."""
+    """The file with its range, if its values were read and lie outside [0, 1]; else nothing.
+
+    The trainer divides pictures of 8 bits by 255, so that they are always inside.
+    """
     if values is None or (values.dtype == np.uint8 and READERS.get(_ending(path)) is _picture):
         return []
     lowest, highest = values.min(), values.max()
@@ -179,7 +184,7 @@ def _beyond_unit(path: Path, values: NDArray[Any] | None) -> list[str]:
 
 
 def _grids(path: Path, shape: Shape) -> list[tuple[Shape, int]]:
-    """What a stored shape may mean: a grid, width first, and a number of channels."""
+    """The possible meanings of a stored shape: a grid, width first, and a number of channels."""
     ending = _ending(path)
     if ending in ARRAYS:
         return [(shape, 1), (shape[1:], shape[0] if shape else 1)]
@@ -190,12 +195,12 @@ def _grids(path: Path, shape: Shape) -> list[tuple[Shape, int]]:
     return [((width, height), *(more or (1,)))] if reader is _picture else [((width, height, *more), 1)]
 
 
-def _nifti(path: Path) -> Found:
+def _nifti(path: Path) -> StoredImage:
     image = nibabel.load(path)
     return image.shape, lambda: np.asarray(image.dataobj)
 
 
-def _picture(path: Path) -> Found:
+def _picture(path: Path) -> StoredImage:
     from PIL import Image
 
     with Image.open(path) as image:
@@ -209,7 +214,7 @@ def _picture(path: Path) -> Found:
     return shape, values
 
 
-def _dicom(path: Path) -> Found:
+def _dicom(path: Path) -> StoredImage:
     import pydicom
 
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
@@ -221,16 +226,16 @@ def _dicom(path: Path) -> Found:
     return shape, lambda: np.stack([pydicom.dcmread(file).pixel_array for file in files])
 
 
-def _array(path: Path, key: str) -> Found:
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return found.shape, lambda: found
-    with found as arrays:
+def _array(path: Path, key: str) -> StoredImage:
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded.shape, lambda: loaded
+    with loaded as arrays:
         array: NDArray[Any] = arrays[key if key in arrays else arrays.files[0]]
     return array.shape, lambda: array
 
 
-READERS: Mapping[str, Callable[[Path], Found]] = {
+READERS: Mapping[str, Callable[[Path], StoredImage]] = {
     ".nii": _nifti,
     ".nii.gz": _nifti,
     ".png": _picture,
@@ -240,7 +245,7 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
     ".dcm": _dicom,
     "": _dicom,
 }
-"""The reader by the end of the name; a folder, or a file without an ending, is DICOM."""
+"""Ending of a file's name -> its reader; a folder, or a file without an ending, is DICOM."""
 
 ARRAYS = (".npy", ".npz")
 

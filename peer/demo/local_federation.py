@@ -1,6 +1,6 @@
-"""A federation on one machine: founded, enrolled, and run as real daemons on loopback, for the demo, tests and benches.
+"""A federation of real daemons on loopback, for the demo, tests and benchmarks.
 
-Nothing is short-cut: every site has its own folder, key and bundle, and its daemon is a process of its own.
+Every site is enrolled with its own folder, key and bundle; its daemon is a process of its own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from peer.identity.bundle import Bundle
 from peer.transport.control import ControlClient
 
 LEAVE_S = 30.0
-"""A daemon that was asked to leave does so within a training step; after this it is killed."""
+"""A daemon leaves within a training step of SIGTERM; after this time it is killed."""
 
 
 @dataclass
 class LocalFederation:
-    """Sites that live under one folder. Use it as a context manager: what still runs at its end is stopped."""
+    """Sites with folders under one folder. Leaving the context stops the running daemons."""
 
     home: Path
     federation: FederationConfig
@@ -39,27 +39,27 @@ class LocalFederation:
     program: ClassVar[Sequence[str]] = (sys.executable, "-P", "-m", "peer.cli")
 
     @classmethod
-    def found(cls, folder: Path, draft: str, sites: Mapping[str, str]) -> LocalFederation:
+    def create(cls, folder: Path, draft: str, sites: Mapping[str, str]) -> LocalFederation:
         """Found a federation and enrol its sites.
 
         Args:
-            folder: takes ``ca/`` and ``sites/``.
-            draft: a ``federation.toml`` without its sites.
-            sites: of every site the text of its ``site.toml`` without ``listen``.
+            folder: ``ca/`` and ``sites/`` are created in it.
+            draft: the text of a ``federation.toml`` without its sites.
+            sites: by site, the text of its ``site.toml`` without ``listen``.
         """
         ports = dict(zip(sites, free_ports(len(sites)), strict=True))
         roster = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in sorted(ports.items())]
         authority = enrolment.Authority.create(
             folder / "ca", draft + toml.text({"site": roster}), "the draft", now=now()
         )
-        loopback = cls(folder / "sites", authority.federation)
+        local_federation = cls(folder / "sites", authority.federation)
         for name, text in sites.items():
-            site = loopback.folder(name)
+            site = local_federation.folder(name)
             request = enrolment.request(site, authority.federation, authority.federation_toml, now=now())
             admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now())
             enrolment.join(site, Bundle.decode(admitted.bundle), now=now())
             write_atomically(site.site_toml, (toml.text({"listen": f"127.0.0.1:{ports[name]}"}) + text).encode())
-        return loopback
+        return local_federation
 
     def folder(self, name: str) -> SiteFolder:
         return SiteFolder(self.home, self.federation.name, site_name(name))
@@ -81,7 +81,7 @@ class LocalFederation:
         return daemon
 
     def kill(self, name: str) -> None:
-        """``kill -9``, and wait until it is gone."""
+        """Kill a site's daemon with SIGKILL, and wait for its end."""
         daemon = self.daemons[site_name(name)]
         daemon.kill()
         daemon.wait()
@@ -91,10 +91,10 @@ class LocalFederation:
         with ControlClient(self.folder(name).control_socket()) as client:
             yield client
 
-    def show(self, name: str, what: str, **arguments: Any) -> Any:
-        """A document of a running daemon; ``DaemonDown`` while it does not answer."""
+    def show(self, name: str, document: str, **arguments: Any) -> Any:
+        """Query a document of a running daemon; ``DaemonDown`` while it does not answer."""
         with self.control(name) as client:
-            return client.show(what, **arguments)
+            return client.show(document, **arguments)
 
     def console(self, name: str) -> str:
         return (self.folder(name).logs / "console.log").read_text(errors="replace")
@@ -115,9 +115,9 @@ class LocalFederation:
 
 
 def free_ports(count: int) -> Iterable[int]:
-    """Ports that nobody listens on now; they are all held until all are known, so that none comes twice."""
+    """Free ports on loopback; all are bound until all are chosen, so that they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]

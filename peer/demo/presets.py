@@ -1,7 +1,8 @@
-"""What the demonstration trains on: real data that ships in packages, with networks of several families in each study.
+"""The studies of the demonstration: real data from packages, networks of several families.
 
-Differs: the schedule is scaled. The papers train 40 to 100 rounds; here a round's main stage has as many steps for
-every method, stages that only distil or decide have a quarter of them, and all have one learning rate.
+Differs: the schedule is scaled. The papers train 40 to 100 rounds. Here a round's main stage has
+the same number of steps for every method, stages that only distil or decide have a quarter of it,
+and all methods have one learning rate.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from peer.methods.registry import PLANS
 from peer.research.experiment import EVERY_SITE, Experiment
 
 FAMILIES, ONE = "families", "one"
-"""The two sets of networks of a study: each site's own, and the network of all sites where the method has one."""
+"""The sets of networks of a study: one network a site, and one for methods that share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetSize:
-    """How much the demonstration trains.
+    """The amount of training in the demonstration.
 
-    ``gamma`` and ``learning_rate`` were chosen from {1, 10, 100} and {1e-3, 1e-4} by the mean AUC on a quarter of the
-    nodules' training patients, with one seed; the learning rate is that of all methods.
+    ``gamma`` and ``learning_rate`` were chosen from {1, 10, 100} and {1e-3, 1e-4} by the mean AUC
+    on a quarter of the nodules' training patients, with one seed. All methods have this learning
+    rate.
     """
 
     rounds: int = 15
@@ -33,7 +35,7 @@ class PresetSize:
 
 
 def study(name: str, size: PresetSize) -> Experiment:
-    """The study as an experiment of one partition, with a row for every method that can be shown on it."""
+    """The study as an experiment with one partition, and a row for every method that fits it."""
     methods: dict[str, dict[str, Any]] = {method: {} for method in PLANS if problem(name, method) is None}
     if "fedskd" in methods:
         methods["fedskd"] = {"gamma": size.gamma}
@@ -60,11 +62,11 @@ def _study(
     task: Mapping[str, Any],
     data: Mapping[str, Any],
     networks: Mapping[str, Mapping[str, Any]],
-    one: Mapping[str, Any] | None = None,
+    shared_network: Mapping[str, Any] | None = None,
     batch_size: int = 8,
     **shared: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The document of an experiment without its size; ``shared`` are the tables ``proxy`` and ``messenger``."""
+    """An experiment's document without its size; ``shared``: tables ``proxy``, ``messenger``."""
     return {
         "name": data["dataset"],
         "title": title,
@@ -72,7 +74,7 @@ def _study(
         "data": data,
         "training": {"device": "cpu", "threads": 1, "batch_size": batch_size},
         "partitions": {"sites": {"kind": "key", "sites": list(networks)}},
-        "models": {FAMILIES: networks} | ({ONE: {EVERY_SITE: one}} if one else {}),
+        "models": {FAMILIES: networks} | ({ONE: {EVERY_SITE: shared_network}} if shared_network else {}),
         **shared,
     }
 
@@ -83,7 +85,7 @@ def _nodules(networks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         task={"kind": "classification", "spatial_dims": 3, "in_channels": 1, "classes": 2},
         data={"dataset": "lidc", "input_size": [32, 32, 32], "regions": True},
         networks=networks,
-        one={"name": "resnet10", "width": 16, "stem_stride": 2},
+        shared_network={"name": "resnet10", "width": 16, "stem_stride": 2},
         proxy={"name": "resnet10", "width": 8, "stem_stride": 2},
         messenger={"name": "messenger_classification", "width": 32},
     )
@@ -105,7 +107,7 @@ def _eeg(title: str, recordings: str, *, channels: int, samples: int, normalise:
             "asia": {"name": "rnn", "width": 16, "projection": 64},
             "europe": {"name": "tcn", "width": 24, "projection": 64},
         },
-        one={"name": "tcn", "width": 16, "projection": 64},
+        shared_network={"name": "tcn", "width": 16, "projection": 64},
         proxy={"name": "tcn", "width": 8, "projection": 32},
         messenger={"name": "messenger_time_series", "width": 64},
         batch_size=16,
@@ -145,7 +147,7 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
             "coronal": {"name": "res_unet", "width": 8, "depth": 3},
             "sagittal": {"name": "fcn8s", "width": 16},
         },
-        one={"name": "unet", "width": 8, "depth": 3},
+        shared_network={"name": "unet", "width": 8, "depth": 3},
         proxy={"name": "unet", "width": 4, "depth": 3},
         messenger={"name": "messenger_segmentation", "width": 16},
     ),
@@ -171,16 +173,16 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
         batch_size=16,
     ),
 }
-"""The studies' documents, which `study` completes."""
+"""The studies' documents, which ``study`` completes."""
 
 
-def usual(methods: Collection[str]) -> str:
-    """The study for these methods where none is named: FedSKD alone has four widths of one family, as its paper."""
+def default_study(methods: Collection[str]) -> str:
+    """The default study of these methods; FedSKD alone takes widths of one family."""
     return "nodules" if set(methods) == {"fedskd"} else "nodules-families"
 
 
 def problem(study: str, method: str) -> str | None:
-    """Why a method cannot be shown on a study, or nothing."""
+    """The reason why a method does not fit a study; None where it fits."""
     plan = PLANS[method]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"

@@ -1,8 +1,7 @@
 """The demonstration: real daemons on loopback train on real data; one table at the end.
 
-Federations of the same name, seed and steps run one after the other: ``local``, where nobody sends anything, and each
-method that was asked for. Nothing here is a special path: sites are enrolled as hospitals are, and their daemons are
-the daemon.
+It runs a federation for each method, one after the other, with the same seed and steps. The sites'
+daemons are enrolled and run exactly as at hospitals.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ LINGER_S = 60.0
 
 @dataclass
 class DemoProgress:
-    """What a watcher may show while the demonstration runs."""
+    """What `demo` shows while it runs: the activity in words, and each site's status."""
 
-    doing: str
+    activity: str
     statuses: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -47,17 +46,18 @@ Watch = Callable[[DemoProgress], None]
 
 
 def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch: Watch) -> DemoResult:
-    """Prepare the data, run the federations, evaluate; returns the document of ``demo --json``.
+    """Prepare the data, run the federations and evaluate them; returns the document of ``demo
+    --json``.
 
     Args:
-        folder: takes everything that is made; it must be empty or not there.
+        folder: of all data and results; it must be empty or not exist.
         name: of a study, a key of ``peer.demo.presets.STUDIES``.
-        methods: run one after the other, on the same data, seeds and steps.
+        methods: to run one after the other, on the same data, seeds and steps.
         size: rounds, steps, seed.
         watch: called about twice a second.
 
     Raises:
-        PeerError: something is missing, or a daemon ended badly.
+        PeerError: a package or data is missing, or a daemon failed.
     """
     require_extra("data", "`demo`")
     started_s, experiment = time.monotonic(), study(name, size)
@@ -65,7 +65,7 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     watch(DemoProgress(f"preparing the data: {data.dataset}"))
     dataset = importlib.import_module(DATASETS[str(data.dataset)])
     summary = dataset.prepare(folder / "data", seed=size.seed, **data.options)
-    results = {method: _federation(folder, experiment, method, size, watch) for method in methods}
+    results = {method: _run_federation(folder, experiment, method, size, watch) for method in methods}
     document: DemoResult = {
         "folder": str(folder),
         "study": name,
@@ -81,75 +81,77 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
     return document
 
 
-def _federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> DemoMethod:
-    """Run one federation to its end; its figures."""
+def _run_federation(folder: Path, experiment: Experiment, method: str, size: PresetSize, watch: Watch) -> DemoMethod:
+    """Run one federation to its end, and collect its results."""
     draft, sites = configuration(experiment, method, seed=size.seed, data=folder / "data")
-    with LocalFederation.found(folder / method, draft, sites) as loopback:
+    with LocalFederation.create(folder / method, draft, sites) as local_federation:
         for name in sites:
-            loopback.start(name)
-        _wait(loopback, method, watch)
+            local_federation.start(name)
+        _wait(local_federation, method, watch)
     watch(DemoProgress(f"{method}: every site's model on every site's test data"))
-    matrix = _cross_site(loopback)
+    matrix = _cross_site(local_federation)
     return {
-        "digest": loopback.federation.digest,
-        "home": str(loopback.home),
-        "sites": {name: _figures(loopback, experiment.metric, name, matrix) for name in sites},
+        "digest": local_federation.federation.digest,
+        "home": str(local_federation.home),
+        "sites": {name: _site_result(local_federation, experiment.metric, name, matrix) for name in sites},
         "matrix": matrix,
     }
 
 
 def configuration(experiment: Experiment, method: str, *, seed: int, data: Path) -> tuple[str, dict[str, str]]:
-    """The draft of federation.toml, and of every site the text of its site.toml without ``listen``."""
-    chosen, (partition,) = networks(method), experiment.partitions.values()
-    draft = experiment.federation_draft(method, chosen, partition.sites[0], seed=seed)
+    """The draft of federation.toml, and by site the text of site.toml without ``listen``."""
+    network_set, (partition,) = networks(method), experiment.partitions.values()
+    draft = experiment.federation_draft(method, network_set, partition.sites[0], seed=seed)
     sites = {}
     for site in partition.sites:
         folder = (data / site).resolve()
         regions = str(folder / REGIONS) if experiment.data.regions else None
-        sites[site] = experiment.site_text(site, chosen, datalist=str(folder / DATALIST), root=None, regions=regions)
+        sites[site] = experiment.site_text(
+            site, network_set, datalist=str(folder / DATALIST), root=None, regions=regions
+        )
     return toml.text({**draft, "pace": {"linger_s": LINGER_S}}), sites
 
 
-def _wait(loopback: LocalFederation, method: str, watch: Watch) -> None:
-    progress = DemoProgress(f"{method}: {len(loopback.daemons)} daemons on loopback")
-    while any(daemon.poll() is None for daemon in loopback.daemons.values()):
-        for name, daemon in loopback.daemons.items():
+def _wait(local_federation: LocalFederation, method: str, watch: Watch) -> None:
+    progress = DemoProgress(f"{method}: {len(local_federation.daemons)} daemons on loopback")
+    while any(daemon.poll() is None for daemon in local_federation.daemons.values()):
+        for name, daemon in local_federation.daemons.items():
             code = daemon.poll()
             if code:
-                lines = loopback.console(name).strip().splitlines()
+                lines = local_federation.console(name).strip().splitlines()
                 raise errors.WorkerFailed(f"the daemon of {name} ended with {code}: {lines[-1] if lines else ''}")
             try:
-                progress.statuses[name] = loopback.show(name, "status")
+                progress.statuses[name] = local_federation.show(name, "status")
             except errors.DaemonDown:
                 continue
         watch(progress)
         time.sleep(POLL_S)
 
 
-def _cross_site(loopback: LocalFederation) -> Any:
-    """The matrix of metrics, computed in a process of its own."""
+def _cross_site(local_federation: LocalFederation) -> Any:
+    """Evaluate every site's model on every site's test data, in a process of its own."""
     sites = []
-    for name in loopback.federation.roster:
-        folder = loopback.folder(name)
+    for name in local_federation.federation.roster:
+        folder = local_federation.folder(name)
         federation, site, _ = startup.load(folder)
-        sites.append(model_state.standing(folder, federation, site).document())
+        sites.append(model_state.read_newest(folder, federation, site).document())
     return model_state.run_module(
-        "peer.research.cross_site", {"sites": sites}, what="the evaluation", limit_s=CROSS_SITE_S
+        "peer.research.cross_site", {"sites": sites}, name="the evaluation", limit_s=CROSS_SITE_S
     )
 
 
-def _figures(loopback: LocalFederation, metric: str, name: str, matrix: Any) -> dict[str, Any]:
-    """One site's row: Local and Global Test, bytes, seconds of training."""
-    folder = loopback.folder(name)
+def _site_result(local_federation: LocalFederation, metric: str, name: str, matrix: Any) -> dict[str, Any]:
+    """One site's results: Local and Global Test, bytes, rounds, seconds of training."""
+    folder = local_federation.folder(name)
     _, site, _ = startup.load(folder)
     history = History(folder, rounds=True, received=True, sent=True).read_all()
     rounds = history.rounds
-    # A site that enlarges by another factor cannot be tried on, and an AUC needs both classes.
-    found = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
+    # Missing where a site enlarges by another factor, or where an AUC lacks one of the classes.
+    values = [metrics[metric] for metrics in matrix[name].values() if metric in metrics]
     return {
         "model": f"{site.model.name}, width {site.model.parameters['width']}",
         "local_test": matrix[name][name].get(metric),
-        "global_test": statistics.fmean(found) if len(found) == len(matrix) else None,
+        "global_test": statistics.fmean(values) if len(values) == len(matrix) else None,
         "sent_bytes": sum(transfer.bytes for transfer in history.sent if transfer.outcome != OPEN),
         "received_bytes": sum(transfer.bytes for transfer in history.received),
         "rounds": len(rounds),

@@ -1,7 +1,8 @@
-"""What a founder hands to a site: a JSON object that the CA signs, and no secret that its way could learn.
+"""The bundle that a founder sends to a site: JSON that the CA signs, safe to send by mail.
 
-It holds the site's name, the federation's digest and file, the site's certificate, and the round key, sealed with HPKE
-(RFC 9180, base mode) to the site's key and bound to federation and site.
+It holds the site's name, the federation's digest and file, the site's certificate, and the round
+key, sealed with HPKE (RFC 9180, base mode) to the site's key and bound to federation and site. Who
+reads it on its way learns no secret.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SUITE = Suite(KEM.P256, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The content of a bundle file; ``decode`` believes nothing, ``verify`` asks the CA's key."""
+    """The content of a bundle file: ``decode`` checks its form, ``verify`` the CA's signature."""
 
     site: SiteName
     federation_digest: Sha256
@@ -40,7 +41,7 @@ class Bundle:
 
     @classmethod
     def decode(cls, content: bytes) -> Bundle:
-        """The bundle in a file's bytes; ``ValueError`` when they do not have its form."""
+        """The bundle in a file's bytes; ``ValueError`` when they do not have a bundle's form."""
         if len(content) > BUNDLE_BYTES_MAX:
             raise ValueError(f"it is over {BUNDLE_BYTES_MAX} bytes")
         try:
@@ -65,14 +66,14 @@ class Bundle:
         )
 
     def encode(self) -> bytes:
-        """The bundle's file: indented JSON in ASCII, which survives mail."""
+        """The bundle as a file's bytes: indented JSON in ASCII, which survives mail."""
         return json.dumps({**self._body(), "signature": _base64(self.signature)}, indent=2).encode("ascii") + b"\n"
 
-    def signed(self, ca_key: ec.EllipticCurvePrivateKey) -> Bundle:
+    def with_signature(self, ca_key: ec.EllipticCurvePrivateKey) -> Bundle:
         return replace(self, signature=sign(ca_key, self._signed_bytes()))
 
     def verify(self, ca_key: ec.EllipticCurvePublicKey) -> None:
-        """Return if the CA signed every field as it is; ``ValueError`` otherwise."""
+        """``ValueError`` unless the CA signed exactly these fields."""
         verify_signature(ca_key, self.signature, self._signed_bytes())
 
     def _body(self) -> dict[str, Any]:
@@ -90,8 +91,12 @@ class Bundle:
         return LABEL + b"\x00" + json.dumps(self._body(), sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def read_handed(path: Path) -> bytes:
-    """A file that somebody handed over, a request or a bundle; ``BundleError`` when it cannot be read."""
+def read_received_file(path: Path) -> bytes:
+    """The bytes of a request or a bundle from another site.
+
+    ``BundleError`` when the file cannot be read.
+    At most one byte over ``BUNDLE_BYTES_MAX`` is read.
+    """
     try:
         with path.open("rb") as file:
             return file.read(BUNDLE_BYTES_MAX + 1)
@@ -100,12 +105,17 @@ def read_handed(path: Path) -> bytes:
 
 
 def seal(key: RoundKey, public_key: ec.EllipticCurvePublicKey, *, digest: Sha256, site: SiteName) -> bytes:
-    """The round key for one site: HPKE's encapsulated key (65 bytes) in front, then ciphertext and tag (48 bytes)."""
+    """The round key, encrypted for one site: HPKE's encapsulated key (65 bytes), then ciphertext
+    and tag (48 bytes).
+    """
     return SUITE.encrypt(key, public_key, info=_info(digest, site))
 
 
 def unseal(sealed: bytes, key: ec.EllipticCurvePrivateKey, *, digest: Sha256, site: SiteName) -> RoundKey:
-    """The round key; ``ValueError`` when it was changed, or sealed for another key, federation or site."""
+    """The round key.
+
+    ``ValueError`` when the bytes were changed, or sealed for another key, federation or site.
+    """
     try:
         return round_key(SUITE.decrypt(sealed, key, info=_info(digest, site)))
     except InvalidTag:

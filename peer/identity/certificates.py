@@ -1,8 +1,10 @@
-"""The two encodings of a certificate that anybody can make, so that a refused one does not come back under the other.
+"""A site's key, its certificate and the federation's CA: making them, reading them and checking
+them.
 
-With an ECDSA signature (r, s), (r, n - s) is one as well (SEC 1, 4.1): whoever holds a certificate can give it other
-bytes, and other digests, without the key that signed it. Nothing else in a certificate can be changed, as long as its
-signature is written in DER as it should be.
+A certificate has two encodings. If (r, s) is an ECDSA signature, so is (r, n - s) (SEC 1, 4.1):
+anybody who has a certificate can give it other bytes, and another digest, without the key that
+signed it. A list of refused certificates therefore has to cover both. Nothing else in a certificate
+can be changed as long as its signature is written in DER.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ SEQUENCE, BIT_STRING = b"\x30", b"\x03"
 
 
 def encodings(certificate: x509.Certificate) -> tuple[bytes, bytes]:
-    """The certificate with its signature's s, and with n - s, in DER; ``ValueError`` when it has no ECDSA signature."""
+    """The certificate in DER with its signature's s, and with n - s.
+
+    ``ValueError`` without an ECDSA signature.
+    """
     r, s = decode_dss_signature(certificate.signature)
     tbs = certificate.tbs_certificate_bytes
     first, second = (
@@ -54,7 +59,7 @@ def _element(tag: bytes, content: bytes) -> bytes:
 
 
 KEY_FILE = "site.key"
-PENDING_KEY_FILE = "site.key.new"  # a renewed key; it counts from the moment that cert.pem belongs to it
+PENDING_KEY_FILE = "site.key.new"  # a renewed key; in use as soon as cert.pem belongs to it
 CERTIFICATE_FILE = "cert.pem"
 CA_FILE = "ca.pem"
 ROUND_KEY_FILE = "round.key"
@@ -72,7 +77,7 @@ UNREADABLE = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What the library raises over bytes that are no certificate, or not one of ours."""
+"""The library's errors for bytes that are no certificate, or a certificate of an unexpected form."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -87,7 +92,9 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def fingerprint(public_key: ec.EllipticCurvePublicKey) -> str:
-    """What two people compare over the telephone: SHA-256 of the public key (SPKI, DER) as hex pairs with colons."""
+    """The SHA-256 of a public key (SPKI, DER) as hex pairs with colons, which two people compare
+    over the telephone.
+    """
     spki = public_key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spki).digest().hex(":")
 
@@ -98,7 +105,7 @@ def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
 
 
 def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, data: bytes) -> None:
-    """Return if the signature is the key's over this data; ``ValueError`` otherwise."""
+    """``ValueError`` unless the key signed exactly this data."""
     try:
         public_key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -106,17 +113,18 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
-    """A CSR (PEM) for the site: its name as common name and as the one DNS name."""
+    """A certificate signing request (PEM): the site's name is the common name and the only DNS name."""
     builder = x509.CertificateSigningRequestBuilder(_subject(name))
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
-    """The common name and the key of a CSR; its extensions are not looked at.
+    """The common name and the key of a certificate signing request (CSR); extensions are ignored.
 
     Raises:
-        ValueError: it is no CSR, its key did not sign it or is no P-256 key, or it has not exactly one common name.
+        ValueError: the bytes are no CSR, the CSR's key did not sign it or is no P-256 key, or it
+            has not exactly one common name.
     """
     try:
         request = x509.load_pem_x509_csr(pem)
@@ -134,7 +142,9 @@ def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
 def new_authority(
     federation: str, *, now: datetime.datetime, days: int = CA_DAYS
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The key and the self-signed certificate of a federation's CA, which signs sites and no further CA."""
+    """The key and the self-signed certificate of a new CA, which may sign sites' certificates and
+    no other CA's.
+    """
     key = new_key()
     subject = _subject(f"{federation} federation CA")
     builder = _certificate(subject, subject, key.public_key(), key.public_key(), certifies=True)
@@ -151,7 +161,7 @@ def issue(
     now: datetime.datetime,
     days: int = SITE_DAYS,
 ) -> x509.Certificate:
-    """A site's certificate; it starts an hour ago, and ends with the CA's at the latest."""
+    """A new certificate of a site, valid since an hour ago, and not longer than the CA's."""
     builder = _certificate(_subject(name), ca.subject, public_key, ca_key.public_key(), certifies=False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(USAGES), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
@@ -161,7 +171,7 @@ def issue(
 
 
 def read_authority(pem: bytes) -> x509.Certificate:
-    """The CA certificate in a PEM text; ``ValueError`` when it is no self-signed P-256 CA."""
+    """The CA certificate in a PEM text; ``ValueError`` when it is not a self-signed P-256 CA's."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         certificate.verify_directly_issued_by(certificate)
@@ -175,16 +185,17 @@ def read_authority(pem: bytes) -> x509.Certificate:
 
 
 def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetime.datetime | None) -> x509.Certificate:
-    """The certificate in these bytes, after every check: issued by the CA, both in date, for the named site only.
+    """The certificate in these bytes, if the CA issued it to this site only and both are in date.
 
     Args:
-        der: what the other site showed.
-        ca: the federation's.
-        name: the site.
-        now: the time, with its zone; ``None`` for what was signed in the past, whose dates are not looked at.
+        der: the certificate that the other site presented.
+        ca: the federation's CA certificate.
+        name: the site that the certificate must name.
+        now: the time, with its zone; ``None`` where a signature of the past is checked, and dates
+            do not matter.
 
     Raises:
-        ValueError: the reason why it is refused.
+        ValueError: the reason why the certificate is refused.
     """
     if len(der) > CERTIFICATE_BYTES_MAX:
         raise ValueError(f"a certificate of {len(der)} bytes is over the limit of {CERTIFICATE_BYTES_MAX}")
@@ -216,12 +227,15 @@ def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetim
     return certificate
 
 
-def verify_dates(certificate: x509.Certificate, now: datetime.datetime, what: str) -> None:
-    """Return if the certificate is in date; ``ValueError`` says since or until when it is not."""
+def verify_dates(certificate: x509.Certificate, now: datetime.datetime, subject: str) -> None:
+    """``ValueError`` unless the certificate is in date.
+
+    ``subject`` names the certificate in the message.
+    """
     if now < certificate.not_valid_before_utc:
-        raise ValueError(f"{what} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+        raise ValueError(f"{subject} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
     if now > certificate.not_valid_after_utc:
-        raise ValueError(f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        raise ValueError(f"{subject} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
 
 
 def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> int:
@@ -230,15 +244,21 @@ def certificate_days(certificate: x509.Certificate, now: datetime.datetime) -> i
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file, not judged; ``ValueError`` if it is none, ``CertificateError`` without a file."""
+    """The certificate in a PEM file, unverified.
+
+    ``ValueError`` if it holds none, ``CertificateError`` without a file.
+    """
     try:
         return x509.load_pem_x509_certificate(read_file(path))
     except UNREADABLE as error:
         raise ValueError("it is no certificate in PEM form") from error
 
 
-def readable_certificate(pki: Path) -> x509.Certificate | None:
-    """The certificate in a site's ``pki`` folder, not judged; None where there is none that can be read."""
+def find_certificate(pki: Path) -> x509.Certificate | None:
+    """The certificate in a site's ``pki`` folder, unverified.
+
+    ``None`` where no certificate can be read.
+    """
     try:
         return read_certificate(pki / CERTIFICATE_FILE)
     except (CertificateError, ValueError):
@@ -246,7 +266,7 @@ def readable_certificate(pki: Path) -> x509.Certificate | None:
 
 
 def certificate_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """The certificate's P-256 key; ``ValueError`` when it is of another kind."""
+    """The certificate's P-256 key; ``ValueError`` when the key is of another kind."""
     try:
         return _p256(certificate.public_key())
     except UnsupportedAlgorithm as error:
@@ -258,19 +278,17 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def certificate_der(certificate: x509.Certificate) -> bytes:
-    """The certificate as it travels beside a manifest."""
+    """The certificate in DER, as a site sends it beside a manifest."""
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def certificate_sha256(der: bytes) -> Sha256:
-    """What ``refuse_certificates`` in site.toml lists: SHA-256 of the certificate's DER form."""
+    """The SHA-256 of a certificate in DER, which ``refuse_certificates`` in site.toml lists."""
     return Sha256(hashlib.sha256(der).hexdigest())
 
 
 def is_refused(certificate: x509.Certificate, refused: Container[str]) -> bool:
-    """Whether the certificate is one of those listed, in whichever of its two encodings it came
-    (``peer.identity.certificates``).
-    """
+    """Whether the list has the certificate, in either of its two encodings."""
     return any(certificate_sha256(der) in refused for der in encodings(certificate))
 
 
@@ -286,7 +304,7 @@ def _certificate(
     *,
     certifies: bool,
 ) -> x509.CertificateBuilder:
-    """What a CA's and a site's certificate have in common."""
+    """A builder with the fields that a CA's and a site's certificate have in common."""
     usage = x509.KeyUsage(
         digital_signature=not certifies,
         key_cert_sign=certifies,
@@ -318,7 +336,7 @@ def _p256(key: object) -> ec.EllipticCurvePublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a site needs to speak for itself; the secrets stay out of ``repr``."""
+    """A site's name, keys and certificates; ``repr`` does not show the secrets."""
 
     name: SiteName
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -333,10 +351,12 @@ class Identity:
         """The identity in a site's ``pki`` folder.
 
         Args:
-            folder: where the files are.
+            folder: the ``pki`` folder.
             name: the site that the certificate must name.
-            ca_certificate: the CA's PEM text in ``federation.toml``, which the files must agree with.
-            now: the time, with its zone; ``None`` for a site that signs for an auditor and need not be in date.
+            ca_certificate: the CA's PEM text in ``federation.toml``, with which the files must
+                agree.
+            now: the time, with its zone; ``None`` where the certificate need not be in date: to
+                sign for an auditor.
 
         Raises:
             CertificateError: a file is missing, unreadable, open to others, expired or foreign.
@@ -359,7 +379,10 @@ class Identity:
 
 
 def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
-    """The CA that a ``federation.toml`` pins; ``CertificateError`` when it pins none, as a draft does."""
+    """The CA certificate in a ``federation.toml``.
+
+    ``CertificateError`` when it has none, as a draft.
+    """
     if ca_certificate is None:
         raise CertificateError(
             "federation.toml has no ca_certificate: it is a draft", "use the file that `federation create` wrote"
@@ -373,7 +396,10 @@ def pinned_authority(ca_certificate: str | None) -> x509.Certificate:
 
 
 def read_file(path: Path, *, secret: bool = False) -> bytes:
-    """The file's bytes; ``CertificateError`` when it is missing, or secret and open to others."""
+    """The file's bytes.
+
+    ``CertificateError`` when the file is missing, or secret and readable by others.
+    """
     try:
         with path.open("rb") as file:
             content = file.read()
@@ -388,7 +414,7 @@ def read_file(path: Path, *, secret: bool = False) -> bytes:
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in a file that only this user can read; ``CertificateError`` otherwise."""
+    """The P-256 key in a file; ``CertificateError`` unless only this user can read the file."""
     content = read_file(path, secret=True)
     try:
         key = serialization.load_pem_private_key(content, password=None)
@@ -400,7 +426,10 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_round_key(path: Path) -> RoundKey:
-    """The round key in a file of 64 hex digits that only this user can read; ``CertificateError`` otherwise."""
+    """The round key in a file of 64 hex digits.
+
+    ``CertificateError`` unless only this user can read the file.
+    """
     try:
         return round_key(bytes.fromhex(read_file(path, secret=True).decode("ascii")))
     except ValueError:  # without the cause, which could quote the secret
@@ -408,7 +437,9 @@ def read_round_key(path: Path) -> RoundKey:
 
 
 def _own_key(folder: Path, certificate: x509.Certificate) -> ec.EllipticCurvePrivateKey:
-    """The key that the certificate belongs to: the site's, or the renewed one while a join was cut short."""
+    """The key that the certificate belongs to: the site's, or the renewed one after a join that was
+    interrupted.
+    """
     for name in (KEY_FILE, PENDING_KEY_FILE):
         if name == KEY_FILE or (folder / name).exists():
             key = read_key(folder / name)

@@ -1,7 +1,8 @@
-"""How a site gets into a federation: the founder's CA folder, the site's request, the admission, the join.
+"""How a site gets into a federation: the founder's CA folder, the site's request, the admission,
+the join.
 
-A site believes the CA that its own federation.toml pins, and no other; the founder believes a key whose fingerprint a
-person compared. Every function that judges a date takes the time as an argument.
+A site trusts only the CA in its own federation.toml. The founder trusts a key only after a person
+compared its fingerprint. Every function that checks a date takes the time as an argument.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ca_certificate = """
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One certificate that a founder issued, as ``admitted.json`` remembers it."""
+    """One certificate that the founder issued, as in ``admitted.json``."""
 
     fingerprint: str
     certificate_sha256: str
@@ -53,8 +54,11 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """The outcome of an admission; ``replaced`` lists certificates of former keys, which sites should now refuse."""
+class AdmissionResult:
+    """The bundle of an admitted site.
+
+    ``replaced`` lists certificates of its former keys, which sites should refuse.
+    """
 
     site: SiteName
     bundle: bytes
@@ -65,7 +69,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A founder's CA folder, opened."""
+    """A founder's CA folder."""
 
     folder: Path
     federation: FederationConfig
@@ -78,18 +82,19 @@ class Authority:
     def create(
         cls, folder: Path, draft: str, where: str, *, now: datetime.datetime, days: int = certificates.CA_DAYS
     ) -> Authority:
-        """Found a federation: CA, round key and final federation.toml, in a folder that appears as a whole.
+        """Found a federation: write CA, round key and final federation.toml into a folder, in one
+        step.
 
         Args:
-            folder: must not exist, or be empty.
-            draft: the text of a federation.toml without ``ca_certificate``; its comments are kept.
+            folder: the CA folder; it must not exist, or be empty.
+            draft: the text of a federation.toml without ``ca_certificate``; its comments stay.
             where: the draft's name, for errors.
             now: the time, with its zone.
-            days: how long the CA lasts.
+            days: the days until the CA expires.
 
         Raises:
             ConfigError: the draft is wrong.
-            StateError: the draft has a CA already, or the folder holds something.
+            StateError: the draft has a CA already, or the folder is not empty.
             DiskError: the folder cannot be written.
         """
         federation = FederationConfig.parse(draft, where)
@@ -107,7 +112,7 @@ class Authority:
             FEDERATION_FILE: ((PREFACE.format(pem=pem.decode("ascii")) + draft).encode("utf-8"), 0o644),
             ADMITTED_FILE: (b"{}\n", 0o600),
         }
-        _appear(folder, files)
+        _create_folder(folder, files)
         return cls.load(folder, now=now)
 
     @classmethod
@@ -115,8 +120,9 @@ class Authority:
         """Open a CA folder.
 
         Raises:
-            ConfigError: its federation.toml is missing or wrong.
-            CertificateError: a key is missing, open to others or not the CA's, or the CA has expired.
+            ConfigError: the federation.toml in it is missing or wrong.
+            CertificateError: a key is missing, readable by others or not the CA's, or the CA has
+                expired.
         """
         path = folder / FEDERATION_FILE
         text = toml.read(path)
@@ -146,38 +152,41 @@ class Authority:
         now: datetime.datetime,
         days: int = certificates.SITE_DAYS,
         replace: bool = False,
-    ) -> Admitted:
-        """Certify a site's key and seal the round key to it; the admission is on disk before the bundle exists.
+    ) -> AdmissionResult:
+        """Certify a site's key and seal the round key to it.
+
+        The admission is on disk before the bundle exists.
 
         Args:
-            request: the CSR in PEM; only its common name and its key are used.
-            fingerprint: the key's, as the site's people said it over another channel.
+            request: the signing request in PEM, of which only the common name and the key are used.
+            fingerprint: the key's fingerprint, which the site's operator told the founder over
+                another channel.
             now: the time, with its zone.
-            days: how long the certificate lasts.
-            replace: admit another key than the one that the site was admitted with.
+            days: the days until the certificate expires.
+            replace: admit a key other than the one that the site was admitted with before.
 
         Raises:
-            BundleError: the request, its name, fingerprint or key is refused.
+            BundleError: the request is refused: its form, name, fingerprint or key.
             DiskError: the admission cannot be recorded.
         """
-        name, public_key = self._vetted(request, fingerprint)
-        seen = certificates.fingerprint(public_key)
-        admitted = self.admitted()
-        before = admitted.get(name, ())
-        if before and before[-1].fingerprint != seen and not replace:
+        name, public_key = self._vet(request, fingerprint)
+        own_fingerprint = certificates.fingerprint(public_key)
+        admitted = self.admissions()
+        earlier = admitted.get(name, ())
+        if earlier and earlier[-1].fingerprint != own_fingerprint and not replace:
             raise BundleError(
-                f"{name} was admitted with another key ({before[-1].fingerprint})",
+                f"{name} was admitted with another key ({earlier[-1].fingerprint})",
                 "if the site's people confirm that they made a new one, repeat with --replace",
             )
         for other, admissions in admitted.items():
-            if other != name and any(admission.fingerprint == seen for admission in admissions):
+            if other != name and any(row.fingerprint == own_fingerprint for row in admissions):
                 raise BundleError(f"the key in the request of {name} is that of {other}", "every site has its own key")
         certificate = certificates.issue(
             self.key, self.certificate, name=name, public_key=public_key, now=now, days=days
         )
         digest = certificates.certificate_sha256(certificates.certificate_der(certificate))
-        admission = Admission(seen, digest, certificate.not_valid_after_utc.isoformat())
-        self._record({**admitted, name: (*before, admission)})
+        admission = Admission(own_fingerprint, digest, certificate.not_valid_after_utc.isoformat())
+        self._record({**admitted, name: (*earlier, admission)})
         bundle = Bundle(
             site=name,
             federation_digest=self.federation.digest,
@@ -185,20 +194,18 @@ class Authority:
             certificate=certificates.certificate_pem(certificate).decode("ascii"),
             sealed_round_key=seal(self.round_key, public_key, digest=self.federation.digest, site=name),
         )
-        former = [earlier for earlier in before if earlier.fingerprint != seen]
-        return Admitted(
+        of_former_keys = [row for row in earlier if row.fingerprint != own_fingerprint]
+        return AdmissionResult(
             site=name,
-            bundle=bundle.signed(self.key).encode(),
+            bundle=bundle.with_signature(self.key).encode(),
             admission=admission,
-            renewal=len(former) < len(before),
+            renewal=len(of_former_keys) < len(earlier),
             replaced=tuple(
-                earlier.certificate_sha256
-                for earlier in former
-                if datetime.datetime.fromisoformat(earlier.not_after) > now
+                row.certificate_sha256 for row in of_former_keys if datetime.datetime.fromisoformat(row.not_after) > now
             ),
         )
 
-    def admitted(self) -> dict[str, tuple[Admission, ...]]:
+    def admissions(self) -> dict[str, tuple[Admission, ...]]:
         """Every certificate issued, by site, oldest first; ``StateError`` when the record cannot be read."""
         path = self.folder / ADMITTED_FILE
         try:
@@ -211,8 +218,10 @@ class Authority:
         document = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sorted(admitted.items())}
         write_atomically(self.folder / ADMITTED_FILE, json.dumps(document, indent=2).encode("ascii") + b"\n")
 
-    def _vetted(self, request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
-        """The roster's name and the key of a request whose fingerprint is the one that was told."""
+    def _vet(self, request: bytes, fingerprint: str) -> tuple[SiteName, ec.EllipticCurvePublicKey]:
+        """The site and the key of a request, if the roster has the site and the key has this
+        fingerprint.
+        """
         try:
             name, public_key = certificates.read_request(request)
         except ValueError as error:
@@ -223,10 +232,10 @@ class Authority:
                 f"{suggestion(name, self.federation.roster)}",
                 "a site is admitted under its name in federation.toml only",
             )
-        seen = certificates.fingerprint(public_key)
-        if "".join(fingerprint.replace(":", " ").split()).lower() != seen.replace(":", ""):
+        own_fingerprint = certificates.fingerprint(public_key)
+        if "".join(fingerprint.replace(":", " ").split()).lower() != own_fingerprint.replace(":", ""):
             raise BundleError(
-                f"the key in the request of {name} has the fingerprint {seen}, not the one given",
+                f"the key in the request of {name} has the fingerprint {own_fingerprint}, not the one given",
                 "compare it with what `mhfl-peer site init` prints at the site",
             )
         return site_name(name), public_key
@@ -234,7 +243,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentRequest:
-    """A site's signing request and what became of its key."""
+    """A site's signing request, and whether its key is new, kept or renewed."""
 
     pem: bytes
     fingerprint: str
@@ -249,18 +258,19 @@ def request(
     now: datetime.datetime,
     renew: bool = False,
 ) -> EnrolmentRequest:
-    """Prepare a site's folder and its signing request; a key that is there is never overwritten.
+    """Prepare a site's folder and its signing request; a key that exists is never overwritten.
 
     Args:
-        folder: the site's, made when it is missing.
-        federation: what ``federation_toml`` says; it must pin a CA and name the site.
+        folder: the site's folder; it is made when it is missing.
+        federation: the parsed ``federation_toml``, which must have a CA and name the site.
         federation_toml: the text that the site keeps.
         now: the time, with its zone.
-        renew: use a second key, which replaces the first at the join of its certificate.
+        renew: make a second key, which replaces the first one when its certificate is joined.
 
     Raises:
         ConfigError: the site is not in the roster.
-        CertificateError: the file pins no CA, or one that has expired; or the site's key cannot be read.
+        CertificateError: federation.toml has no CA, or one that has expired; or the site's key
+            cannot be read.
         FederationMismatch: the folder belongs to another federation of the same name.
     """
     if folder.site not in federation.roster:
@@ -289,13 +299,16 @@ def request(
 
 
 def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> certificates.Identity:
-    """Check a bundle against the site's own federation.toml and key, and only then take what is in it.
+    """Check a bundle against the site's own federation.toml and key, then write its files into the
+    site's folder.
 
-    The certificate is written last: until then the site is what it was before, from then on it is what it becomes.
+    The certificate is written last: until then the site keeps its former identity.
 
     Raises:
-        BundleError: it is for another site, not signed by the CA, not for this key, or older than what was joined.
-        FederationMismatch: it is of another federation; the first key that differs is named.
+        BundleError: the bundle is for another site, not signed by the CA, not for this key, or
+            older than the one that was joined before.
+        FederationMismatch: the bundle is of another federation; the message names the first key
+            that differs.
         CertificateError: the site's own key or CA is missing.
         DiskError: the files cannot be written.
     """
@@ -331,7 +344,9 @@ def join(folder: SiteFolder, bundle: Bundle, *, now: datetime.datetime) -> certi
 
 
 def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[Path, ec.EllipticCurvePrivateKey]:
-    """The site's key that the certificate was made for: its first or its renewed one."""
+    """The site's key that the certificate belongs to, and its file: the first key or the renewed
+    one.
+    """
     paths = [folder.pki / name for name in (certificates.PENDING_KEY_FILE, certificates.KEY_FILE)]
     keys = {path: certificates.read_key(path) for path in paths if path.exists() or path.name == certificates.KEY_FILE}
     for path, key in keys.items():
@@ -344,7 +359,10 @@ def _requested_key(folder: SiteFolder, certificate: x509.Certificate) -> tuple[P
 
 
 def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certificate) -> None:
-    """A bundle that was joined before must not undo a renewal; a certificate that is of no use is no renewal."""
+    """Refuse a bundle that would undo a renewal.
+
+    A certificate that the site cannot use is no renewal.
+    """
     try:
         current = certificates.read_certificate(folder.pki / certificates.CERTIFICATE_FILE)
         certificates.verify_certificate(certificates.certificate_der(current), ca, folder.site, None)
@@ -361,13 +379,13 @@ def _refuse_older(folder: SiteFolder, joined: x509.Certificate, ca: x509.Certifi
 
 
 def _mismatch(path: Path, ours: str, theirs: str) -> FederationMismatch:
-    """The error about two federations of one name, which says where they part."""
+    """The error about two federations of one name; it names the first key that differs."""
     difference = _difference(toml.parse(ours, str(path)), toml.parse(theirs, "the other federation.toml"))
     return FederationMismatch(f"{path} is of another federation: {difference}")
 
 
 def _difference(ours: Any, theirs: Any, key: str = "") -> str:
-    """The first place at which two documents of different identity differ."""
+    """The first key at which two federations differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in sorted((ours.keys() | theirs.keys()) - NOT_IDENTITY):
             own, other = ours.get(name), theirs.get(name)
@@ -378,8 +396,10 @@ def _difference(ours: Any, theirs: Any, key: str = "") -> str:
     return f"{key} is {str(ours)[:80]} here and {str(theirs)[:80]} there"
 
 
-def _appear(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
-    """Make a folder with these files (content, mode) in one step: after a crash it is whole or not there."""
+def _create_folder(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Make a folder with these files (content, mode) in one step: after a crash it is whole or does
+    not exist.
+    """
     parent = folder.absolute().parent
     make_private(parent)
     building = None

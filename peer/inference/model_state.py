@@ -1,4 +1,4 @@
-"""What a site's models are used for beside its daemon: where its training stands, and a process that has torch."""
+"""A site's newest finished model state, and a process that loads torch, for other programs."""
 
 from __future__ import annotations
 
@@ -24,48 +24,50 @@ from peer.config.site_folder import SiteFolder
 from peer.core import site_memory
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting, to_json
-from peer.daemon import startup
 from peer.records.journal import Journal
+from peer.records.kept_configuration import find_change
 
 TRIES = 5
-"""A daemon with rounds of seconds may delete a state once while it is taken, hardly five times."""
+"""A daemon with rounds of seconds may delete a state once before it is linked, hardly 5 times."""
 
 HELD = "held"
-"""The folder in a site's folder with the states that processes beside the daemon use."""
+"""The folder, in a site's folder, of the states that processes beside the daemon use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The newest finished state of a site: its checkpoint, what its round had received, and the round's number.
+    """A finished state of a site: its checkpoint, the artifacts that its round used, and the
+    round's number.
 
-    ``committed`` is 0 before the first round is finished; ``state`` then names the initial model. ``generation`` is the
-    one that peers know; a restored backup counts on in the folder of the former one, where the ``journal`` is.
+    ``committed`` is 0 before the first round is finished; ``checkpoint`` is then the initial one.
+    ``generation`` is the one that peers know; a restored backup continues in the folder of the
+    former one, where the ``journal`` is.
     """
 
     journal: Path
     setting: WorkerSetting
-    state: str
+    checkpoint: str
     sources: tuple[Source, ...]
     generation: int
     committed: int
 
     def document(self) -> dict[str, Any]:
-        """What a process with torch needs, as JSON values: ``setting``, ``state`` and ``sources``."""
-        return {"setting": to_json(self.setting), "state": self.state, "sources": to_json(self.sources)}
+        """The JSON values ``setting``, ``state`` and ``sources``, for a process with torch."""
+        return {"setting": to_json(self.setting), "state": self.checkpoint, "sources": to_json(self.sources)}
 
 
-def standing(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> ModelState:
-    """Where the newest generation of a site stands, from its journal; the daemon may be running.
+def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> ModelState:
+    """The newest state of a site's newest generation, from its journal; the daemon may be running.
 
     Raises:
-        StateError: no model was made yet.
+        StateError: the site has no model yet.
     """
     number = max(folder.generations(), default=0)
     home = folder.generation(number)
-    memory, sources = _state(())
+    memory, sources = _recover(())
     if (home / "journal.db").exists():
         with contextlib.closing(Journal(home / "journal.db", read_only=True)) as journal:
-            memory, sources = journal.fold(_state)
+            memory, sources = journal.fold(_recover)
     if not memory.state:
         raise errors.StateError(f"{folder.path} holds no model yet", f"run `mhfl-peer start --site {folder.site}`")
     setting = WorkerSetting(
@@ -80,33 +82,36 @@ def standing(folder: SiteFolder, federation: FederationConfig, site: SiteConfig)
     return ModelState(home / "journal.db", setting, memory.state, sources, generation, memory.committed)
 
 
-def _state(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple[Source, ...]]:
-    """What the rows say, and what the last committed round used."""
+def _recover(stored: Iterable[site_memory.Row]) -> tuple[site_memory.Memory, tuple[Source, ...]]:
+    """The site's memory, and the sources that the last committed round used."""
     rows = list(stored)
     return site_memory.recover(rows), site_memory.used_sources(rows)
 
 
 @contextlib.contextmanager
-def trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[FederationConfig, ModelState]]:
-    """The federation and a state of the site that has been trained, by the configuration that it was trained with.
+def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[FederationConfig, ModelState]]:
+    """The federation and a trained state of the site; the configuration must be that of the
+    training.
 
-    No certificate is needed: nothing is sent. The state's files stay while this lasts, also if the daemon trains on.
+    No certificate is needed: nothing is sent. The state's files stay inside the context, also if
+    the daemon continues.
 
     Args:
         folder: of the site.
-        round: the one after which the state was finished; default: the newest.
+        round: after which the state was finished; default: the newest.
 
     Raises:
-        StateError: no round is finished, that round's weights are not kept, or the configuration is another now.
+        StateError: no round is finished, that round's weights are deleted, or the configuration has
+            changed.
     """
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     check_site(federation, site, folder.site)
-    problem = startup.changed(folder, federation, site)
+    problem = find_change(folder, federation, site)
     if problem is not None:
         raise problem
 
     def finished() -> ModelState:
-        newest = standing(folder, federation, site)
+        newest = read_newest(folder, federation, site)
         if not newest.committed:
             raise errors.StateError(
                 f"the model of {folder.site} is untrained: no round is finished", "see `mhfl-peer status`"
@@ -118,49 +123,51 @@ def trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple[Fede
 
 
 def _earlier(newest: ModelState, round: int | None) -> ModelState:
-    """The state after a round that is not the newest one, if its checkpoint is still there."""
+    """The state after an earlier round; ``StateError`` where its checkpoint is deleted."""
     home = newest.journal.parent
     with contextlib.closing(Journal(newest.journal, read_only=True)) as journal:
         rows = list(journal.rows())
-    kept = {}
-    for place, (kind, number, body) in enumerate(rows):
+    states = {}
+    for index, (kind, number, body) in enumerate(rows):
         if kind == "committed" and (home / "checkpoints" / body["state"] / "record.json").exists():
-            sources = site_memory.used_sources(rows[: place + 1])
-            kept[number] = dataclasses.replace(newest, state=body["state"], sources=sources, committed=number)
-    if round not in kept:
-        there = ", ".join(map(str, sorted(kept)))
+            sources = site_memory.used_sources(rows[: index + 1])
+            states[number] = dataclasses.replace(newest, checkpoint=body["state"], sources=sources, committed=number)
+    if round not in states:
+        rounds = ", ".join(map(str, sorted(states)))
         raise errors.StateError(
             f"the weights of {newest.setting.site_name} after round {round} are not kept "
-            f"(those after {there or 'none'} are)",
+            f"(those after {rounds or 'none'} are)",
             "name one of these, or the newest",
         )
-    return kept[round]
+    return states[round]
 
 
 @contextlib.contextmanager
 def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
-    """A standing whose files stay while this lasts, in a folder of its own; a daemon that trains on deletes them.
+    """A state whose files stay inside the context, linked into a private folder; a running daemon
+    deletes its own.
 
-    The folder is in that of the site, so that links take no space.
+    The private folder is in that of the site, so that links take no space.
 
     Args:
-        look: tells the standing; asked again where its files are gone by the time that they were to be taken.
+        look: reads the state; called again where the daemon deleted its files before they were
+            linked.
 
     Raises:
-        StateError: the files are gone each time.
+        StateError: the files were deleted each time.
     """
     for _ in range(TRIES):
-        found = look()
-        with _private_folder(Path(found.setting.base_folder)) as folder:
+        state = look()
+        with _private_folder(Path(state.setting.base_folder)) as folder:
             try:
-                _take(Path(found.setting.home), folder, found)
+                _link_files(Path(state.setting.home), folder, state)
             except FileNotFoundError as error:
                 missing = error.filename
                 continue
-            if look().state != found.state:  # what the round had received may have been deleted before it was taken
-                missing = f"what {found.state!r} had received"
+            if look().checkpoint != state.checkpoint:  # its artifacts may have been deleted before they were linked
+                missing = f"an artifact that {state.checkpoint!r} used"
                 continue
-            yield dataclasses.replace(found, setting=dataclasses.replace(found.setting, home=str(folder)))
+            yield dataclasses.replace(state, setting=dataclasses.replace(state.setting, home=str(folder)))
             return
     raise errors.StateError(f"{missing} is not there", "restore the whole folder from one backup of this site")
 
@@ -198,13 +205,15 @@ def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _take(home: Path, copy: Path, found: ModelState) -> None:
-    """Link, or copy to another disk, the checkpoint of a standing and what its round had received."""
-    artifacts = (f"artifacts/{source.artifact.sha256}.safetensors" for source in found.sources)
-    names = [name for name in artifacts if (home / name).exists()]  # most methods need none of them any more
-    names += [str(path.relative_to(home)) for path in (home / "checkpoints" / found.state).iterdir() if path.is_file()]
+def _link_files(home: Path, copy: Path, state: ModelState) -> None:
+    """Link, or copy to another disk, a state's checkpoint and the artifacts of its round."""
+    artifacts = (f"artifacts/{source.artifact.sha256}.safetensors" for source in state.sources)
+    names = [name for name in artifacts if (home / name).exists()]  # most methods do not need them any more
+    names += [
+        str(path.relative_to(home)) for path in (home / "checkpoints" / state.checkpoint).iterdir() if path.is_file()
+    ]
     (copy / "artifacts").mkdir()
-    (copy / "checkpoints" / found.state).mkdir(parents=True)
+    (copy / "checkpoints" / state.checkpoint).mkdir(parents=True)
     for name in names:
         try:
             os.link(home / name, copy / name)
@@ -215,8 +224,8 @@ def _take(home: Path, copy: Path, found: ModelState) -> None:
 
 
 @contextlib.contextmanager
-def tidied() -> Iterator[None]:
-    """SIGTERM ends this like Ctrl-C does, with the children and whatever is half written; in the main thread alone."""
+def exit_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM raise ``SystemExit``, so that children end; in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -231,22 +240,25 @@ def tidied() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_module(module: str, request: Mapping[str, Any], *, what: str, limit_s: float | None = None) -> Any:
-    """The JSON document with which a module answers a request, in a process of its own that may load torch.
+def run_module(module: str, request: Mapping[str, Any], *, name: str, limit_s: float | None = None) -> Any:
+    """A module's answer to a request, as a JSON document; it runs in a process of its own, which
+    may load torch.
 
     Args:
-        module: is run with ``python -m``; it reads the request from standard input and answers on standard output.
+        module: is run with ``python -m``; it reads the request from standard input and answers on
+            standard output.
         request: JSON values.
-        what: the answer's name in errors.
+        name: of the answer, in errors.
         limit_s: it must have answered by then.
 
     Raises:
-        WorkerFailed: it ended without an answer; the message has the last line that it said.
+        WorkerFailed: the process ended without an answer; the message has its last line of standard
+            error.
     """
     try:
-        with tidied():
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", module],  # what is called `models` or `peer` in this folder is not ours
+        with exit_on_sigterm():
+            process = subprocess.run(
+                [sys.executable, "-P", "-m", module],  # not `models` or `peer` of the current folder
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,
@@ -254,10 +266,10 @@ def run_module(module: str, request: Mapping[str, Any], *, what: str, limit_s: f
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        raise errors.WorkerFailed(f"{what} took over {limit_s:.0f} s", "look at the machine's load") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
+        raise errors.WorkerFailed(f"{name} took over {limit_s:.0f} s", "look at the machine's load") from None
+    if process.returncode:
+        lines = process.stderr.strip().splitlines()
         raise errors.WorkerFailed(
-            f"{what} failed: {lines[-1] if lines else 'it said nothing'}", "correct what it names and run it again"
+            f"{name} failed: {lines[-1] if lines else 'it said nothing'}", "correct what it names and run it again"
         )
-    return json.loads(done.stdout)
+    return json.loads(process.stdout)

@@ -1,4 +1,4 @@
-"""A site's model in somebody else's process, a notebook's for one: loaded and asked, and the process left as it was."""
+"""Predict with a site's model in another program's process, such as a notebook's."""
 
 from __future__ import annotations
 
@@ -17,69 +17,81 @@ from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting
 from peer.inference import output_files
-from peer.inference.export.predictor import Predictor, taken_from
-from peer.inference.predict import PredictionInput, classes, files, in_unit_range, items, predict_image, reading
+from peer.inference.export.predictor import Predictor, build_predictor
+from peer.inference.predict import (
+    PredictionInput,
+    describe_classes,
+    existing_files,
+    find_images,
+    image_reader,
+    in_unit_range,
+    predict_image,
+)
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 
 Input: TypeAlias = str | Path | Tensor | NDArray[Any]
 
 
-def model_of(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Predictor:
-    """What the site predicts with in a finished state: on the CPU, in evaluation mode, its weights its own.
+def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Predictor:
+    """The site's predictor in a finished state: on the CPU, in evaluation mode, with its own copy
+    of the weights.
 
     Args:
-        setting: of the site; its home is the copy that :func:`peer.inference.model_state.held` made.
+        setting: of the site; its home is the folder of :func:`peer.inference.model_state.pinned`.
         state: the checkpoint.
-        sources: what its round had received.
+        sources: the artifacts that its round used.
 
     Raises:
-        WorkError: the state is not there or does not fit, or the method predicts with what no one module can hold.
+        WorkError: the state is missing or does not fit, or the method needs more than one module to
+            predict.
     """
-    with undisturbed():
-        return taken_from(Trainer(setting), state, sources)[0]
+    with preserve_torch_settings():
+        return build_predictor(Trainer(setting), state, sources)[0]
 
 
-def trainer_of(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
-    """A trainer that holds a finished state, ready to predict and for nothing else; see ``model_of``."""
-    with undisturbed():
+def load_trainer(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) -> Trainer:
+    """A trainer with a finished state loaded, only to predict with; see ``load_model``."""
+    with preserve_torch_settings():
         trainer = Trainer(setting)
-        trainer.hold(state, sources)
+        trainer.load(state, sources)
         return trainer
 
 
-def answers(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
+def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, Any]]:
     """The predictions for files, folders, datalists and arrays, a record an image, in their order.
 
     Args:
-        trainer: holds a state.
-        inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` where the task has one channel.
+        trainer: with a state loaded.
+        inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` where the task has one
+            channel.
 
     Returns:
-        ``file`` (of an array its place among the inputs) and ``problem`` (why there is no prediction, else empty); with
-        one, of classes ``predicted`` and a probability each as ``class_0``, ``class_1`` …, of label maps ``labels``, an
-        array ``(*space)`` on the image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
+        ``file`` (of an array its number among the inputs) and ``problem`` (why there is no
+        prediction, else empty); with a prediction, of classes ``predicted`` and a probability each
+        as ``class_0``, ``class_1`` …, of label maps ``labels``, an array ``(*space)`` on the
+        image's own grid, of super-resolution ``image``, an array ``(c, *space)``.
     """
     settings = trainer.settings
-    read, _ = reading(settings.task, settings.data)
+    read, _ = image_reader(settings.task, settings.data)
 
     def load(source: PredictionInput | Tensor) -> Tensor:
-        return read(files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
+        return read(existing_files(source)) if isinstance(source, PredictionInput) else _array(source, settings)
 
-    found = []
-    with undisturbed():
+    records = []
+    with preserve_torch_settings():
         for name, source in _images(inputs, settings):
             prediction = predict_image(trainer, partial(load, source))
             if isinstance(prediction, str):
-                found.append({"file": name, "problem": prediction})
+                records.append({"file": name, "problem": prediction})
             else:
-                found.append({"file": name, "problem": "", **_answer(*prediction, settings)})
-    return found
+                records.append({"file": name, "problem": "", **_answer(*prediction, settings)})
+    return records
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Give back what a trainer sets for its own process: threads, algorithms, random numbers."""
+def preserve_torch_settings() -> Iterator[None]:
+    """Restore afterwards what a trainer sets for its process: threads, algorithms, random numbers."""
     threads = torch.get_num_threads()
     strict, only_warns = (
         torch.are_deterministic_algorithms_enabled(),
@@ -99,23 +111,23 @@ def undisturbed() -> Iterator[None]:
 
 def _images(inputs: Sequence[Input], settings: TrainingSettings) -> Iterator[tuple[str, PredictionInput | Tensor]]:
     """Each image of the inputs, with its name."""
-    for place, source in enumerate(inputs):
+    for number, source in enumerate(inputs):
         if isinstance(source, str | Path):
-            for item in items([Path(source)], settings.data):
+            for item in find_images([Path(source)], settings.data):
                 yield item.name, item
         else:
-            yield str(place), torch.as_tensor(source)
+            yield str(number), torch.as_tensor(source)
 
 
 def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
-    """An array as a file would have been read, float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
+    """An array as float32 ``(c, *space)``; ``ValueError`` says what does not fit."""
     task = settings.task
     image = values.detach().cpu().float()
     if image.ndim == task.spatial_dims and task.in_channels == 1:
         image = image[None]
     if image.ndim != task.spatial_dims + 1 or not image.numel() or image.shape[0] != task.in_channels:
-        wanted = f"({task.in_channels} channels, {task.spatial_dims} spatial dimensions)"
-        raise ValueError(f"has the shape {tuple(values.shape)}, not {wanted}")
+        expected = f"({task.in_channels} channels, {task.spatial_dims} spatial dimensions)"
+        raise ValueError(f"has the shape {tuple(values.shape)}, not {expected}")
     if not torch.isfinite(image).all():
         raise ValueError("holds a NaN or an infinity")
     return in_unit_range(image) if task.kind == "super_resolution" else image
@@ -124,9 +136,9 @@ def _array(values: Tensor, settings: TrainingSettings) -> Tensor:
 def _answer(image: Tensor, prediction: Tensor, settings: TrainingSettings) -> dict[str, Any]:
     kind = settings.task.kind
     if kind in CLASSIFYING:
-        found = classes(prediction)
-        shares = {f"class_{index}": share for index, share in enumerate(found["probabilities"])}
-        return {"predicted": found["class"], **shares}
+        prediction_of_classes = describe_classes(prediction)
+        shares = {f"class_{index}": share for index, share in enumerate(prediction_of_classes["probabilities"])}
+        return {"predicted": prediction_of_classes["class"], **shares}
     if kind == "segmentation":
         return {"labels": output_files.label_map(prediction.softmax(dim=0), tuple(image.shape[1:]))}
     return {"image": np.asarray(prediction.numpy())}

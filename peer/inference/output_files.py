@@ -1,4 +1,4 @@
-"""Predictions as files: label maps and larger images, in the format of the image that they belong to."""
+"""Write predictions to files: label maps and larger images, in the format of their images."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ PICTURE_CHANNELS = (1, 3)
 BYTE_LABELS_MAX = 256
 
 
-def target(place: Path, *, channels: int = 1) -> Path:
-    """Where the result of an image at that place goes: beside it, with the ending of the format it is written in.
+def output_path(path: Path, *, channels: int = 1) -> Path:
+    """The path of an image's result: the image's path, with the ending of the result's format.
 
-    A picture becomes ``.png``, an array ``.npy``, a NIfTI file keeps its ending, DICOM becomes ``.nii.gz``.
+    A picture becomes ``.png``, an array ``.npy``, a NIfTI file keeps its ending, DICOM becomes
+    ``.nii.gz``.
     """
-    name = place.name
+    name = path.name
     known = [ending for ending in (*ARRAYS, *READERS) if ending and name.lower().endswith(ending)]
     ending = max(known, key=len, default="")
     if ending in NIFTI:
-        return place
-    written = ".npy" if ending in ARRAYS else ".nii.gz"
+        return path
+    output_ending = ".npy" if ending in ARRAYS else ".nii.gz"
     if ending in PICTURES:
-        written = ".png" if channels in PICTURE_CHANNELS else ".npy"
-    return place.with_name(name[: len(name) - len(ending)] + written)
+        output_ending = ".png" if channels in PICTURE_CHANNELS else ".npy"
+    return path.with_name(name[: len(name) - len(ending)] + output_ending)
 
 
 def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
-    """The class with the largest share at each cell of another grid, of equal ones the first.
+    """The class with the largest share at each cell of another grid; the first of equal ones.
 
     Args:
-        shares: probabilities ``(classes, *space)``, interpolated linearly between the centres of their cells.
+        shares: probabilities ``(classes, *space)``, interpolated linearly between the centres of
+            their cells.
         grid: the sides of the map.
 
     Returns:
@@ -56,21 +58,22 @@ def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
     labels = torch.zeros(*grid, dtype=torch.uint8 if len(shares) <= BYTE_LABELS_MAX else torch.int16)
     best: Tensor | None = None
     for index, share in enumerate(shares):  # a class at a time: all at once would not fit for large volumes
-        there = F.interpolate(share[None, None], size=tuple(grid), mode=mode, align_corners=False)[0, 0]
+        interpolated = F.interpolate(share[None, None], size=tuple(grid), mode=mode, align_corners=False)[0, 0]
         if best is not None:
-            labels[there > best] = index
-        best = there if best is None else torch.maximum(best, there)
-    found: Values = labels.numpy()
-    return found
+            labels[interpolated > best] = index
+        best = interpolated if best is None else torch.maximum(best, interpolated)
+    values: Values = labels.numpy()
+    return values
 
 
-def write(path: Path, values: Values, *, like: Path, grid: Sequence[int]) -> None:
-    """Write a result where :func:`target` says; a single channel is written without a channel axis.
+def write(path: Path, values: Values, *, reference: Path, grid: Sequence[int]) -> None:
+    """Write a result to the path of :func:`output_path`; a single channel loses its channel axis.
 
     Args:
-        path: its ending says the format. A PNG takes labels as they are, and float values in [0, 1] as bytes.
+        path: its ending says the format. A PNG takes labels as they are, and float values in [0, 1]
+            as bytes.
         values: ``(c, *space)``, axes as ``peer.training.images`` reads them.
-        like: the image that it belongs to, whose geometry a volume has.
+        reference: the image of the result, whose geometry a volume gets.
         grid: the sides of that image; a volume with longer ones has proportionally smaller voxels.
 
     Raises:
@@ -87,7 +90,7 @@ def write(path: Path, values: Values, *, like: Path, grid: Sequence[int]) -> Non
         for axis, (before, after) in enumerate(zip(grid, values.shape[1:], strict=True)):
             share = before / after
             finer[axis, axis], finer[axis, 3] = share, (share - 1) / 2  # the corners stay, the centres move
-        _write_volume(path, plain if len(values) == 1 else _channels_last(values), like, finer)
+        _write_volume(path, plain if len(values) == 1 else _channels_last(values), reference, finer)
 
 
 def _write_picture(path: Path, values: Values) -> None:
@@ -105,14 +108,14 @@ def _channels_last(values: Values) -> Values:
     return np.moveaxis(values.reshape(len(values), *space, *[1] * (3 - len(space))), 0, -1)
 
 
-def _write_volume(path: Path, values: Values, like: Path, finer: NDArray[np.float64]) -> None:
+def _write_volume(path: Path, values: Values, reference: Path, finer: NDArray[np.float64]) -> None:
     kind, header = nibabel.Nifti1Image, None
-    if like.name.lower().endswith(NIFTI):
-        original = nibabel.load(like)
+    if reference.name.lower().endswith(NIFTI):
+        original = nibabel.load(reference)
         kind, header, affine = type(original), original.header, original.affine
     else:
         reader = PydicomReader()
-        affine = np.asarray(reader.get_data(reader.read(str(like)))[1]["affine"])
+        affine = np.asarray(reader.get_data(reader.read(str(reference)))[1]["affine"])
     volume = kind(values, affine @ finer, header)
     volume.header.set_data_dtype(values.dtype)
     volume.header.set_slope_inter(1, 0)

@@ -1,8 +1,9 @@
-"""A model on new data: probabilities of classes, label maps on the images' own grids, larger images.
+"""Apply a model to new data: probabilities of classes, label maps on the images' own grids, larger
+images.
 
-The model is a site's own, or one that an exported file holds. Run as ``python -m peer.inference.predict`` it reads one
-JSON document from standard input and writes one to standard output, so that who asks needs neither torch nor the memory
-for it. Nothing in the site's folder is written.
+The model is a site's own, or one in an exported file. Run as ``python -m peer.inference.predict``,
+the module reads one JSON document from standard input and writes one to standard output, so that
+the caller needs neither torch nor the memory for it. It writes nothing in the site's folder.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from peer.core.commands import Source
 from peer.core.tasks import CLASSIFYING
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.inference import output_files
-from peer.inference.export.load import Exported, opened
+from peer.inference.export.load import Exported, open_model
 from peer.training.errors import UnusableConfigurationError, reason_of
 from peer.training.images import ARRAYS, READERS, Preparation, load_images
 from peer.training.settings import DataSettings, TaskSettings
@@ -42,64 +43,66 @@ Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PredictionInput:
-    """One image to predict: its name, its files, its result's place under the output folder; or what is wrong."""
+    """One image to predict: its name, files and its result's path under the output folder; or a problem."""
 
     name: str
     images: tuple[Path, ...] = ()
-    place: Path = Path()
+    relative_path: Path = Path()
     problem: str = ""
 
 
 def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
-    """Predict every image of the inputs, in their order; each result is written as soon as it is there.
+    """Predict every image of the inputs, in their order; write each result at once.
 
     Args:
         model: predicts.
         inputs: images, folders of images, and datalists.
-        out: the folder for label maps and larger images; probabilities of classes are only answered.
+        out: the folder for label maps and larger images; probabilities of classes are only
+            returned.
 
     Returns:
-        ``predictions``, of each image ``file`` with ``class`` and ``probabilities``, or with ``output``, the file that
-        was written; and ``skipped``, ``file`` and ``reason`` of what could not be used.
+        ``predictions``, of each image ``file`` with ``class`` and ``probabilities``, or with
+        ``output``, the written file; and ``skipped``, of each unusable input ``file`` and
+        ``reason``.
 
     Raises:
         OSError: a result cannot be written.
     """
     task = model.settings.task
-    read, _ = reading(task, model.settings.data)
+    read, _ = image_reader(task, model.settings.data)
 
     def load(item: PredictionInput) -> Tensor:
-        return read(files(item))
+        return read(existing_files(item))
 
     channels = task.classes if task.kind == "super_resolution" else 1
     predictions: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
-    taken: dict[Path, str] = {}
-    for item in list(items(inputs, model.settings.data)):  # before the first result is written: it is no input
-        target = out if item.problem else output_files.target(out / item.place, channels=channels)
-        if target in taken:
-            reason = f"its result would replace that of {taken[target]}; predict it by itself"
+    used_paths: dict[Path, str] = {}
+    for item in list(find_images(inputs, model.settings.data)):  # list them first: a result is no input
+        target = out if item.problem else output_files.output_path(out / item.relative_path, channels=channels)
+        if target in used_paths:
+            reason = f"its result would replace that of {used_paths[target]}; predict it by itself"
             skipped.append({"file": item.name, "reason": reason})
             continue
-        found = predict_image(model, partial(load, item))
-        if isinstance(found, str):
-            skipped.append({"file": item.name, "reason": found})
+        result = predict_image(model, partial(load, item))
+        if isinstance(result, str):
+            skipped.append({"file": item.name, "reason": result})
             continue
-        image, prediction = found
+        image, prediction = result
         if task.kind in CLASSIFYING:
-            answer = classes(prediction)
+            answer = describe_classes(prediction)
         else:
-            taken[target] = item.name
+            used_paths[target] = item.name
             space = tuple(image.shape[1:])
             labels = task.kind == "segmentation"
             values = output_files.label_map(prediction.softmax(dim=0), space)[None] if labels else prediction.numpy()
-            output_files.write(target, values, like=item.images[0], grid=space)
+            output_files.write(target, values, reference=item.images[0], grid=space)
             answer = {"output": str(target)}
         predictions.append({"file": item.name, **answer})
     return {"predictions": predictions, "skipped": skipped}
 
 
-def items(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
+def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
     """The images in files, in folders and their sub-folders, and in the ``test`` list (else ``training``) of datalists.
 
     In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to its folder; those in
@@ -119,10 +122,10 @@ def items(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInpu
 
 
 def _in_folder(folder: Path, *, dims: int) -> Iterator[PredictionInput]:
-    found = sorted(_images(folder, dims=dims))
-    if not found:
+    images = sorted(_images(folder, dims=dims))
+    if not images:
         raise ValueError("holds no image")
-    for path in found:
+    for path in images:
         yield PredictionInput(
             str(path), (path,), path.relative_to(folder) if path != folder else Path(folder.resolve().name)
         )
@@ -158,23 +161,23 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
 
 
 def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | str:
-    """The image on its own grid and the prediction for it; or, in words, why there is none.
+    """The image on its own grid and its prediction; or the reason, in words, why there is none.
 
     Raises:
-        ConfigurationError: no image can be predicted here.
+        UnusableConfigurationError: this installation can predict no image.
     """
-    _, finish = reading(model.settings.task, model.settings.data)
+    _, finish = image_reader(model.settings.task, model.settings.data)
     try:
         image = load()
         return image, model.predict(finish(image)[None])[0]
     except UnusableConfigurationError:
         raise
-    except Exception as error:  # whatever a reader raises, or memory that is too small for this one
+    except Exception as error:  # any error of a reader, or too little memory for this image
         return " ".join((str(error) or repr(error)).split())
 
 
-def files(item: PredictionInput) -> tuple[Path, ...]:
-    """The item's files; ``ValueError`` where it is no image, or one of them is not there."""
+def existing_files(item: PredictionInput) -> tuple[Path, ...]:
+    """The input's files; ``ValueError`` where it has a problem or a file is missing."""
     if item.problem:
         raise ValueError(item.problem)
     for path in item.images:
@@ -183,8 +186,8 @@ def files(item: PredictionInput) -> tuple[Path, ...]:
     return item.images
 
 
-def reading(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
-    """How an image is read on its own grid, and what then becomes the network's input."""
+def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
+    """Functions that read an image on its own grid, and that make it the network's input."""
     if task.kind == "super_resolution":
         return lambda paths: _unit_image(paths, dims=task.spatial_dims, channels=task.in_channels), Tensor.contiguous
     preparation = Preparation(task.in_channels, data.input_size, data.normalise)
@@ -192,7 +195,7 @@ def reading(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
 
 
 def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
-    """An image of super-resolution as training sees them: 8-bit pictures are brought to [0, 1]."""
+    """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
     return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
 
 
@@ -204,7 +207,7 @@ def in_unit_range(image: Tensor) -> Tensor:
     return image
 
 
-def classes(logits: Tensor) -> dict[str, Any]:
+def describe_classes(logits: Tensor) -> dict[str, Any]:
     """The most likely class, and the probability of each, for logits ``(classes,)``."""
     shares = logits.double().softmax(dim=0)
     return {"class": int(shares.argmax()), "probabilities": [float(f"{share:.{DIGITS}g}") for share in shares.tolist()]}
@@ -228,7 +231,7 @@ def main() -> None:
 
 
 def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
-    model = opened(Path(request["model"]), sha256=request["sha256"])
+    model = open_model(Path(request["model"]), sha256=request["sha256"])
     facts = {key: model.card[key] for key in ("site", "generation", "round")}
     task = model.settings.task
     if task.kind not in CLASSIFYING and out.suffix == ".csv":
@@ -238,7 +241,7 @@ def _from_file(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any
 
 def _from_site(request: Any, inputs: Iterable[Path], out: Path) -> dict[str, Any]:
     trainer = Trainer(from_json(WorkerSetting, request["setting"]))
-    trainer.hold(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
+    trainer.load(str(request["state"]), from_json(tuple[Source, ...], request["sources"]))
     return predict(trainer, inputs, out)
 
 

@@ -1,7 +1,8 @@
-"""A site's model as a file that its operator takes away: what may be in it, what is known of it, and the ledger's row.
+"""Export a site's model as a file for its operator: other sites' consent, the model card's facts,
+the ledger's row.
 
-Torch is in the process that writes the file; here the journal is read, and the file is let go only once the ledger
-holds that it leaves.
+Another process, which loads torch, writes the file. This module reads the journal, and moves the
+file to its path only once the ledger holds the intent.
 """
 
 from __future__ import annotations
@@ -34,38 +35,38 @@ from peer.transport.manifest import decode_manifest
 
 PROCESS = "peer.inference.export.process"
 PURPOSE = "export"
-"""Of the ledger's rows; ``kind`` is the form, ``peer`` is empty: only who carries the file away knows where to."""
+"""Of the ledger's rows; ``kind`` is the form, ``peer`` is empty: only the operator knows it."""
 
 ENDINGS = {"pt2": ".pt2", "onnx": ".onnx"}
 """Of the files; a bundle is a folder of any name, or ends in ``.zip``."""
 
 CARD_ENDING, BUNDLE_CARD = ".md", Path("docs", "README.md")
-"""Of the model card: what is added to a file's name; where it is in a bundle, zipped or not."""
+"""Of the model card: added to a file's name; the card's path in a bundle, zipped or not."""
 
-ROUNDS_TOLD = 5
+ROUNDS_NAMED = 5
 """The newest rounds whose contributors a model card names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """What of other sites may be taken along, and what may not, by site with the reason."""
+    """Other sites' artifacts that the export may include, and the sites left out, with the reason."""
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
 
 
-def release(
-    folder: SiteFolder, federation: FederationConfig, standing: ModelState, *, form: str, out: Path, licence: str
+def export_model(
+    folder: SiteFolder, federation: FederationConfig, state: ModelState, *, form: str, out: Path, licence: str
 ) -> ModelExported:
-    """Export what the site predicts with; the answer is the document of ``export --json``.
+    """Export the site's predictor; return the document of ``export --json``.
 
-    What was written beside its place moves there only when it is compared and the ledger has its intent: a failure
-    leaves nothing.
+    The file moves from a staging folder to its path only after the comparison, and once the ledger
+    holds the intent. A failure leaves nothing.
 
     Args:
         folder: of the site.
         federation: its own.
-        standing: the finished state.
+        state: the finished state.
         form: ``bundle``, ``pt2`` or ``onnx``.
         out: the new file or folder.
         licence: for the model card, in words.
@@ -74,7 +75,8 @@ def release(
         UsageError: the name's ending is not the form's.
         ConfigError: a package of the extra ``export`` is not installed.
         StateError: the file or its card is there already.
-        WorkerFailed: it cannot be exported so, or it computes something else; the message has the reason.
+        WorkerFailed: the form cannot hold the model, or the file computes something else; the
+            message has the reason.
         DiskError: it cannot be written.
     """
     _check_name(form, out)
@@ -84,25 +86,27 @@ def release(
     card = out / BUNDLE_CARD if form == "bundle" else out.with_name(out.name + CARD_ENDING)
     site_folder.must_be_new(card)
     site_folder.make_private(out.parent)
-    with contextlib.closing(Journal(standing.journal, read_only=True)) as journal:
-        consent = consented(journal, standing.sources, own=folder.site)
-        if not federation.plan.keeps_last_received:  # what came was trained with, and is no part of what predicts
+    with contextlib.closing(Journal(state.journal, read_only=True)) as journal:
+        consent = collect_consent(journal, state.sources, own=folder.site)
+        if not federation.plan.keeps_last_received:  # received artifacts are no part of the predictor
             consent = Consent()
-        facts = _facts(journal, federation, standing, consent) | {"licence": licence}
-    with beside(out) as staged:
-        request = {**standing.document(), "sources": to_json(consent.sources), "form": form, "facts": facts}
-        answer = model_state.run_module(PROCESS, {**request, "out": str(staged / out.name)}, what="the export")
+        facts = _facts(journal, federation, state, consent) | {"licence": licence}
+    with staging_folder(out) as staged:
+        request = {**state.document(), "sources": to_json(consent.sources), "form": form, "facts": facts}
+        answer = model_state.run_module(PROCESS, {**request, "out": str(staged / out.name)}, name="the export")
         for path in staged.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)  # weights can reveal what they were trained on
-        moves = {path: out.parent / path.name for path in sorted(staged.iterdir(), reverse=True)}  # the card first
+        destinations = {
+            path: out.parent / path.name for path in sorted(staged.iterdir(), reverse=True)
+        }  # the card first
         row = {"peer": "", "purpose": PURPOSE, "kind": form, "sha256": answer["sha256"], "bytes": answer["bytes"]}
         with contextlib.closing(Ledger(folder.egress_db)) as ledger:
-            _let_go(ledger, moves, {**row, "round": standing.committed, "generation": standing.generation})
+            _release_files(ledger, destinations, {**row, "round": state.committed, "generation": state.generation})
     facts = answer["card"]
     return {
         "site": folder.site,
-        "generation": standing.generation,
-        "round": standing.committed,
+        "generation": state.generation,
+        "round": state.committed,
         "task": federation.task.kind,
         "format": form,
         "out": str(out),
@@ -118,26 +122,26 @@ def release(
     }
 
 
-def consented(journal: Journal, sources: Iterable[Source], *, own: str) -> Consent:
-    """Which of these sources their sites' manifests allow to be exported; what came home is this site's own."""
+def collect_consent(journal: Journal, sources: Iterable[Source], *, own: str) -> Consent:
+    """The sources whose sites' manifests allow an export; the site's own needs no consent."""
     allowed: dict[tuple[str, str], str] = {}
     for row in journal.records(("received",)):
         body = row["body"]
         allowed[body["peer"], body["sha256"]] = _refusal(base64.b64decode(body["body"]))
-    may, may_not = [], []
+    allowed_sources, left_out = [], []
     for source in sources:
         origin = str(source.origin)
         unknown = "no manifest of it is in the journal"
         reason = "" if origin == own else allowed.get((origin, source.artifact.sha256), unknown)
         if reason:
-            may_not.append((origin, reason))
+            left_out.append((origin, reason))
         else:
-            may.append(source)
-    return Consent(tuple(may), tuple(may_not))
+            allowed_sources.append(source)
+    return Consent(tuple(allowed_sources), tuple(left_out))
 
 
 def _refusal(body: bytes) -> str:
-    """Why the artifact of a manifest may not be exported, empty if it may; its signature was verified when it came."""
+    """Why a received manifest, whose signature is verified, allows no export; empty if it does."""
     try:
         manifest = decode_manifest(body)
     except ValueError as error:
@@ -145,18 +149,18 @@ def _refusal(body: bytes) -> str:
     return "" if manifest.reexport else "its manifest does not say reexport = true"
 
 
-def _facts(journal: Journal, federation: FederationConfig, standing: ModelState, consent: Consent) -> dict[str, Any]:
-    """What the model card tells that only the journal and the configuration know."""
-    rounds = recent_rounds(journal, last=ROUNDS_TOLD)
-    measured = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
-    measured = [row for row in measured if row["round"] <= standing.committed]
-    newest = measured[-1] if measured else {"round": None, "body": {"metrics": {}}}
+def _facts(journal: Journal, federation: FederationConfig, state: ModelState, consent: Consent) -> dict[str, Any]:
+    """The model card's facts from the journal and the configuration."""
+    rounds = recent_rounds(journal, last=ROUNDS_NAMED)
+    evaluated = [row for row in journal.records(("evaluated",)) if row["body"]["metrics"]]
+    evaluated = [row for row in evaluated if row["round"] <= state.committed]
+    newest = evaluated[-1] if evaluated else {"round": None, "body": {"metrics": {}}}
     return {
-        "site": str(standing.setting.site_name),
+        "site": str(state.setting.site_name),
         "federation": {"name": federation.name, "digest": federation.digest, "sites": list(federation.roster)},
         "method": {"name": federation.method.name, "parameters": to_json(federation.parameters)},
-        "generation": standing.generation,
-        "round": standing.committed,
+        "generation": state.generation,
+        "round": state.committed,
         "rounds": federation.rounds,
         "metrics": {"round": newest["round"], "site": newest["body"]["metrics"]},
         "contributors": [
@@ -164,7 +168,7 @@ def _facts(journal: Journal, federation: FederationConfig, standing: ModelState,
             for each in rounds
         ],
         "left_out": dict(consent.left_out),
-        "precision": standing.setting.site["training"]["precision"],
+        "precision": state.setting.site["training"]["precision"],
         "exported": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
@@ -178,8 +182,8 @@ def _check_name(form: str, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def beside(out: Path) -> Iterator[Path]:
-    """A private folder on the same disk, which is gone afterwards with everything that is left in it."""
+def staging_folder(out: Path) -> Iterator[Path]:
+    """A private folder beside the path, on the same disk, deleted afterwards with its content."""
     try:
         staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
@@ -190,16 +194,16 @@ def beside(out: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _let_go(ledger: Ledger, moves: Mapping[Path, Path], row: Mapping[str, Any]) -> None:
-    """Write down that it leaves, move it to its place, write down that it left."""
-    for place in moves.values():
-        site_folder.must_be_new(place)
+def _release_files(ledger: Ledger, destinations: Mapping[Path, Path], row: Mapping[str, Any]) -> None:
+    """Write the intent to the ledger, move the files to their paths, write the outcome."""
+    for path in destinations.values():
+        site_folder.must_be_new(path)
     intent = ledger.intend(**row)
     try:
-        for staged, place in moves.items():
-            staged.replace(place)
-            sync_folder(place.parent)
+        for staged, path in destinations.items():
+            staged.replace(path)
+            sync_folder(path.parent)
     except OSError as error:
         ledger.settle(intent, bytes=0, outcome="broken")
-        raise errors.DiskError(f"{place} cannot be written: {error.strerror}") from error
+        raise errors.DiskError(f"{path} cannot be written: {error.strerror}") from error
     ledger.settle(intent, bytes=row["bytes"], outcome="complete")

@@ -1,7 +1,8 @@
-"""What a method declares. It runs no loop, opens no file and logs nothing: that is ``peer.training``'s, for all alike.
+"""What a method declares. It runs no loop, opens no file and logs nothing: ``peer.training`` does,
+alike for all.
 
-A stage of a method is a function from a ``StageContext`` (the site's networks, what came, the parameters) to a
-``Stage`` (which networks run, what steps them, the losses of a batch).
+A stage of a method is a function from a ``StageContext`` (the site's networks, the received ones,
+the parameters) to a ``Stage`` (the networks that run, the optimiser steps on a batch, the losses).
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 """Names of networks: the local model; FedSKD's received one; another site's model that only passes through."""
 
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
-"""Names of what a site keeps beside its local model, by method."""
+"""Names of the local networks beside the local model, by method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One minibatch on the device.
 
-    ``images`` are ``(b, c, *space)``; ``targets`` are classes ``(b,)``, label maps ``(b, *space)`` or images
-    ``(b, c, *space)``; ``masks`` are regions: ``(r, *space)``, or ``(b, r, *space)`` where the images were moved.
+    ``images`` are ``(b, c, *space)``; ``targets`` are classes ``(b,)``, label maps ``(b, *space)``
+    or images ``(b, c, *space)``; ``masks`` are regions: ``(r, *space)``, or ``(b, r, *space)``
+    where the augmentation moved the images.
     """
 
     images: Tensor
@@ -38,7 +40,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One scalar of a loss and its weight; a weight of 0 makes it a number to report that trains nothing."""
+    """One scalar of a loss and its weight; a term of weight 0 is reported and trains nothing."""
 
     value: Tensor
     weight: float = 1.0
@@ -52,15 +54,16 @@ class Forward(Protocol):
 
 
 Losses = Callable[[Batch, Forward], Mapping[str, Term]]
-"""The terms of a batch by name, computed in float32 outside autocast; their weighted sum is minimised."""
+"""The terms of a batch by name, in float32; the loop minimises their weighted sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the optimisers of ``trains``: those networks are in train mode, all others are frozen.
+    """One step of the optimisers of ``trains``: those networks are in train mode, all others are
+    frozen.
 
-    Frozen is: evaluation mode, no gradient to its parameters, no optimiser. Gradients do pass through to its inputs.
-    A move that trains none only measures.
+    A frozen network is in evaluation mode, its parameters have no gradient and no optimiser.
+    Gradients do pass through it to its inputs. A step that trains no network only measures.
     """
 
     trains: tuple[str, ...]
@@ -71,11 +74,13 @@ class Step:
 class Stage:
     """A training stage, ready to run.
 
-    Each network that a move trains has an Adam of its own over those of its parameters that require a gradient.
+    Each network that a step trains has an Adam of its own over those of its parameters that require
+    a gradient.
 
     Attributes:
         networks: by name, the local one as ``dam``.
-        passes: what is done with each batch, in order; the batches are gone through once for each pass.
+        passes: each is a run through all batches, with these optimiser steps on every batch, in
+            order.
         summary: further numbers from the stage's mean terms.
     """
 
@@ -85,27 +90,27 @@ class Stage:
 
     @property
     def trains(self) -> tuple[str, ...]:
-        """Every network that some move trains."""
-        return tuple(dict.fromkeys(name for moves in self.passes for move in moves for name in move.trains))
+        """Every network that some step trains."""
+        return tuple(dict.fromkeys(name for steps in self.passes for step in steps for name in step.trains))
 
 
-def one_move(networks: Mapping[str, nn.Module], trains: tuple[str, ...], losses: Losses, **summary: Any) -> Stage:
-    """A stage of one pass with one step a batch."""
+def one_step_stage(networks: Mapping[str, nn.Module], trains: tuple[str, ...], losses: Losses, **summary: Any) -> Stage:
+    """A stage of one pass with one optimiser step a batch."""
     return Stage(networks, ((Step(trains, losses),),), **summary)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Where the networks that a method keeps are made.
+    """What a method needs to build its networks for one site.
 
     Attributes:
         site: this site's name.
         task: the task's kind.
         classes: of the predictions.
         parameters: the method's.
-        output: the local model's, for one image of zeros: its shapes are what the others must fit.
-        shared_output: that of the network of ``[shared_model]``, where there is one.
-        make_shared: makes that network, with weights from torch's global generator.
+        output: the local model's, for one image of zeros; the networks must fit its shapes.
+        shared_output: that of the network of ``[shared_model]``, or none without that table.
+        build_shared: builds that network, with weights from torch's global generator.
     """
 
     site: str
@@ -114,7 +119,7 @@ class BuildContext:
     parameters: Mapping[str, Any]
     output: Output
     shared_output: Output | None
-    make_shared: Callable[[], Network]
+    build_shared: Callable[[], Network]
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,10 @@ class StageContext:
         site: this site's name.
         task: the task's kind.
         parameters: the method's.
-        networks: what the site keeps: the local model as ``dam``, and what the method's ``keeps`` made.
+        networks: the local model as ``dam``, and the method's ``local_networks``.
         received: the sources' networks by origin in roster order, loaded, not yet frozen.
-        seeded: gives torch's global generator the seed for something that is made on the way, by what it is for.
+        seed_torch: seeds torch's global generator before a stage builds layers; the arguments say
+            what for.
     """
 
     site: str
@@ -135,7 +141,7 @@ class StageContext:
     parameters: Mapping[str, Any]
     networks: Mapping[str, Any]
     received: Mapping[str, nn.Module]
-    seeded: Callable[..., None] = lambda *purpose: None
+    seed_torch: Callable[..., object] = lambda *purpose: None
 
     @property
     def dam(self) -> Network:
@@ -144,23 +150,23 @@ class StageContext:
         return dam
 
 
-def any_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """No demands on the networks."""
+def accept_any_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Demand nothing of the site's networks."""
     return None
 
 
-def any_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """No demands on what came."""
+def accept_any_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """Demand nothing of a received network."""
     return None
 
 
-def whole(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
-    """Every parameter and buffer."""
+def all_tensors(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
+    """The names of every parameter and buffer."""
     return list(network.state_dict())
 
 
-def head(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The head's parameters and buffers."""
+def head_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
+    """The names of the head's parameters and buffers."""
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
@@ -171,47 +177,50 @@ def predict_locally(context: StageContext, images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
-    """A kept network that a site sends whole beside its head, for receivers to average with their own.
+class AveragedNetwork:
+    """A local network that a site sends whole beside its head; receivers average it with their own.
 
     Attributes:
-        name: of the network, and what its tensors' names in the artifact begin with.
-        theirs: makes the one that another site sends, given the place here, that site's name, its head and the names of
-            its state; ``ValueError`` says why there can be none.
+        name: of the network; its tensors' names in the artifact begin with it.
+        build_received: builds the network that another site sends, given this site's build context,
+            the other site's name, its head and the names of the network's state; ``ValueError``
+            says why it cannot.
         join: makes one module of a head and the network that came with it.
     """
 
     name: str
-    theirs: Callable[[BuildContext, str, nn.Module, Collection[str]], nn.Module]
+    build_received: Callable[[BuildContext, str, nn.Module, Collection[str]], nn.Module]
     join: Callable[[nn.Module, Any], nn.Module]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its stages under the names of its plan, what a site keeps and sends, and how it predicts.
+    """A method: its stages under the names of its plan, a site's networks and artifacts, and the
+    prediction.
 
     Attributes:
         stages: by the plan's stage name.
-        keeps: how each network that a site keeps beside its local model is made, by name; a maker is given those
-            made before it.
-        sends: the name of the kept network whose state is the artifact.
-        sent: the names in that network's state that are sent (and averaged where the plan averages).
-        companion: what goes with the head, if anything does.
+        local_networks: builds each network that a site has beside its local model, by name, given
+            the networks built before it.
+        artifact_network: the name of the local network whose state is the artifact.
+        artifact_tensors: the names in that network's state that the site sends, and averages where
+            the plan averages.
+        averaged_with_head: the network that travels with the head, or none.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
-        unfit: given outputs of the local and of the shared model, the parameters and whether there are region masks:
-            why the method cannot work here, or nothing.
-        mismatch: given outputs of the local model and of what came (of a head: for a feature of zeros): why the method
-            cannot use it, or nothing.
+        check_local: given outputs of the local and of the shared model, the parameters and whether
+            there are region masks: why the method cannot work here, or none.
+        check_received: given outputs of the local and of the received model (of a received head:
+            for a feature of zeros) and the parameters: why the method cannot use it, or none.
     """
 
     stages: Mapping[str, Callable[[StageContext], Stage]]
-    keeps: Mapping[str, Callable[[BuildContext, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
-    sends: str = DAM
-    sent: Callable[[Network, Mapping[str, Any]], Collection[str]] = whole
-    companion: Companion | None = None
+    local_networks: Mapping[str, Callable[[BuildContext, Mapping[str, Any]], nn.Module]] = field(default_factory=dict)
+    artifact_network: str = DAM
+    artifact_tensors: Callable[[Network, Mapping[str, Any]], Collection[str]] = all_tensors
+    averaged_with_head: AveragedNetwork | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
-    unfit: Callable[..., str | None] = any_local
-    mismatch: Callable[[Output, Output, Mapping[str, Any]], str | None] = any_received
+    check_local: Callable[..., str | None] = accept_any_local
+    check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
 
     @classmethod
     def of(cls, plan: Plan) -> Method:

@@ -11,7 +11,7 @@ DICE_CE = {
         "dice_ce", "supervised loss of segmentation; other tasks have one", choices=("dice_ce", "dice", "ce")
     ),
 }
-"""What ``peer.methods.supervised.scene_loss`` reads: a method that calls it has this parameter."""
+"""Methods that call ``peer.methods.supervised.stage_loss`` have this parameter."""
 
 DICE = {"segmentation_loss": replace(DICE_CE["segmentation_loss"], default="dice")}
 CE = {"segmentation_loss": replace(DICE_CE["segmentation_loss"], default="ce")}

@@ -47,12 +47,12 @@ class PackageMissing(ConfigError):  # noqa: N818 - the name is the fact
 
 
 def installed_methods() -> list[tuple[str, str]]:
-    """The methods of installed packages: each one's name, and the package as federation.toml must name it."""
+    """The names of installed packages' methods, and the packages as federation.toml names them."""
     return sorted((name, package) for name, package in _entry_points() if name not in PLANS)
 
 
 def method_names() -> list[str]:
-    """Every method that there is here, the built-in ones first."""
+    """The names of all methods on this machine, the built-in ones first."""
     return list(dict.fromkeys([*PLANS, *(name for name, _ in installed_methods())]))
 
 
@@ -65,8 +65,9 @@ def find_plan(name: str, package: str | None = None) -> Plan:
         package: ``DISTRIBUTION==VERSION``, for a method that is not built in.
 
     Raises:
-        PackageMissing: the package is not here in this version; the remedy says how to install it.
-        ConfigError: there is no such method, or its entry point gives no plan.
+        PackageMissing: the package is not installed in this version; the remedy says how to install
+            it.
+        ConfigError: there is no such method, or its entry point names no plan.
     """
     if name in PLANS:
         if package is not None:
@@ -81,11 +82,11 @@ def find_plan(name: str, package: str | None = None) -> Plan:
             f"method {name!r} comes with a package, which must be the same one at every site",
             f'write package = "{packages[0]}" below the name of the method',
         )
-    named = [point for (key, pin), point in entry_points.items() if (key, _normal(pin)) == (name, _normal(package))]
-    if not named:
+    matching = [point for (key, pin), point in entry_points.items() if (key, _normal(pin)) == (name, _normal(package))]
+    if not matching:
         raise _missing(name, package)
     try:
-        plan = named[0].load()
+        plan = matching[0].load()
     except Exception as error:  # somebody else's module
         raise ConfigError(f"the plan of method {name!r} in {package} cannot be loaded: {error}") from error
     if not isinstance(plan, Plan):
@@ -100,27 +101,27 @@ def _normal(package: str) -> str:
 
 
 def _entry_points() -> dict[tuple[str, str], importlib.metadata.EntryPoint]:
-    """By name and package."""
-    found = {}
+    """The entry points of installed plans, by name and package."""
+    entry_points = {}
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry_point.dist is not None:
-            found[entry_point.name, f"{entry_point.dist.name}=={entry_point.dist.version}"] = entry_point
-    return found
+            entry_points[entry_point.name, f"{entry_point.dist.name}=={entry_point.dist.version}"] = entry_point
+    return entry_points
 
 
 def _missing(name: str, package: str) -> ConfigError:
-    """Why the package does not give the method here."""
-    named = PACKAGE.fullmatch(package)
-    if named is None:
+    """The error of a package that does not give the method on this machine."""
+    match = PACKAGE.fullmatch(package)
+    if match is None:
         return ConfigError(f"package = {package!r} of method {name!r} is not DISTRIBUTION==VERSION")
-    distribution, version = named.groups()
-    here: str | None
+    distribution, version = match.groups()
+    installed: str | None
     try:
-        here = importlib.metadata.version(distribution)
+        installed = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        here = None
-    if here == version:
+        installed = None
+    if installed == version:
         return ConfigError(f"{package} has no method {name!r}", "`mhfl-peer methods` lists all that are here")
-    instead = "which is not installed" if here is None else f"but {here} is installed"
+    instead = "which is not installed" if installed is None else f"but {installed} is installed"
     remedy = f"run `pip install {package}` in the environment of mhfl-peer"
     return PackageMissing(f"method {name!r} comes with {package}, {instead}", remedy)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from losses import dice_ce_loss, dice_loss
-from peer.methods.method import Batch, Forward, Stage, StageContext, Term, one_move
+from peer.methods.method import Batch, Forward, Stage, StageContext, Term, one_step_stage
 
 
 class Supervised(NamedTuple):
@@ -25,34 +25,34 @@ SUPERVISED: dict[str, Supervised] = {
     "segmentation": Supervised("dice_ce", dice_ce_loss),
     "super_resolution": Supervised("l1", F.l1_loss),
 }
-"""By task kind; of segmentation the one that a method takes unless it says otherwise."""
+"""By task kind; for segmentation the default of the methods' parameter ``segmentation_loss``."""
 
 SEGMENTATION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dice_ce": dice_ce_loss,
     "dice": dice_loss,
     "ce": F.cross_entropy,
 }
-"""The losses of segmentation among which a method chooses, by the name that its parameter has."""
+"""By value of the methods' parameter ``segmentation_loss``."""
 
 
-def supervised(task: str, segmentation: str = "dice_ce") -> Supervised:
-    """The task's loss; ``segmentation``, a key of ``SEGMENTATION_LOSSES``, matters to segmentation alone."""
+def supervised_loss(task: str, segmentation: str = "dice_ce") -> Supervised:
+    """The task's loss; ``segmentation`` is a key of ``SEGMENTATION_LOSSES``."""
     if task == "segmentation":
         return Supervised(segmentation, SEGMENTATION_LOSSES[segmentation])
     return SUPERVISED[task]
 
 
-def scene_loss(context: StageContext) -> Supervised:
-    """The loss of the scene's task, of segmentation the one that its parameters choose."""
-    return supervised(context.task, context.parameters["segmentation_loss"])
+def stage_loss(context: StageContext) -> Supervised:
+    """The loss of the context's task and, for segmentation, of its parameters."""
+    return supervised_loss(context.task, context.parameters["segmentation_loss"])
 
 
 def supervised_stage(context: StageContext, name: str, network: nn.Module) -> Stage:
-    """Train one network on the labels alone, all of its parameters."""
-    loss = scene_loss(context)
+    """Train all parameters of one network on the labels alone."""
+    loss = stage_loss(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         prediction = forward(name, batch.images).prediction
         return {f"{loss.name}_{name}": Term(loss.loss(prediction.float(), batch.targets))}
 
-    return one_move({name: network}, (name,), losses)
+    return one_step_stage({name: network}, (name,), losses)

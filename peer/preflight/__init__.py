@@ -1,1 +1,3 @@
-"""What `mhfl-peer check` looks at before a site runs; each finding is ok, a warning or a failure, with its remedy."""
+"""The checks of `mhfl-peer check`: each gives findings, which are ok, a warning or a failure with a
+remedy.
+"""

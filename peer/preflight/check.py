@@ -1,4 +1,4 @@
-"""Everything that a start needs, in the order in which it would fail."""
+"""All checks of a site, in the order in which a start would fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from peer import errors
-from peer.audit.folder_check import consistent
+from peer.audit.folder_check import check_folder
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -17,19 +17,22 @@ from peer.identity.certificates import Identity
 from peer.inference import model_state
 from peer.preflight import local
 from peer.preflight.finding import Finding
-from peer.preflight.peers import Reach
+from peer.preflight.peers import ReachabilityCheck
 from peer.preflight.training import Trial, rehearse
+from peer.records.kept_configuration import find_change
 from peer.transport.control import ControlClient
 
 
 def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WORKER) -> Iterator[Finding]:
-    """Look at everything, and change nothing; ``peer.preflight.local`` comes before this can be imported.
+    """Check everything, and change nothing.
+
+    Import this module only after ``local.check_packages`` found nothing.
 
     Args:
-        folder: the site's.
-        train: also start a worker, load the data, build the model and try a step of each stage, which takes a while;
-            not while a daemon runs.
-        worker: what to execute as the worker.
+        folder: the site's folder.
+        train: also start a worker, load the data, build the model and try a step of each stage.
+            That takes a while, and is not done while a daemon runs.
+        worker: the worker's command.
     """
     try:
         federation, site, own = startup.load(folder)
@@ -38,49 +41,55 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         return
     name = federation.method.name
     yield Finding("configuration", "ok", f"{federation.name}, digest {federation.digest[:12]}, {name}")
-    running, status = _daemon(folder)
+    running, status = _check_daemon(folder)
     if running is None:
-        yield from _folder(folder, federation, site, own)
+        yield from _check_folder(folder, federation, site, own)
     if running is not None:
         yield running
-    yield from local.certificate_findings(own, federation)
-    ports = list(_ports(site, running is not None, status))
+    yield from local.check_certificates(own, federation)
+    ports = list(_check_ports(site, running is not None, status))
     yield from ports
-    data, samples = local.data(federation, site)
+    data, samples = local.check_data(federation, site)
     yield data
-    # Beside a daemon that trains, a second worker could take the memory that the first one needs.
-    steps = samples if train and running is None and data.verdict != "failure" else None
-    reach = None if running is not None and status is None else (status, ports[0].verdict == "ok")
-    with model_state.tidied():
-        trial, peers = asyncio.run(_together(folder, federation, site, own.name, worker, steps, reach))
+    # Beside a training daemon, a second worker could take the memory that the first one needs.
+    samples_to_try = samples if train and running is None and data.verdict != "failure" else None
+    reachability = None if running is not None and status is None else (status, ports[0].verdict == "ok")
+    with model_state.exit_on_sigterm():
+        trial, peers = asyncio.run(
+            _try_and_dial(folder, federation, site, own.name, worker, samples_to_try, reachability)
+        )
     yield from trial.findings
-    yield local.policy(federation, site, trial.artifact_bytes)
-    yield from local.disk(folder, federation, trial.artifact_bytes)
-    yield from local.distillation(folder)
-    yield from local.global_test(federation, site)
+    yield local.check_policy(federation, site, trial.artifact_bytes)
+    yield from local.check_disk(folder, federation, trial.artifact_bytes)
+    yield from local.check_distillation(folder)
+    yield from local.check_global_test(federation, site)
     yield from peers
 
 
-def _folder(folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity) -> Iterator[Finding]:
-    """What a start would say to what is in the folder; only while nobody writes there."""
+def _check_folder(
+    folder: SiteFolder, federation: FederationConfig, site: SiteConfig, own: Identity
+) -> Iterator[Finding]:
+    """The reasons why a start would refuse the folder; only while no daemon writes there."""
     try:
-        for remark in consistent(folder, federation, own):
+        for remark in check_folder(folder, federation, own):
             yield Finding("folder", "warning", remark, 'see "Back up and restore" in `mhfl-peer help site`')
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return
-    change = startup.changed(folder, federation, site)
+    change = find_change(folder, federation, site)
     if change is not None:
         yield Finding("journal", "failure", change.message, change.remedy)
 
 
-def _daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
-    """Whether a daemon has the folder, and what it says of itself."""
+def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
+    """A finding if another process has locked the folder, and its status if it is a daemon that
+    answers.
+    """
     try:
         with folder.locked():
             return None, None
     except errors.LockedError as error:
-        held = error
+        locked = error
     except errors.DiskError as error:
         return Finding("daemon", "failure", error.message, error.remedy), None
     try:
@@ -88,32 +97,32 @@ def _daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
             status = client.show("status")
     except errors.PeerError as error:
         return Finding(
-            "daemon", "warning", f"{held.message}, which does not answer: {error.message}", held.remedy
+            "daemon", "warning", f"{locked.message}, which does not answer: {error.message}", locked.remedy
         ), None
     where = f"round {status['round']} of {status['rounds']}, {status['phase']}"
     return Finding("daemon", "ok", f"runs, as process {status['pid']}: {where}; no step is tried beside it"), status
 
 
-def _ports(site: SiteConfig, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
-    """The addresses that the daemon listens on: peers' first."""
+def _check_ports(site: SiteConfig, running: bool, status: dict[str, Any] | None) -> Iterator[Finding]:
+    """The addresses that the daemon listens on: first the one for peers."""
     if running:
         yield Finding("listen", "ok", f"the daemon has {status['listen'] if status else site.listen}")
         return
-    yield local.port("listen", site.listen, key="listen")
+    yield local.check_port("listen", site.listen, key="listen")
     if site.metrics.listen is not None:
-        yield local.port("metrics", site.metrics.listen, key="[metrics] listen")
+        yield local.check_port("metrics", site.metrics.listen, key="[metrics] listen")
 
 
-async def _together(
+async def _try_and_dial(
     folder: SiteFolder,
     federation: FederationConfig,
     site: SiteConfig,
     name: SiteName,
     worker: Sequence[str],
     samples: int | None,
-    reach: tuple[dict[str, Any] | None, bool] | None,
+    reachability: tuple[dict[str, Any] | None, bool] | None,
 ) -> tuple[Trial, list[Finding]]:
-    """The worker's trial and the look at the peers, which both mostly wait."""
+    """Try a worker and dial the peers at the same time: both mostly wait."""
 
     async def trial() -> Trial:
         if samples is None:
@@ -121,9 +130,9 @@ async def _together(
         return await rehearse(folder, federation, site, name, worker=worker, samples=samples)
 
     async def peers() -> list[Finding]:
-        if reach is None:
+        if reachability is None:
             return []
-        status, listening = reach
-        return await Reach(folder, federation, site, name, status).look(listening=listening)
+        status, listening = reachability
+        return await ReachabilityCheck(folder, federation, site, name, status).run(listening=listening)
 
     return await asyncio.gather(trial(), peers())

@@ -1,4 +1,4 @@
-"""One line of the preflight."""
+"""A finding: one line of `mhfl-peer check`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do where it is not well."""
+    """The subject of a check, the verdict on it, and a remedy unless the verdict is "ok"."""
 
     subject: str
     verdict: Verdict
@@ -18,6 +18,6 @@ class Finding:
     remedy: str = ""
 
     @classmethod
-    def judged(cls, subject: str, message: str, remedy: str = "", *, failure: bool = False) -> Finding:
-        """Ok without a remedy; with one a warning, or a failure."""
+    def by_remedy(cls, subject: str, message: str, remedy: str = "", *, failure: bool = False) -> Finding:
+        """A finding that is ok without a remedy, and with one a warning, or a failure."""
         return cls(subject, "ok" if not remedy else "failure" if failure else "warning", message, remedy)

@@ -1,6 +1,7 @@
-"""Whether `models` and `losses` are ours: another distribution may have packages of these names.
+"""The checks of this machine: packages, certificates, disk, ports, policy, data and the last round.
 
-This module imports nothing that needs them, so that it can say so where nothing else could.
+Another distribution may have packages named `models` or `losses`. This module imports neither, so
+that it can report that where all other modules fail to import.
 """
 
 from __future__ import annotations
@@ -26,64 +27,76 @@ from peer.preflight.finding import Finding
 from peer.records.history import recent_rounds
 from peer.records.journal import Journal
 
-OURS = "mhfl-peer"
+DISTRIBUTION = "mhfl-peer"
 NAMES = ("models", "losses")
-REMEDY = f"uninstall the other distribution, or use a virtual environment for {OURS} alone"
+REMEDY = f"uninstall the other distribution, or use a virtual environment for {DISTRIBUTION} alone"
 
 
-def packages() -> Iterator[Finding]:
-    """Where another distribution's ``models`` or ``losses`` would be imported instead of ours, or lies over them."""
+def check_packages() -> Iterator[Finding]:
+    """Findings where another distribution's ``models`` or ``losses`` hides or overwrites those of
+    this one.
+    """
     home = Path(__file__).resolve().parents[2]
     owners = importlib.metadata.packages_distributions()
     for name in NAMES:
-        found = importlib.util.find_spec(name)
-        where = Path(found.origin).resolve().parents[1] if found is not None and found.origin else None
-        others = sorted(set(owners.get(name, ())) - {OURS})
+        spec = importlib.util.find_spec(name)
+        where = Path(spec.origin).resolve().parents[1] if spec is not None and spec.origin else None
+        others = sorted(set(owners.get(name, ())) - {DISTRIBUTION})
         if where != home:
-            what = f"comes from {where}, not from {OURS} in {home}" if where else f"is missing from {OURS} in {home}"
+            problem = (
+                f"comes from {where}, not from {DISTRIBUTION} in {home}"
+                if where
+                else f"is missing from {DISTRIBUTION} in {home}"
+            )
         elif others:
-            what = f"is also that of {', '.join(others)}, whose files may have replaced those of {OURS}"
+            problem = f"is also that of {', '.join(others)}, whose files may have replaced those of {DISTRIBUTION}"
         else:
             continue
-        yield Finding(f"package {name}", "failure", f"package {name!r} {what}", REMEDY)
+        yield Finding(f"package {name}", "failure", f"package {name!r} {problem}", REMEDY)
 
 
 FREE_BYTES_MIN = 5 << 30
-"""A few rounds of a ResNet-101's artifacts and checkpoints: asked for where the model's own size is not known."""
+"""Artifacts and checkpoints of a few rounds of a ResNet-101: required where the model's own size is
+unknown.
+"""
 ADAM_STATES = 3
-"""A checkpoint's states a parameter: the weight and Adam's two moments."""
+"""Values per parameter in a checkpoint: the weight and Adam's two moments."""
 CHECKPOINTS_MAX = limits.CHECKPOINTS_KEPT + 3
-"""The kept ones, the stages of a round that is under way, and a partial one."""
+"""The finished rounds', those of the current round's stages, and one that is being written."""
 DISTILLATION_SHARE_MIN = 0.01
 """Below this share of the supervised loss, distillation hardly moves a weight (METHODS of FedSKD: choose gamma)."""
-REMOTE = frozenset({"afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "lustre", "nfs", "nfs4", "smb3"})
-"""File systems of a network, on which neither SQLite's log nor a lock can be relied upon."""
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "lustre", "nfs", "nfs4", "smb3"}
+)
+"""Network file systems, on which SQLite's log and locks are unreliable."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 
-def certificate_findings(own: certificates.Identity, federation: FederationConfig) -> Iterator[Finding]:
-    """How long the site's certificate and the federation's CA are valid, and which round key the site has."""
+def check_certificates(own: certificates.Identity, federation: FederationConfig) -> Iterator[Finding]:
+    """The days until the site's certificate and the CA's expire, and the tag of the site's round
+    key.
+    """
     days = certificates.certificate_days(own.certificate, now())
     renew = "run `mhfl-peer site init --renew` and have the founder admit it"
-    yield Finding.judged(
+    yield Finding.by_remedy(
         "certificate", f"valid for {days} more days", renew if days < limits.CERTIFICATE_DAYS_MIN else ""
     )
     ca_days = certificates.certificate_days(own.ca, now())
     anew = "the founder must found the federation anew"
-    yield Finding.judged(
+    yield Finding.by_remedy(
         "CA", f"valid for {ca_days} more days", anew if ca_days < 2 * limits.CERTIFICATE_DAYS_MIN else ""
     )
     tag = round_key_tag(own.round_key, federation.digest)
     yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
 
 
-def disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:
-    """Whether the site's folder can be written, and holds what is kept of several rounds.
+def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:
+    """Whether the site's folder is writable, and its disk has room for the files of several rounds.
 
     Args:
-        folder: the site's.
-        federation: says how many artifacts of how many sites are kept.
-        artifact_bytes: the size of what the site sends; nothing where that is not known.
+        folder: the site's folder.
+        federation: its rules give the number of artifacts to keep.
+        artifact_bytes: the size of the artifact that the site sends, if known.
     """
     path = folder.path
     try:
@@ -92,37 +105,41 @@ def disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int |
     except OSError as error:
         yield Finding("disk", "failure", f"{path} is not writable: {error.strerror}", "give this user the folder")
         return
-    free, needed, what = shutil.disk_usage(path).free, FREE_BYTES_MIN, "artifacts and checkpoints of several rounds"
+    free, needed, need = shutil.disk_usage(path).free, FREE_BYTES_MIN, "artifacts and checkpoints of several rounds"
     if artifact_bytes is not None:
         received = len(federation.site) - 1 if federation.plan.pattern == "all_to_all" else 1
         files = federation.pace.artifact_rounds_max + received + ADAM_STATES * CHECKPOINTS_MAX
-        needed, what = files * artifact_bytes, f"{files} times {artifact_bytes / 2**20:.1f} MiB are kept of rounds"
-    remedy = f"free space: {what}" if free < needed else ""
-    yield Finding.judged("disk", f"{free / 2**30:.1f} GiB free at {path}", remedy)
-    kind = filesystem(path)
-    if kind in REMOTE:
+        needed, need = files * artifact_bytes, f"{files} times {artifact_bytes / 2**20:.1f} MiB are kept of rounds"
+    remedy = f"free space: {need}" if free < needed else ""
+    yield Finding.by_remedy("disk", f"{free / 2**30:.1f} GiB free at {path}", remedy)
+    kind = filesystem_type(path)
+    if kind in NETWORK_FILE_SYSTEMS:
         remedy = "keep the state folder (--home, MHFL_HOME) on a disk of this machine: data may lie elsewhere"
         yield Finding("disk", "warning", f"{path} is on a network file system ({kind}), where locks may fail", remedy)
 
 
-def filesystem(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that a path is on; empty where the system does not say."""
+def filesystem_type(path: Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system that has the path.
+
+    Empty where the operating system does not tell it.
+    """
     try:
         lines = [line.split(" ") for line in mounts.read_text().splitlines()]
     except OSError:
         return ""
     where = path.resolve()
-    # Mount point in field 5; type after a lone hyphen; the last mount on a point is the one seen. See proc(5).
-    found = [
+    # proc(5): the mount point is field 5, the type follows a single hyphen; the last mount on a
+    # point hides the others.
+    fitting = [
         (len(point.parts), number, fields[fields.index("-") + 1])
         for number, fields in enumerate(lines)
         if "-" in fields and where.is_relative_to(point := Path(fields[4].replace("\\040", " ")))
     ]
-    return max(found)[2] if found else ""
+    return max(fitting)[2] if fitting else ""
 
 
-def port(subject: str, address: str, *, key: str) -> Finding:
-    """Whether an address that a key of site.toml names can be listened on."""
+def check_port(subject: str, address: str, *, key: str) -> Finding:
+    """Whether the daemon could listen on an address, which this key of site.toml has."""
     host, number = split_address(address)
     try:
         family, kind, _, _, name = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
@@ -136,25 +153,27 @@ def port(subject: str, address: str, *, key: str) -> Finding:
     return Finding(subject, "ok", f"{address} is free")
 
 
-def policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:
-    """What may leave, and whether a bound on bytes lets a round's artifacts through."""
+def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:
+    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for those of a
+    round.
+    """
     plan, egress = federation.plan, site.egress
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")
     limit, others = egress.bytes_per_round_max, len(federation.site) - 1
     receivers = others if plan.pattern == "all_to_all" else min(1, others)
-    bound = "" if limit is None else f", at most {limit} bytes a round"
-    text = f"a {plan.artifact} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{bound}"
+    at_most = "" if limit is None else f", at most {limit} bytes a round"
+    text = f"a {plan.artifact} may leave for {', '.join(egress.receivers).replace('*', 'every site')}{at_most}"
     if limit is None or artifact_bytes is None or limit >= receivers * artifact_bytes:
         return Finding("policy", "ok", text)
     need = f"{receivers} times {artifact_bytes}" if receivers > 1 else str(artifact_bytes)
     remedy = f"set [egress] bytes_per_round_max in site.toml to at least {receivers * artifact_bytes}, or leave it out"
     failure = limit < artifact_bytes
-    return Finding.judged("policy", f"{text}, but a round needs {need} bytes", remedy, failure=failure)
+    return Finding.by_remedy("policy", f"{text}, but a round needs {need} bytes", remedy, failure=failure)
 
 
-def global_test(federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
-    """Whether this site takes part in measuring models at every site, where the federation does that."""
+def check_global_test(federation: FederationConfig, site: SiteConfig) -> Iterator[Finding]:
+    """Whether the site takes part in the Global Test, if the federation has one."""
     if not federation.global_test or federation.plan.evaluation_denied is not None:
         return
     if site.egress.evaluate:
@@ -166,34 +185,34 @@ def global_test(federation: FederationConfig, site: SiteConfig) -> Iterator[Find
         )  # fmt: skip
 
 
-def data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding, int]:
-    """What the datalist says, and how many samples it names."""
+def check_data(federation: FederationConfig, site: SiteConfig) -> tuple[Finding, int]:
+    """Whether the datalist is valid, and its number of samples."""
     path = site.folder / site.data.datalist
     root = site.folder / site.data.root if site.data.root is not None else None
     try:
-        found = inspect_datalist(path, root=root, task=federation.task.kind, classes=federation.task.classes)
+        survey = inspect_datalist(path, root=root, task=federation.task.kind, classes=federation.task.classes)
     except (OSError, ValueError, RecursionError) as error:
         return Finding("data", "failure", f"{path}: {error}", "correct [data] in site.toml or the datalist"), 0
-    samples = len(found.training) + len(found.test)
-    if found.problems:
-        first, more = found.problems[0], len(found.problems) - 1
+    samples = len(survey.training) + len(survey.test)
+    if survey.problems:
+        first, more = survey.problems[0], len(survey.problems) - 1
         text = first if str(path) in first else f"{path}: {first}"
         rest = f", and see {more} more with `mhfl-peer data validate`" if more else ""
         return Finding("data", "failure", text, f"correct [data] in site.toml or the datalist{rest}"), samples
-    counts = ", ".join(f"{count} of class {label}" for label, count in found.counts("training").items())
-    text = f"{len(found.training)} training samples{counts and f' ({counts})'}, {len(found.test)} for the test"
-    return Finding.judged("data", text, "" if found.test else "add a 'test' list"), samples
+    counts = ", ".join(f"{count} of class {label}" for label, count in survey.counts("training").items())
+    text = f"{len(survey.training)} training samples{counts and f' ({counts})'}, {len(survey.test)} for the test"
+    return Finding.by_remedy("data", text, "" if survey.test else "add a 'test' list"), samples
 
 
-def distillation(folder: SiteFolder) -> Iterator[Finding]:
-    """Whether the newest finished round learnt anything from what came."""
+def check_distillation(folder: SiteFolder) -> Iterator[Finding]:
+    """A warning if distillation hardly contributed to the newest finished round."""
     numbers = folder.generations()
     path = folder.generation(numbers[-1]) / "journal.db" if numbers else None
     if path is None or not path.exists():
         return
     with contextlib.closing(Journal(path, read_only=True)) as journal:
         shares = [committed.metrics.get("distillation_ratio") for committed in recent_rounds(journal)]
-    known = [share for share in shares if share is not None]
-    if known and known[-1] < DISTILLATION_SHARE_MIN:
-        text = f"distillation is {known[-1]:.2%} of the supervised loss in the last round: it hardly moves a weight"
+    measured = [share for share in shares if share is not None]
+    if measured and measured[-1] < DISTILLATION_SHARE_MIN:
+        text = f"distillation is {measured[-1]:.2%} of the supervised loss in the last round: it hardly moves a weight"
         yield Finding("gamma", "warning", text, "choose a larger gamma with the federation's other sites")

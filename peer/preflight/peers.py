@@ -1,8 +1,9 @@
 """Whether this site and its peers reach each other, in both directions.
 
-Towards the peers: one handshake that tells reasons apart, then a greeting. Towards this site: while its daemon is down,
-somebody listens in its place who notes which peers call and tells them that nobody is in; a running daemon is asked who
-called.
+Towards a peer, the check does one TLS handshake, which tells reasons for a failure apart, and then
+greets the peer. Towards this site, while its daemon is down, the check listens in its place: it
+records which peers call, and answers that the site is busy. A running daemon's status says which
+peers called.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from peer import errors
-from peer.config.schema import FederationConfig, SiteConfig, loopback
+from peer.config.schema import FederationConfig, SiteConfig, is_loopback
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
 from peer.core import limits
@@ -30,73 +31,79 @@ from peer.transport.discovery import Discovery, served_at
 from peer.transport.server import ExchangeServer, Grant, Outcome, Refusal, Status
 
 BEATS = 2
-"""A peer that runs dials at least so often until this is over."""
+"""The listener waits so many heartbeats: a running peer dials in each of them."""
 SLACK_S = 1.5
-"""And has at most this long to wait between two dials of one channel (``tls.RECONNECT_S``), and for its handshake."""
+"""Added to that: the time between two dials of a channel (``tls.RECONNECT_S``), and for its
+handshake.
+"""
 DISCOVERY_S = 3.0
-"""Announcements are answered within a second of being asked for."""
+"""Peers answer a query for announcements within a second."""
 DIALS_MAX = 64
-"""At a time: a thousand dead peers are known after three minutes, four after one timeout."""
+"""At a time: a thousand dead peers take three minutes, and four take one timeout."""
 TRIED_MAX = DISCOVERED_MAX + 2
-"""Addresses of one peer: those announced, the operator's and the founder's. Who announces ever new ones is a liar."""
+"""Addresses to try for a peer: those announced, the operator's and the founder's.
+
+Further announcements are fakes.
+"""
 CALLED_BEATS_MAX = 5
-"""A peer that has not called a running daemon for longer does not reach it now."""
+"""A peer that has not called the running daemon for so many heartbeats does not reach it now."""
 
 
 class CallListener:
-    """In the place of the service of a site that does not run: notes who calls, and says that nobody is in.
+    """Answers calls for a site whose daemon is down, and records the callers.
 
-    What it says is "busy", so that nobody takes the site for one that runs, or for one that refuses.
+    The answer is always "busy": a caller takes the site neither for present, nor for one that
+    refuses it.
     """
 
     def __init__(self) -> None:
-        self.rang: set[SiteName] = set()
-        self._news = asyncio.Event()
+        self.callers: set[SiteName] = set()
+        self._new_call = asyncio.Event()
 
-    async def heard(self, peers: set[SiteName], *, limit_s: float) -> None:
-        """Wait until all of these have called, or the time is over."""
+    async def wait_for_calls(self, peers: set[SiteName], *, limit_s: float) -> None:
+        """Wait until all of these peers have called, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while not peers <= self.rang:
-                    self._news.clear()
-                    await self._news.wait()
+                while not peers <= self.callers:
+                    self._new_call.clear()
+                    await self._new_call.wait()
 
     async def hello(self, caller: SiteName, greeting: Hello) -> Hello:
-        self._ring(caller)
+        self._refuse(caller)
 
     async def beat(self, caller: SiteName, pulse: Heartbeat) -> Heartbeat:
-        self._ring(caller)
+        self._refuse(caller)
 
     async def manifest(self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float) -> SignedManifest:
-        self._ring(caller)
+        self._refuse(caller)
 
     async def report(self, caller: SiteName, report: EvaluationResult) -> None:
-        self._ring(caller)
+        self._refuse(caller)
 
     def open_artifact(self, caller: SiteName, request: wire.ArtifactRequest, *, sha256: str, offset: int) -> Grant:
-        self._ring(caller)
+        self._refuse(caller)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
-        """Nothing is ever sent."""
+        """Never called: nothing is sent."""
 
     def record_refused_call(self, caller: str, call: str, reason: str) -> None:
-        """Nothing is written down."""
+        """Not recorded."""
 
-    def _ring(self, caller: SiteName) -> NoReturn:
-        self.rang.add(caller)
-        self._news.set()
+    def _refuse(self, caller: SiteName) -> NoReturn:
+        self.callers.add(caller)
+        self._new_call.set()
         raise Refusal(Status.BUSY, "this site is only being checked; its daemon does not run")
 
 
-class Reach:
-    """One look at all peers.
+class ReachabilityCheck:
+    """One check of all peers.
 
     Args:
-        folder: the site's.
-        federation: the federation.
+        folder: the site's folder.
+        federation: the federation's configuration.
         site: the site's private configuration.
         own: the site's name.
-        status: what a running daemon says; nothing while none runs.
+        status: the status of the running daemon; ``None`` while none runs.
     """
 
     def __init__(
@@ -111,96 +118,105 @@ class Reach:
         self._peers = federation.roster.others(own)
         self._pki = tls.Pki(folder.pki, own, federation.ca_certificate or "", now)
         self._book = AddressBook(own=own, federation=federation, site=site)
-        self._bell = CallListener()
-        self._found = asyncio.Event()
+        self._listener = CallListener()
+        self._new_address = asyncio.Event()
         self._answered: set[SiteName] = set()
         self._discovered: set[SiteName] = set()
         self._discovery: Discovery | None = None
 
-    async def look(self, *, listening: bool) -> list[Finding]:
-        """Dial every peer, and see who calls: at most a few beats, however many of them are dead.
+    async def run(self, *, listening: bool) -> list[Finding]:
+        """Dial every peer, and wait for the peers' calls: a few heartbeats at most, however many
+        peers are dead.
 
         Args:
-            listening: whether the site's address is free, or its daemon's.
+            listening: whether the site's address is free, or its own daemon's.
         """
-        async with contextlib.AsyncExitStack() as open_:
+        async with contextlib.AsyncExitStack() as stack:
             if self._status is not None:
                 for name, peer in self._status["peers"].items():
                     if peer.get("address"):
                         self._book.discover(name, peer["address"])
             elif listening:
-                await self._listen(open_)
-            findings = [*self._announced(), *await self._dial()]
-            called = await self._called()
-        findings += [self._way_back(name, called.get(name, False)) for name in self._peers if self._says(name, called)]
+                await self._listen(stack)
+            findings = [*self._check_discovery(), *await self._dial_all()]
+            called = await self._wait_for_calls()
+        findings += [
+            self._check_way_back(name, called.get(name, False)) for name in self._peers if self._is_up(name, called)
+        ]
         if self._peers:
-            findings.append(self._own_address(any(called.values())))
+            findings.append(self._check_own_address(any(called.values())))
         return findings
 
-    async def _listen(self, open_: contextlib.AsyncExitStack) -> None:
-        """Answer in the daemon's place; also announce, and listen for announcements, where the site does that."""
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        """Answer calls in the daemon's place.
+
+        Announce the site and wait for announcements if it uses discovery.
+        """
         server = ExchangeServer(
-            self._bell,
+            self._listener,
             pki=self._pki,
             roster=self._federation.roster,
             refused=frozenset(self._site.refuse_certificates),
-            reports=self._bell.report,
+            reports=self._listener.report,
         )
         try:
             port = await server.start(self._site.listen)
-        except errors.PortInUse:  # taken since it was looked at; the next check says so
+        except errors.PortInUse:  # since the check of the port; the next run reports it
             return
-        open_.push_async_callback(server.stop)
+        stack.push_async_callback(server.stop)
         if self._site.discovery.zeroconf:
             discovery = self._discovery = Discovery(
                 site=self._own, federation=self._federation.digest, peers=self._peers, on_address=self._discover
             )
             host, _ = split_address(self._site.listen)
             discovery.start(lambda: served_at(host, port))
-            open_.push_async_callback(discovery.stop)
+            stack.push_async_callback(discovery.stop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DISCOVERY_S):
                     while not self._discovered >= set(self._peers):
-                        self._found.clear()
-                        await self._found.wait()
+                        self._new_address.clear()
+                        await self._new_address.wait()
 
     def _discover(self, peer: SiteName, address: str) -> None:
         self._book.discover(peer, address)
         self._discovered.add(peer)
-        self._found.set()
+        self._new_address.set()
 
-    def _announced(self) -> Iterator[Finding]:
-        """What discovery came to, where there is any."""
+    def _check_discovery(self) -> Iterator[Finding]:
+        """The peers that discovery found, if the site uses it."""
         if self._discovery is None:
             return
         if self._discovery.problem:
             remedy = "let UDP port 5353 through to 224.0.0.251, or give addresses and switch [discovery] off"
             yield Finding("discovery", "warning", f"does not work: {self._discovery.problem}", remedy)
         else:
-            found = ", ".join(sorted(self._discovered)) or "nobody"
-            yield Finding("discovery", "ok", f"this site was announced for a moment; found: {found}")
+            names = ", ".join(sorted(self._discovered)) or "nobody"
+            yield Finding("discovery", "ok", f"this site was announced for a moment; found: {names}")
 
-    async def _dial(self) -> list[Finding]:
+    async def _dial_all(self) -> list[Finding]:
         if not self._peers:
             return []
         client = ExchangeClient(pki=self._pki, federation=self._federation.digest, address=self._book.address)
         threads = concurrent.futures.ThreadPoolExecutor(min(DIALS_MAX, len(self._peers)), thread_name_prefix="dial")
         try:
-            return list(await asyncio.gather(*(self._peer(name, client, threads) for name in self._peers)))
+            return list(await asyncio.gather(*(self._dial(name, client, threads) for name in self._peers)))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             await client.close()
 
-    async def _peer(self, peer: SiteName, client: ExchangeClient, threads: concurrent.futures.Executor) -> Finding:
-        """The first of the peer's addresses at which it answers; of several that fail, what is wrong with the first."""
+    async def _dial(self, peer: SiteName, client: ExchangeClient, threads: concurrent.futures.Executor) -> Finding:
+        """Dial the peer's addresses until it answers at one.
+
+        A finding about the first failure if it never does.
+        """
         failures: dict[str, handshake.Diagnosis] = {}
         while len(failures) < TRIED_MAX:
             address = self._book.address(peer)
             if address is None or address in failures:
                 break
             host, port = split_address(address)
-            dial = asyncio.get_running_loop().run_in_executor(threads, self._diagnose, host, port, peer)
-            diagnosis = await dial
+            loop = asyncio.get_running_loop()
+            diagnosis = await loop.run_in_executor(threads, self._diagnose, host, port, peer)
             if diagnosis.fault == handshake.Fault.NONE:
                 return await self._greet(peer, client, address)
             failures[address] = diagnosis
@@ -210,9 +226,9 @@ class Reach:
             if not self._site.discovery.zeroconf:
                 remedy = "add it to [addresses] in site.toml, or set [discovery] zeroconf on a network that all share"
             return Finding(peer, "warning", "no address is known", remedy)
-        worst = next((one for one in failures.values() if one.fault != handshake.Fault.UNREACHABLE), None)
-        first = worst or next(iter(failures.values()))
-        if worst is None:
+        faults = [diagnosis for diagnosis in failures.values() if diagnosis.fault != handshake.Fault.UNREACHABLE]
+        first = next(iter(faults or failures.values()))
+        if not faults:
             more = f", and at {len(failures) - 1} other addresses neither" if len(failures) > 1 else ""
             remedy = "start that site, or correct its address or the firewall"
             return Finding(peer, "warning", first.detail + more, remedy)
@@ -222,9 +238,12 @@ class Reach:
         return handshake.diagnose(host, port, pki=self._pki, site=peer)
 
     async def _greet(self, peer: SiteName, client: ExchangeClient, address: str) -> Finding:
-        """Compare digests and clocks. Generation 0 says that this is only a question, not a site that takes part."""
+        """Compare digests and clocks.
+
+        Generation 0 tells the peer that the caller takes no part in the rounds.
+        """
         federation = self._federation
-        mine = Hello(
+        own_hello = Hello(
             protocol=limits.PROTOCOL_VERSION,
             federation=federation.digest,
             roster=federation.roster.digest,
@@ -233,31 +252,31 @@ class Reach:
             round_key_tag=round_key_tag(self._pki.load().round_key, federation.digest),
         )
         try:
-            theirs = await client.hello(peer, mine)
+            answer = await client.hello(peer, own_hello)
         except Unreachable as error:
             return Finding(peer, "warning", f"does not answer now: {error.reason}", "look again in a minute")
         except ExchangeError as error:
             return Finding(peer, "failure", error.reason, "compare `mhfl-peer federation show` at both sites")
         self._answered.add(peer)
-        skew_s = theirs.clock_s - time.time()
-        text = f"answers at {address} as {theirs.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
+        skew_s = answer.clock_s - time.time()
+        text = f"answers at {address} as {answer.software or 'a peer'}, same federation, clock {skew_s:+.1f} s"
         late = abs(skew_s) > limits.CLOCK_SKEW_WARNING_S
-        return Finding.judged(peer, text, "set both clocks (NTP)" if late else "")
+        return Finding.by_remedy(peer, text, "set both clocks (NTP)" if late else "")
 
-    async def _called(self) -> dict[SiteName, bool]:
-        """Of each peer that could have called this site by now whether it did; others are left out."""
+    async def _wait_for_calls(self) -> dict[SiteName, bool]:
+        """Whether each peer has called this site, after the time in which a running peer calls."""
         if self._status is not None:
             limit_s = CALLED_BEATS_MAX * self._federation.beat_s
             ages = {name: self._status["peers"][name]["called_s"] for name in self._peers}
             return {name: age is not None and age <= limit_s for name, age in ages.items()}
-        await self._bell.heard(self._answered, limit_s=BEATS * self._federation.beat_s + SLACK_S)
-        return {name: name in self._bell.rang for name in self._peers}
+        await self._listener.wait_for_calls(self._answered, limit_s=BEATS * self._federation.beat_s + SLACK_S)
+        return {name: name in self._listener.callers for name in self._peers}
 
-    def _says(self, peer: SiteName, called: Mapping[SiteName, bool]) -> bool:
-        """Whether a peer's silence, or its call, says anything: one that does not answer may not run at all."""
+    def _is_up(self, peer: SiteName, called: Mapping[SiteName, bool]) -> bool:
+        """Whether the peer is known to run; of any other peer, a missing call proves nothing."""
         return called.get(peer, False) or peer in self._answered
 
-    def _way_back(self, peer: SiteName, called: bool) -> Finding:
+    def _check_way_back(self, peer: SiteName, called: bool) -> Finding:
         subject = f"from {peer}"
         if called:
             return Finding(subject, "ok", f"{peer} reaches this site")
@@ -269,25 +288,25 @@ class Reach:
             f"site's operator write the right one into [addresses] {self._own}",
         )  # fmt: skip
 
-    def _own_address(self, reached: bool) -> Finding:
-        """Whether where this site listens can be where the others dial; that somebody called settles it."""
+    def _check_own_address(self, reached: bool) -> Finding:
+        """Whether peers can reach the address that this site listens on; a call from one proves it."""
         founded, listen = self._federation.addresses.get(self._own), self._site.listen
         discovered = self._site.discovery.zeroconf
-        told = [f"federation.toml sends the others to {founded}"] if founded else []
-        told += ["this site is announced"] if discovered else []
-        text = f"{' and '.join(told) or 'federation.toml gives this site no address'}; it listens on {listen}"
-        return Finding.judged("address", text, "" if reached else self._correction(founded, discovered=discovered))
+        ways = [f"federation.toml sends the others to {founded}"] if founded else []
+        ways += ["this site is announced"] if discovered else []
+        text = f"{' and '.join(ways) or 'federation.toml gives this site no address'}; it listens on {listen}"
+        return Finding.by_remedy("address", text, "" if reached else self._correction(founded, discovered=discovered))
 
     def _correction(self, founded: str | None, *, discovered: bool) -> str:
-        """What of the site's address cannot be meant, in the form of what to do about it; empty where nothing is."""
+        """The remedy if peers cannot reach the site at its address; empty if they can."""
         host, port = split_address(self._site.listen)
         if port == 0 and not discovered:
             return "set a port in `listen`: this is another one at each start, and nobody is told which"
         if founded is None:
-            no_way = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
-            return "" if discovered else no_way
+            remedy = "the others must write an address into [addresses], or all sites set [discovery] zeroconf"
+            return "" if discovered else remedy
         founded_host, founded_port = split_address(founded)
-        if loopback(host) and not loopback(founded_host):
+        if is_loopback(host) and not is_loopback(founded_host):
             return f'set listen = "0.0.0.0:{port}" in site.toml: no other machine reaches {host}'
         if port not in (0, founded_port):
             return "make the ports equal, unless a router or container passes the one on to the other"

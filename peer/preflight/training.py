@@ -1,4 +1,6 @@
-"""A worker that loads the data, builds the model and tries a step of each stage, in a folder of its own."""
+"""A rehearsal: a worker loads the data, builds the model and tries a step of each stage, in a
+temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ from peer.preflight.finding import Finding
 from peer.records.history import duration
 
 SAMPLE_S = 2.0
-"""A large volume on a slow network disk is read in less."""
+"""Longer than a worker takes to read a large volume from a slow network disk."""
 REHEARSAL_S = 600.0
-"""For the first steps of all stages: minutes on a CPU with volumes."""
+"""For the first steps of all stages, which take minutes on a CPU with volumes."""
 MEMORY_SHARE_MAX = 0.9
-"""Of what there is: the largest batch is not always the first one, and memory falls into pieces."""
+"""Of the available memory: the first batch need not be the largest one, and memory fragments."""
 REMEDIES = {
     "data": "correct [data] in site.toml",
     "configuration": "correct [model] or [training] in site.toml, as the reason says",
@@ -35,7 +37,7 @@ TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a worker said: its findings, and the size of what the site will send, where that is known."""
+    """The findings of a rehearsal, and the size of the artifact that the site will send, if known."""
 
     findings: tuple[Finding, ...]
     artifact_bytes: int | None = None
@@ -50,15 +52,15 @@ async def rehearse(
     worker: Sequence[str],
     samples: int,
 ) -> Trial:
-    """Have a worker do in a temporary folder what the first round would begin with.
+    """Have a worker do the first steps of a round, in a temporary folder.
 
     Args:
-        folder: the site's; nothing is written to it.
-        federation: the federation.
+        folder: the site's folder; nothing is written to it.
+        federation: the federation's configuration.
         site: the site's private configuration.
-        name: the site's.
-        worker: what to execute.
-        samples: how many it has to read.
+        name: the site's name.
+        worker: the worker's command.
+        samples: the number of samples that it has to read.
     """
     try:
         return await _rehearse(folder, federation, site, name, worker=worker, samples=samples)
@@ -81,7 +83,7 @@ async def _rehearse(
         for part in ("artifacts", "checkpoints"):
             (Path(home) / part).mkdir()
         private = site.model_dump(mode="json")
-        if site.data.cache == "disk":  # all samples would go into the temporary folder
+        if site.data.cache == "disk":  # that would copy all samples into the temporary folder
             private["data"]["cache"] = "none"
         setting = worker_protocol.WorkerSetting(
             site_name=name,
@@ -94,20 +96,21 @@ async def _rehearse(
         worker_process = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
         try:
             await worker_process.send(commands.Initialise(1, 1))
-            begun = await _answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
-            if not isinstance(begun, events.Initialised):
-                return Trial((_failed("worker", begun),))
+            initialised = await _next_answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
+            if not isinstance(initialised, events.Initialised):
+                return Trial((_describe_failure("worker", initialised),))
             await worker_process.send(commands.Rehearse(1, 2, federation.roster.others(name)))
-            tried = await _answer(answers, REHEARSAL_S)
+            rehearsed = await _next_answer(answers, REHEARSAL_S)
         finally:
             await worker_process.close()
-    if not isinstance(tried, events.Rehearsed):
-        return Trial((_begun(begun, site), _failed("rehearsal", tried)))
-    return Trial((_begun(begun, site), _rehearsed(tried, site)), tried.artifact_bytes)
+    start = _describe_start(initialised, site)
+    if not isinstance(rehearsed, events.Rehearsed):
+        return Trial((start, _describe_failure("rehearsal", rehearsed)))
+    return Trial((start, _describe_rehearsal(rehearsed, site)), rehearsed.artifact_bytes)
 
 
-async def _answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
-    """The next answer; in its place a failure when none comes in time."""
+async def _next_answer(answers: asyncio.Queue[events.Event], limit_s: float) -> events.Event:
+    """The worker's next answer, or a failure of kind "slow" when none arrives in time."""
     try:
         async with asyncio.timeout(limit_s):
             return await answers.get()
@@ -115,7 +118,7 @@ async def _answer(answers: asyncio.Queue[events.Event], limit_s: float) -> event
         return events.WorkFailed(1, 0, "slow", f"no answer within {limit_s:.0f} s")
 
 
-def _failed(subject: str, answer: events.Event) -> Finding:
+def _describe_failure(subject: str, answer: events.Event) -> Finding:
     fault, reason = getattr(answer, "fault", "crash"), getattr(answer, "reason", "")
     if fault == "slow":
         return Finding(subject, "failure", reason, "look at the disk, and at what else this machine does")
@@ -126,14 +129,14 @@ def _failed(subject: str, answer: events.Event) -> Finding:
     return Finding(subject, "failure", reason, REMEDIES.get(fault, "see the reason"))
 
 
-def _begun(answer: events.Initialised, site: SiteConfig) -> Finding:
+def _describe_start(answer: events.Initialised, site: SiteConfig) -> Finding:
     unreadable = answer.samples.get("unreadable", 0)
     size = f", {answer.artifact.bytes / 2**20:.1f} MiB a {answer.artifact.kind}" if answer.artifact is not None else ""
     text = f"{site.model.name} on {answer.device} with {answer.threads} threads{size}, {unreadable} unreadable samples"
-    return Finding.judged("worker", text, "see `data validate`" if unreadable else "")
+    return Finding.by_remedy("worker", text, "see `data validate`" if unreadable else "")
 
 
-def _rehearsed(answer: events.Rehearsed, site: SiteConfig) -> Finding:
+def _describe_rehearsal(answer: events.Rehearsed, site: SiteConfig) -> Finding:
     steps = ", ".join(f"{stage} {seconds:.3g} s" for stage, seconds in answer.step_s.items())
     memory = f"{answer.memory_bytes / 2**30:.1f} of {answer.available_bytes / 2**30:.1f} GiB"
     text = (
@@ -141,4 +144,4 @@ def _rehearsed(answer: events.Rehearsed, site: SiteConfig) -> Finding:
         f"a round trains for about {duration(answer.round_s)}; {memory} of memory"
     )
     tight = answer.memory_bytes > MEMORY_SHARE_MAX * answer.available_bytes
-    return Finding.judged("rehearsal", text, REMEDIES["memory"] if tight else "")
+    return Finding.by_remedy("rehearsal", text, REMEDIES["memory"] if tight else "")

@@ -1,6 +1,6 @@
 """Sums over a site's journals and its egress ledger, for its metrics.
 
-The sums go over all generations, like `rounds` and `transfers`, and are the same after a restart.
+The sums cover all generations, like `rounds` and `transfers`, and are the same after a restart.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from peer.core.roster import Roster, SiteName
 from peer.records.history import CommittedRound, HistoryReader, HistoryRow, Transfer
 
 KINDS = ("opened", "committed", "evaluated", "compared", "skipped", "received", "refused", "denied", "work_failed")
-"""Rows of the journal that are counted."""
+"""The kinds of journal rows that are counted."""
 NOBODY = ""
 """The receiver of an export."""
 STRANGER = "unknown"
-"""A caller that is no site of the roster: callers name themselves."""
+"""A caller that is no site of the roster: callers choose their names."""
 OTHER = "other"
-"""A word that is in no list, from a newer program or another site."""
+"""A reason that this program does not know, from a newer one or another site."""
 
 
 class TransferLabels(NamedTuple):
-    """The labels that transfers are counted by. Outgoing ones end ``complete``, ``broken`` or ``unknown``."""
+    """The labels of a count of transfers. Sent ones end ``complete``, ``broken`` or ``unknown``."""
 
     direction: str
     peer: str
@@ -39,7 +39,8 @@ class TransferLabels(NamedTuple):
 class LastCommitted:
     """The newest committed round of the newest generation.
 
-    ``fresh`` are the peers whose artifacts came for it, ``missing`` the others that should have sent one.
+    ``fresh`` are the peers whose artifacts of this round arrived, ``missing`` those whose artifacts
+    did not.
     """
 
     time_s: float
@@ -52,10 +53,13 @@ class LastCommitted:
 
 
 class Counts(HistoryReader):
-    """The sums. Each count by peer has an entry for every peer of the roster, zero where nothing happened.
+    """The sums.
+
+    Each count by peer has an entry for every peer of the roster, which is zero before the first
+    event.
 
     Args:
-        folder: the site's.
+        folder: the site's folder.
         roster: all sites of the federation.
     """
 
@@ -78,13 +82,12 @@ class Counts(HistoryReader):
         self._intents: dict[int, Transfer] = {}
 
     def begin_generation(self, generation: int) -> None:
-        """Forget the last round of the older generation."""
+        """Reset the last round, which is that of the newest generation."""
         self.last, self.opened_s = None, None
         for name in self.missed_last:
             self.missed_last[name] = 0
 
-    def take_row(self, row: HistoryRow) -> None:
-        """Count one row of a journal."""
+    def add_row(self, row: HistoryRow) -> None:
         body, round = row.body, row.round
         match row.kind:
             case "opened":
@@ -108,18 +111,17 @@ class Counts(HistoryReader):
             case "work_failed":
                 self.faults[body["fault"]] += 1
 
-    def take_intent(self, seq: int, transfer: Transfer) -> None:
-        """Keep the transfer until its outcome is known."""
+    def add_intent(self, seq: int, transfer: Transfer) -> None:
         self._intents[seq] = transfer
 
-    def take_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
-        """Count the transfer, once."""
+    def add_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
+        """Count the transfer at its first outcome only."""
         if intent in self._intents:
             self._count_transfer(self._intents.pop(intent).settled(outcome))
 
     def _count_round(self, committed: CommittedRound) -> None:
         fresh = {source["site"] for source in committed.sources if not source["fallback"]} - {self.folder.site}
-        missing = {site: word(reason, MISSING_REASONS) for site, reason in committed.missing.items()}
+        missing = {site: known_or_other(reason, MISSING_REASONS) for site, reason in committed.missing.items()}
         fresh -= missing.keys()
         self.last = LastCommitted(
             time_s=committed.time_s,
@@ -133,7 +135,7 @@ class Counts(HistoryReader):
         self.opened_s = None
         self.rounds["committed"] += 1
         self.rounds["below_quorum"] += committed.below_quorum
-        for site in fresh & set(self.roster):  # a former generation may know of sites that have left the federation
+        for site in fresh & set(self.roster):  # a former generation may have sites that left the federation
             self.contributed[site] += 1
             self.missed_last[site] = 0
         for site in missing.keys() & set(self.roster):
@@ -150,6 +152,6 @@ class Counts(HistoryReader):
         return SiteName(name) if name in self.roster else STRANGER
 
 
-def word(text: str, known: Collection[str]) -> str:
-    """The text if it is one of these, so that nobody chooses a label's value; ``OTHER`` if it is not."""
+def known_or_other(text: str, known: Collection[str]) -> str:
+    """The text if it is known, else ``OTHER``: peers must not choose the value of a label."""
     return text if text in known else OTHER

@@ -1,8 +1,8 @@
-"""The documents that `--json` prints of a site's records: their keys, types and meanings, in one place.
+"""The documents with a site's records that commands print with `--json`: keys, types and meanings.
 
-``DOCUMENTS`` maps a command to the type of its document. Each record is a ``TypedDict`` whose docstring says what it
-is, and whose keys are ``Annotated`` with their meaning: ``typing.get_type_hints(record, include_extras=True)`` lists
-them. Times are Unix seconds, and durations end in ``_s``.
+``DOCUMENTS`` maps a command to the type of its document. Each record is a ``TypedDict`` with a
+docstring, and its keys are ``Annotated`` with their meaning: ``typing.get_type_hints(record,
+include_extras=True)`` lists them. Times are Unix seconds, and durations end in ``_s``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SourceRecord(TypedDict):
     site: Annotated[str, "site that sent it"]
     round: Annotated[int, "round of the artifact"]
     sha256: Annotated[str, "digest of its file"]
-    fallback: Annotated[bool, "whether it is an older one, used because the one of this round did not come"]
+    fallback: Annotated[bool, "whether it is an older one, used because this round's did not arrive"]
 
 
 class RoundRecord(TypedDict):
@@ -48,24 +48,24 @@ class RoundRecord(TypedDict):
     contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
     below_quorum: Annotated[bool, "whether fewer sites contributed than the federation's quorum"]
-    skipped: Annotated[list[int], "rounds before this one that the site jumped over"]
+    skipped: Annotated[list[int], "rounds before this one that the site skipped"]
     artifact_sha256: Annotated[str | None, "digest of the artifact that the site made; null where it made none"]
     aggregate_sha256: Annotated[str | None, "digest of the mean; null where the method does not average"]
     metrics: Annotated[dict[str, float], "losses and steps of training, metrics of the site's own splits"]
     threads: Annotated[int, "threads that trained"]
     duration_s: Annotated[float, "training time"]
-    agrees: Annotated[dict[str, bool], "by peer, whether its mean is the same, bit for bit"]
+    agrees: Annotated[dict[str, bool], "by peer, whether its mean has the same bits"]
 
 
 class TransferRecord(TypedDict):
-    """An artifact, figures or an export that came or left."""
+    """An artifact, figures or an export, received or sent."""
 
-    time: Annotated[float, "when it came, or when this site intended to send it"]
+    time: Annotated[float, "when it was received, or when this site intended to send it"]
     direction: Annotated[Literal["in", "out"], "as seen from this site"]
-    peer: Annotated[str, "the other site, or who took an export"]
+    peer: Annotated[str, "the other site, or the receiver of an export"]
     purpose: Annotated[str, "`train`, `handback`, `evaluate` or `export`"]
     kind: Annotated[str, "kind of artifact, or `metrics`"]
-    round: Annotated[int, "round that it is of"]
+    round: Annotated[int, "its round"]
     sha256: Annotated[str, "digest of the artifact"]
     bytes: Annotated[int, "bytes that were sent; those that were intended where the outcome is `open` or `unknown`"]
     outcome: Annotated[str, "`complete`, `broken`, `open` (no end yet) or `unknown` (a crash ended it)"]
@@ -77,15 +77,15 @@ class EventRecord(TypedDict):
     seq: Annotated[int, "number of the row in its generation's journal"]
     time: Annotated[float, "when it was written"]
     kind: Annotated[str, "kind of the row"]
-    round: Annotated[int, "round that it is of"]
-    body: Annotated[dict[str, Any], "facts, by the kind of the row; without tensor lists and manifests"]
+    round: Annotated[int, "its round"]
+    body: Annotated[dict[str, Any], "keys by the kind of the row; without tensor lists and manifests"]
 
 
 class EvaluationCell(TypedDict, total=False):
     """A model on one site's test split: either `metrics` and `counts`, or a `reason`."""
 
     metrics: Annotated[dict[str, float], "metrics by name"]
-    counts: Annotated[dict[str, int], "figures that count, such as `samples`"]
+    counts: Annotated[dict[str, int], "counts, such as `samples`"]
     reason: Annotated[str, "why there are no metrics"]
 
 
@@ -93,7 +93,7 @@ class MeanMetric(TypedDict):
     """The unweighted mean of a metric over sites."""
 
     value: Annotated[float, "the mean"]
-    sites: Annotated[int, "how many sites gave the metric"]
+    sites: Annotated[int, "number of sites that reported the metric"]
 
 
 class EvaluationRecord(TypedDict):
@@ -103,12 +103,12 @@ class EvaluationRecord(TypedDict):
     cells: Annotated[dict[str, EvaluationCell], "by site"]
     mean: Annotated[dict[str, MeanMetric], "by metric"]
     global_test: Annotated[
-        dict[str, float] | None, "means of metrics that all sites gave; null unless all cells are there"
+        dict[str, float] | None, "means of the metrics that all sites reported; null if a cell is missing"
     ]
 
 
 class PlannedRound(TypedDict):
-    """Who receives from whom in one round."""
+    """The senders and receivers of one round."""
 
     round: Annotated[int, "its number"]
     order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
@@ -116,7 +116,7 @@ class PlannedRound(TypedDict):
 
 
 class PlanDocument(TypedDict):
-    """The schedule of the rounds to come."""
+    """The schedule of the coming rounds."""
 
     federation: Annotated[str, "name of the federation"]
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
@@ -124,11 +124,11 @@ class PlanDocument(TypedDict):
     sites: Annotated[list[str], "all sites"]
     pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all` or `none`"]
     artifact: Annotated[str | None, "kind of artifact that sites exchange"]
-    rounds: Annotated[list[PlannedRound], "the rounds asked for"]
+    rounds: Annotated[list[PlannedRound], "the requested rounds"]
 
 
 class HealthDocument(TypedDict):
-    """Whether the daemon of a site does its work."""
+    """Whether the daemon of a site works."""
 
     site: Annotated[str, "this site"]
     serves: Annotated[bool, "whether its port is open to peers"]
@@ -136,10 +136,10 @@ class HealthDocument(TypedDict):
 
 
 class ActionDocument(TypedDict):
-    """What an operator asked a daemon to do."""
+    """A command of the operator to the daemon, and its effect."""
 
     site: Annotated[str, "this site"]
-    action: Annotated[Literal["pause", "resume", "stop"], "what was asked"]
+    action: Annotated[Literal["pause", "resume", "stop"], "the command"]
     effect: Annotated[str, "what the daemon does now, in words"]
 
 

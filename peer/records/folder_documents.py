@@ -1,4 +1,4 @@
-"""The documents of a site, read from its folder: the running daemon and a reader beside a stopped one say the same."""
+"""The documents of a site, read from its folder: the same whether the daemon or a command reads it."""
 
 from __future__ import annotations
 
@@ -17,92 +17,99 @@ from peer.core.limits import REFUSALS_SHOWN_MAX
 from peer.core.roster import federation_digest
 from peer.core.status import PeerStatus, RefusedEntry, SiteStatus
 from peer.records.documents import EvaluationRecord, EventRecord, RoundRecord, TransferRecord
-from peer.records.history import History, RecentRounds, journals, recent_rounds
+from peer.records.history import History, RecentRounds, open_journals, recent_rounds
 from peer.records.journal import Journal, storage
 
-BULKY = frozenset({"tensors", "spec"})
-MANIFEST = ("$.body", "$.signature", "$.certificate_der")
-QUIET = frozenset({"ignored", "discarded", "manifest"})
-"""Rows that `events` leaves out unless it is asked for all."""
+BULK_KEYS = frozenset({"tensors", "spec"})
+MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der")
+HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
+"""Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
-TELLING = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
-"""Rows that say where a site is: the newest of each is enough, and hundreds of rounds need not be gone through."""
+STATUS_KINDS = ("began", "regenerated", "initialised", "opened", "skipped", "committed", "finished")
+"""Kinds of rows that the status follows from: the newest row of each suffices, however many rounds
+there were.
+"""
 HISTORIES = ("rounds", "transfers", "egress")
 """Documents of ``history_document``."""
 
 
-def document(folder: SiteFolder, what: str, arguments: Mapping[str, Any]) -> Any:
-    """One of a site's documents; ``ValueError`` names what there is not."""
-    if what in HISTORIES:
-        return history_document(history_of(folder, what).read_all(), what)
+def document(folder: SiteFolder, name: str, arguments: Mapping[str, Any]) -> Any:
+    """The document of this name; ``ValueError`` where there is none."""
+    if name in HISTORIES:
+        return history_document(history_of(folder, name).read_all(), name)
     with contextlib.ExitStack() as stack:
-        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
-        if what == "evaluation":
-            federation = _federation(folder)
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        if name == "evaluation":
+            federation = _read_federation(folder)
             sites, global_test = federation["sites"], federation["global_test"]
-            return evaluation(read, own=folder.site, sites=sites, global_test=global_test)
-        if what == "events":
+            return evaluation(journals, own=folder.site, sites=sites, global_test=global_test)
+        if name == "events":
             last, everything = int(arguments.get("last", EVENTS_SHOWN)), bool(arguments.get("everything", False))
-            return events(read, last=last, everything=everything)
-        if what == "why":
-            return why(read, site=folder.site, round=int(arguments["round"]))
-    raise ValueError(f"there is no document {what!r}")
+            return events(journals, last=last, everything=everything)
+        if name == "why":
+            return why(journals, site=folder.site, round=int(arguments["round"]))
+    raise ValueError(f"there is no document {name!r}")
 
 
-def history_of(folder: SiteFolder, what: str) -> History:
-    """A history that holds what one of the ``HISTORIES`` needs; nothing is read yet."""
-    return History(folder, rounds=what == "rounds", received=what == "transfers", sent=what != "rounds")
+def history_of(folder: SiteFolder, name: str) -> History:
+    """A history for one of the ``HISTORIES``; nothing is read yet."""
+    return History(folder, rounds=name == "rounds", received=name == "transfers", sent=name != "rounds")
 
 
-def history_document(history: History, what: str) -> list[RoundRecord] | list[TransferRecord]:
-    """One of the ``HISTORIES``, as far as the history was read."""
-    if what == "rounds":
+def history_document(history: History, name: str) -> list[RoundRecord] | list[TransferRecord]:
+    """One of the ``HISTORIES``, from the rows that were read so far."""
+    if name == "rounds":
         return [committed.document() for committed in history.rounds]
-    return [transfer.document() for transfer in (history.transfers if what == "transfers" else history.sent)]
+    return [transfer.document() for transfer in (history.transfers if name == "transfers" else history.sent)]
 
 
 def evaluation(
-    read: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
+    journals: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[EvaluationRecord]:
-    """The site's own model on every site's test split, a record an evaluated round, oldest first."""
+    """The site's own model on every site's test split: a record for each evaluated round, oldest
+    first.
+    """
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
-    return cast(list[EvaluationRecord], [record for journal in read for record in journal.fold(records, kinds)])
+    return cast(list[EvaluationRecord], [record for journal in journals for record in journal.fold(records, kinds)])
 
 
-def events(read: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
+def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything: bool = False) -> list[EventRecord]:
     """The newest journal rows, oldest first, without tensor lists and manifests.
 
     Args:
-        read: the journals, oldest first.
-        last: at most so many.
-        everything: also the rows that hardly ever matter.
+        journals: the site's journals, oldest first.
+        last: the largest number of rows.
+        everything: show rows of the ``HIDDEN_KINDS`` too.
     """
     shown: list[EventRecord] = []
-    for journal in reversed(read):
-        quiet = () if everything else QUIET
-        rows = journal.records(without=quiet, last=last - len(shown), leave_out=MANIFEST)
-        shown = [*(cast(EventRecord, {**row, "body": _slim(row["body"])}) for row in rows), *shown]
+    for journal in reversed(journals):
+        hidden = () if everything else HIDDEN_KINDS
+        rows = journal.records(without=hidden, last=last - len(shown), leave_out=MANIFEST_PATHS)
+        shown = [*(cast(EventRecord, {**row, "body": _without_bulk(row["body"])}) for row in rows), *shown]
     return shown
 
 
-def why(read: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
-    """The story of a round, from the newest journal that knows of it; see ``peer.core.story``."""
-    told = story.tell([], site=site, round=round)
-    for journal in reversed(read):
-        if told["state"] != "unknown":
+def why(journals: Sequence[Journal], *, site: str, round: int) -> dict[str, Any]:
+    """The story of a round, from the newest journal that has the round; see ``peer.core.story``."""
+    round_story = story.tell([], site=site, round=round)
+    for journal in reversed(journals):
+        if round_story["state"] != "unknown":
             break
         with storage(journal.path):
-            told = story.tell(journal.of_round(round), site=site, round=round)
-    return told
+            round_story = story.tell(journal.of_round(round), site=site, round=round)
+    return round_story
 
 
 def status_when_down(folder: SiteFolder) -> SiteStatus:
-    """What the disk knows of a site whose daemon does not run; the keys are those of the running one."""
-    federation = _federation(folder)
+    """The status of a site whose daemon is down, from its folder.
+
+    The keys are those of a running daemon.
+    """
+    federation = _read_federation(folder)
     with contextlib.ExitStack() as stack:
-        read = [stack.enter_context(contextlib.closing(journal)) for journal in journals(folder)]
-        journal = next((journal for journal in reversed(read) if not journal.empty()), None)
+        journals = [stack.enter_context(contextlib.closing(journal)) for journal in open_journals(folder)]
+        journal = next((journal for journal in reversed(journals) if not journal.empty()), None)
         return _status(folder, federation, journal)
 
 
@@ -111,7 +118,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
     refusals: list[RefusedEntry] = []
     if journal is not None:
         with storage(journal.path):
-            memory = site_memory.recover(journal.newest(TELLING))
+            memory = site_memory.recover(journal.newest(STATUS_KINDS))
         digest = next((body["federation"] for _, _, body in journal.newest(("configured",))), digest)
         last = RecentRounds(recent_rounds(journal, last=1)).last
         run = journal.records(("began", "left"), last=1)
@@ -164,12 +171,15 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
 
 
 def sites(folder: SiteFolder) -> list[str]:
-    """The names in the site's federation.toml, sorted; without the checks of a start."""
-    return list(_federation(folder)["sites"])
+    """The site names in the site's federation.toml, sorted; the file is not checked as at a start."""
+    return list(_read_federation(folder)["sites"])
 
 
-def _federation(folder: SiteFolder) -> dict[str, Any]:
-    """What `status` shows of the federation, read without the checks of a start, which take longer than the answer."""
+def _read_federation(folder: SiteFolder) -> dict[str, Any]:
+    """The federation's settings that `status` shows.
+
+    Without the checks of a start, which would take too long.
+    """
     path = folder.federation_toml
     try:
         draft = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -189,16 +199,16 @@ def _federation(folder: SiteFolder) -> dict[str, Any]:
 
 
 def _certificate_days(folder: SiteFolder) -> int | None:
-    """Whole days that the certificate on disk is valid for; nothing where there is none that can be read."""
+    """Whole days until the certificate on disk expires; ``None`` where no certificate can be read."""
     from peer.identity import certificates
 
-    certificate = certificates.readable_certificate(folder.pki)
+    certificate = certificates.find_certificate(folder.pki)
     return certificates.certificate_days(certificate, datetime.datetime.now(datetime.UTC)) if certificate else None
 
 
-def _slim(body: Any) -> Any:
+def _without_bulk(body: Any) -> Any:
     if isinstance(body, dict):
-        return {key: _slim(value) for key, value in body.items() if key not in BULKY}
+        return {key: _without_bulk(value) for key, value in body.items() if key not in BULK_KEYS}
     if isinstance(body, list):
-        return [_slim(item) for item in body]
+        return [_without_bulk(item) for item in body]
     return body

@@ -1,7 +1,8 @@
 """Committed rounds and transfers of a site, from its journals and its egress ledger.
 
-``HistoryReader`` reads each row once, however often it is asked, and only the columns that its readers need: the signed
-manifest of a received artifact is thirty times the size of the rest of its row. The daemon may write meanwhile.
+``HistoryReader`` reads each row once, over any number of calls, and only the parts that its
+subclasses need: the signed manifest of a received artifact is thirty times as large as the rest of
+its row. The daemon may write at the same time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from peer.records.journal import Journal, storage
 from peer.records.ledger import UNKNOWN, Ledger
 
 ROWS_MAX = 2000
-"""Rows read in one go: some 20 ms, in which another thread that wants the interpreter has it within 5."""
+"""Rows to read in one call, which takes some 20 ms; another thread gets the interpreter within 5 ms."""
 ROUND_KINDS = ("committed", "compared", "evaluated")
 BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der")
-"""Parts of a row that only the trainer and an auditor need: tensor lists and signed manifests."""
+"""Parts of a body that only the trainer and an auditor need: tensor lists and signed manifests."""
 OPEN = "open"
-"""The outcome of a transfer without an end."""
+"""The outcome of a transfer that has not ended."""
 PACE_ROUNDS = 10
-"""Rounds that the estimate of the time left looks back on, as many as the deadlines do."""
+"""Rounds for the estimate of the time left; the deadlines use as many."""
 
 
 class HistoryRow(NamedTuple):
@@ -48,7 +49,7 @@ class HistoryRow(NamedTuple):
 
 @dataclass(slots=True)
 class CommittedRound:
-    """A round that the site has committed. ``metrics`` and ``agrees`` may grow with later rows."""
+    """A round that the site has committed. Later rows may add to ``metrics`` and ``agrees``."""
 
     number: int
     time_s: float
@@ -106,7 +107,7 @@ class CommittedRound:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An artifact, figures or an export that came or left. ``ended_s`` is the time of the outcome."""
+    """An artifact, figures or an export, received or sent. ``ended_s`` is the time of the outcome."""
 
     time_s: float
     ended_s: float
@@ -124,20 +125,38 @@ class Transfer:
     def received(cls, generation: int, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
         """The transfer of a row ``received``."""
         return cls(
-            time_s, time_s, "in", *_words(body), generation, round, body["sha256"], body["bytes"], body["outcome"]
+            time_s,
+            time_s,
+            "in",
+            *_peer_purpose_kind(body),
+            generation,
+            round,
+            body["sha256"],
+            body["bytes"],
+            body["outcome"],
         )
 
     @classmethod
     def intended(cls, intent: Mapping[str, Any]) -> Self:
         """The open transfer of an intent in the ledger."""
         time_s, size, sha256 = intent["time"], intent["bytes"], sys.intern(intent["sha256"])
-        return cls(time_s, time_s, "out", *_words(intent), intent["generation"], intent["round"], sha256, size, OPEN)
+        return cls(
+            time_s,
+            time_s,
+            "out",
+            *_peer_purpose_kind(intent),
+            intent["generation"],
+            intent["round"],
+            sha256,
+            size,
+            OPEN,
+        )
 
     def settled(self, outcome: Mapping[str, Any]) -> Self:
-        """The same transfer with its outcome; nobody knows how much left of one that a crash ended."""
-        end = outcome["outcome"]
-        size = self.bytes if end == UNKNOWN else outcome["bytes"]
-        return replace(self, ended_s=outcome["time"], bytes=size, outcome=sys.intern(end))
+        """The transfer with its outcome; one that a crash ended counts with all its bytes."""
+        word = outcome["outcome"]
+        size = self.bytes if word == UNKNOWN else outcome["bytes"]
+        return replace(self, ended_s=outcome["time"], bytes=size, outcome=sys.intern(word))
 
     def document(self) -> TransferRecord:
         """The record of `transfers --json`."""
@@ -155,12 +174,13 @@ class Transfer:
 
 
 class HistoryReader:
-    """Reads every row of a site's journals and ledger once; a subclass takes what it needs of them.
+    """Reads every row of a site's journals and ledger once, and passes it to the methods of a
+    subclass.
 
     Args:
-        folder: the site's.
-        kinds: of the journal rows that are read.
-        ledger: whether the egress ledger is read.
+        folder: the site's folder.
+        kinds: the kinds of journal rows to read.
+        ledger: whether to read the egress ledger.
     """
 
     def __init__(self, folder: SiteFolder, *, kinds: Iterable[str], ledger: bool) -> None:
@@ -172,21 +192,24 @@ class HistoryReader:
         self._journal_seq: dict[int, int] = {}
 
     def begin_generation(self, generation: int) -> None:
-        """The rows that follow are of a newer generation."""
+        """Called before the first row of each generation, oldest first."""
 
-    def take_row(self, row: HistoryRow) -> None:
-        """Take in a row of the journal."""
+    def add_row(self, row: HistoryRow) -> None:
+        """Called with each row of a journal."""
 
-    def take_intent(self, seq: int, transfer: Transfer) -> None:
-        """Take in an intent of the ledger."""
+    def add_intent(self, seq: int, transfer: Transfer) -> None:
+        """Called with each intent of the ledger."""
 
-    def take_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
-        """Take in an outcome of the ledger; an intent that a start has closed as unknown may have a second one."""
+    def add_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
+        """Called with each outcome of the ledger.
 
-    def read_on(self, rows_max: int = ROWS_MAX) -> bool:
-        """Take in what was written since, at most so many rows; whether there may be more.
+        An intent that a start settled as unknown may have a second one.
+        """
 
-        The files are opened anew, so that any thread may call this.
+    def read_more(self, rows_max: int = ROWS_MAX) -> bool:
+        """Read new rows, at most so many; returns whether there may be more.
+
+        Each call opens the files again, so that any thread may make it.
 
         Raises:
             PeerError: a file cannot be read.
@@ -201,8 +224,8 @@ class HistoryReader:
         return not left
 
     def read_all(self) -> Self:
-        """Take in everything that was written since."""
-        while self.read_on():
+        """Read all new rows."""
+        while self.read_more():
             pass
         return self
 
@@ -214,7 +237,7 @@ class HistoryReader:
         with contextlib.closing(Journal(path, read_only=True)) as journal, storage(path):
             newer = journal.since(self._journal_seq[number], self._kinds, leave_out=BULK)
             for row in itertools.islice(newer, rows_max):
-                self.take_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
+                self.add_row(HistoryRow(number, row["seq"], row["time"], row["kind"], row["round"], row["body"]))
                 self._journal_seq[number] = row["seq"]
                 count += 1
         return count
@@ -224,11 +247,11 @@ class HistoryReader:
         with contextlib.closing(Ledger(self.folder.egress_db, read_only=True)) as ledger:
             for seq, body in itertools.islice(ledger.since(self.ledger_seq), rows_max):
                 if body["type"] == "intent":
-                    self.take_intent(seq, Transfer.intended(body))
+                    self.add_intent(seq, Transfer.intended(body))
                 else:
-                    self.take_outcome(body["intent"], body)
+                    self.add_outcome(body["intent"], body)
                 self.ledger_seq = seq
-                self.ledger_rows += 1  # with its number: a row that cannot be read later makes none before it missing
+                self.ledger_rows += 1  # together: after an unreadable row, both still cover the same rows
                 count += 1
         return count
 
@@ -237,11 +260,11 @@ class History(HistoryReader):
     """All committed rounds and all transfers of a site, over its generations.
 
     Args:
-        folder: the site's.
-        rounds: whether committed rounds are read.
-        received: whether transfers that came are read.
-        sent: whether transfers that left are read.
-        kinds: journal rows that are kept as they are, in ``rows``.
+        folder: the site's folder.
+        rounds: whether to read committed rounds.
+        received: whether to read received transfers.
+        sent: whether to read sent transfers.
+        kinds: the kinds of journal rows to collect in ``rows_of``.
     """
 
     def __init__(
@@ -253,9 +276,9 @@ class History(HistoryReader):
         sent: bool = False,
         kinds: Iterable[str] = (),
     ) -> None:
-        self._kept = frozenset(kinds)
-        wanted = {*self._kept, *(ROUND_KINDS if rounds else ()), *(("received",) if received else ())}
-        super().__init__(folder, kinds=sorted(wanted), ledger=sent)
+        self._collected_kinds = frozenset(kinds)
+        kinds_to_read = {*self._collected_kinds, *(ROUND_KINDS if rounds else ()), *(("received",) if received else ())}
+        super().__init__(folder, kinds=sorted(kinds_to_read), ledger=sent)
         self.rounds_of: dict[int, dict[int, CommittedRound]] = {}
         self.received_of: dict[int, list[Transfer]] = {}
         self.rows_of: dict[int, list[HistoryRow]] = {}
@@ -268,48 +291,45 @@ class History(HistoryReader):
 
     @property
     def received(self) -> list[Transfer]:
-        """What came, oldest first."""
+        """The received transfers, oldest first."""
         return [transfer for transfers in self.received_of.values() for transfer in transfers]
 
     @property
     def sent(self) -> list[Transfer]:
-        """What left or is about to, by the time of the intent."""
+        """The sent transfers, also those that go on, by the time of the intent."""
         return list(self._sent.values())
 
     @property
     def transfers(self) -> list[Transfer]:
-        """What came and what left, by time."""
+        """The received and sent transfers, by time."""
         return sorted([*self.received, *self._sent.values()], key=lambda transfer: transfer.time_s)
 
     def begin_generation(self, generation: int) -> None:
-        """Begin its lists."""
         self.rounds_of[generation], self.received_of[generation], self.rows_of[generation] = {}, [], []
 
-    def take_row(self, row: HistoryRow) -> None:
-        """Keep what it says."""
+    def add_row(self, row: HistoryRow) -> None:
         if row.kind == "received":
             transfer = Transfer.received(row.generation, row.round, row.body, time_s=row.time_s)
             self.received_of[row.generation].append(transfer)
         else:
             add_to_rounds(self.rounds_of[row.generation], row.kind, row.round, row.body, time_s=row.time_s)
-        if row.kind in self._kept:
+        if row.kind in self._collected_kinds:
             self.rows_of[row.generation].append(row)
 
-    def take_intent(self, seq: int, transfer: Transfer) -> None:
-        """Keep the open transfer."""
+    def add_intent(self, seq: int, transfer: Transfer) -> None:
         self._sent[seq] = transfer
 
-    def take_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
-        """End the transfer."""
+    def add_outcome(self, intent: int, outcome: Mapping[str, Any]) -> None:
         if intent in self._sent:
             self._sent[intent] = self._sent[intent].settled(outcome)
 
 
 class RecentRounds:
-    """The newest committed rounds: who contributed to the last one, and how long the rest will take at their pace.
+    """The newest committed rounds: the contributors to the last one, and an estimate of the time
+    left.
 
     Args:
-        rounds: oldest first.
+        rounds: committed rounds, oldest first.
     """
 
     def __init__(self, rounds: Iterable[CommittedRound] = ()) -> None:
@@ -319,7 +339,7 @@ class RecentRounds:
             self.add(committed)
 
     def add(self, committed: CommittedRound) -> None:
-        """Take in a round that was just committed."""
+        """Add a round that was just committed."""
         self._times_s.append(committed.time_s)
         self.last = {
             "round": committed.number,
@@ -329,10 +349,11 @@ class RecentRounds:
         }
 
     def left_s(self, rounds: int, *, now_s: float) -> float | None:
-        """How long so many rounds will take, the one in hand among them: the median from one end to the next.
+        """The estimated seconds for so many rounds, the current one included: by the median time
+        between two commits.
 
-        Nothing where fewer than two rounds are known. A pause or a daemon that was down counts as one long round at
-        most.
+        ``None`` before two rounds are committed. A pause, or the time in which the daemon was down,
+        counts as one long round.
         """
         times_s = list(self._times_s)
         if len(times_s) < 2:
@@ -350,7 +371,7 @@ def recent_rounds(journal: Journal, last: int = PACE_ROUNDS + 1) -> list[Committ
 
 
 def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
-    """The committed rounds of journal rows in memory, which have no times."""
+    """The committed rounds in journal rows of the simulator, which have no times."""
     rounds: dict[int, CommittedRound] = {}
     for kind, round, body in stored:
         add_to_rounds(rounds, kind, round, body, time_s=0.0)
@@ -360,7 +381,7 @@ def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
 def add_to_rounds(
     rounds: dict[int, CommittedRound], kind: str, round: int, body: Mapping[str, Any], *, time_s: float
 ) -> None:
-    """Fold one row into the committed rounds of its generation; kinds that say nothing of them change nothing."""
+    """Fold a row into the committed rounds of its generation; rows of other kinds change nothing."""
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:
@@ -369,14 +390,14 @@ def add_to_rounds(
         rounds[round].metrics.update(rows.member(kind, round, body, "metrics"))
 
 
-def journals(folder: SiteFolder) -> list[Journal]:
-    """The journals of every generation, oldest first, for reading; the caller closes them."""
+def open_journals(folder: SiteFolder) -> list[Journal]:
+    """The journals of all generations, oldest first, opened for reading; the caller closes them."""
     paths = [folder.generation(number) / "journal.db" for number in folder.generations()]
     return [Journal(path, read_only=True) for path in paths if path.exists()]
 
 
 def duration(seconds: float) -> str:
-    """As people say it: seconds, minutes, or hours and minutes."""
+    """A duration as text: in seconds, in minutes, or in hours and minutes."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     if seconds < 7200:
@@ -385,6 +406,6 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
-def _words(body: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Peer, purpose and kind, each word once in memory."""
+def _peer_purpose_kind(body: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Peer, purpose and kind, interned: each text is in memory once."""
     return sys.intern(body["peer"]), sys.intern(body["purpose"]), sys.intern(body["kind"])

@@ -1,7 +1,8 @@
-"""A site's own append-only record: SQLite, one table, a row durable before ``append`` returns.
+"""The journal: a site's append-only record in one SQLite table.
 
-Everything that the state machine remembers is the fold of these rows (``peer.core.site_memory``), so nothing here is
-ever changed or deleted. ``peer.core.rows`` says what a row of each kind holds.
+A row is on disk before ``append`` returns. The memory of the state machine is the fold of these
+rows (``peer.core.site_memory``). The daemon therefore never changes or deletes a row.
+``peer.core.rows`` has the keys of each kind of row.
 """
 
 from __future__ import annotations
@@ -43,20 +44,25 @@ ALTER TABLE row ADD COLUMN version INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE row ADD COLUMN cause TEXT;
 """,
 }
-"""What makes a journal of a schema version one of the next version. No body is rewritten: each row has its version."""
+"""By schema version, the statements that lead to the next one.
+
+No body is rewritten: each row has its version.
+"""
 
 
 def open_database(
     path: Path, schema: str, *, version: int, read_only: bool = False, migrations: Mapping[int, str] | None = None
 ) -> sqlite3.Connection:
-    """A connection to a database of ours: write-ahead log, every commit on disk before it returns.
+    """A connection to a journal or a ledger: with a write-ahead log, and each commit on disk before
+    it returns.
 
-    A file whose writer was killed before it held a table reads as an empty one. A file of an earlier version is copied
-    to ``<name>.before-<version>`` and brought to this version, unless it is opened ``read_only``.
+    A file whose writer was killed before it made a table reads as an empty one. A file of an
+    earlier version is copied to ``<name>.before-<version>`` and migrated to this version, unless it
+    is opened ``read_only``.
 
     Raises:
         StateError: the file is no database, or a newer program wrote it.
-        DiskError: it cannot be written.
+        DiskError: the file cannot be written.
     """
     with storage(path):
         if read_only:
@@ -64,21 +70,21 @@ def open_database(
         else:
             connection = sqlite3.connect(path, isolation_level=None)
             path.chmod(0o600)
-        found = version_of(connection)
-        if found > version:
+        stored_version = version_of(connection)
+        if stored_version > version:
             raise errors.StateError(
-                f"{path} was written by a newer mhfl-peer (schema {found}, this one knows {version})",
+                f"{path} was written by a newer mhfl-peer (schema {stored_version}, this one knows {version})",
                 "update mhfl-peer at this site",
             )
         if not read_only:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             script = schema
-            if 0 < found < version:
+            if 0 < stored_version < version:
                 _back_up(connection, path, version=version)
-                script = "".join((migrations or {})[earlier] for earlier in range(found, version)) + schema
+                script = "".join((migrations or {})[earlier] for earlier in range(stored_version, version)) + schema
             connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {version}; COMMIT;")
-        elif not found:
+        elif not stored_version:
             connection.close()
             connection = sqlite3.connect(":memory:", isolation_level=None)
             connection.executescript(f"{schema} PRAGMA user_version = {version};")
@@ -86,10 +92,12 @@ def open_database(
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The schema version of a database; 0 while it holds no table."""
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    """The schema version of a database; 0 while it has no table."""
+    stored: int = connection.execute("PRAGMA user_version").fetchone()[0]
     tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    return found or min(tables, 1)  # the first version's writer may have been killed between the tables and its number
+    # The first version's writer may have been killed after it made the tables, before it set the
+    # number.
+    return stored or min(tables, 1)
 
 
 def _back_up(connection: sqlite3.Connection, path: Path, *, version: int) -> None:
@@ -113,7 +121,9 @@ def _back_up(connection: sqlite3.Connection, path: Path, *, version: int) -> Non
 
 @contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Name the database file, and what to do, when reading it fails in this block: ``DiskError`` or ``StateError``."""
+    """Turn SQLite's errors in this block into a ``DiskError`` or a ``StateError`` that names the
+    file and a remedy.
+    """
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -127,8 +137,8 @@ class Journal:
     """The rows of one generation.
 
     Args:
-        path: of ``journal.db``; it is made if it is not there.
-        read_only: look only; the daemon may be running.
+        path: of ``journal.db``, which is made if it does not exist.
+        read_only: only read, also while the daemon runs.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -139,55 +149,64 @@ class Journal:
             self._version = version_of(self._connection)
 
     @property
-    def _more(self) -> str:
-        """The columns that a journal of the first schema, which is only read, does not have."""
+    def _later_columns(self) -> str:
+        """The columns that a journal of the first schema lacks; such a journal is only read."""
         return "version, cause" if self._version > 1 else "1, NULL"
 
     def write(self, row: rows.JournalRow) -> None:
-        """Append a row that no event of the state machine caused."""
+        """Append a row that is no effect of an event of the state machine."""
         self.append(row.kind, row.round, row.body())
 
     def append(self, kind: str, round: int, body: Mapping[str, Any], cause: Mapping[str, Any] | None = None) -> None:
-        """Append one row; it is on disk when this returns. ``DiskError`` when it cannot be."""
+        """Append one row; it is on disk when this returns. ``DiskError`` when it cannot be written."""
         version = rows.KINDS[kind].version if kind in rows.KINDS else 1
-        text, why = _json(body), None if cause is None else _json(cause)
+        body_json, cause_json = _json(body), None if cause is None else _json(cause)
         with storage(self.path):
             self._connection.execute(
                 "INSERT INTO row (time_s, kind, round, body, version, cause) VALUES (?, ?, ?, ?, ?, ?)",
-                (time.time(), kind, round, text, version, why),
+                (time.time(), kind, round, body_json, version, cause_json),
             )
 
     def fold(self, function: Callable[[Iterator[Row]], Result], kinds: Iterable[str] = ()) -> Result:
-        """What a function makes of the rows, of these kinds if any are named; ``StateError`` where one is damaged."""
+        """The function's result over the rows of these kinds, or all rows.
+
+        ``StateError`` where one is damaged.
+        """
         with storage(self.path):
             return function(self.rows(kinds))
 
     def rows(self, kinds: Iterable[str] = ()) -> Iterator[Row]:
-        """Rows, oldest first; of these kinds only if any are named."""
-        wanted = tuple(kinds)
-        for record in self._select(f"{_only(wanted)} ORDER BY seq", wanted):
+        """The rows of these kinds, or all rows, oldest first."""
+        included = tuple(kinds)
+        for record in self._select(f"{_where_kind(included)} ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
     def since(self, seq: int, kinds: Iterable[str], *, leave_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """Rows of these kinds beyond a number, with their Unix times, oldest first, read as they are asked for.
+        """The rows of these kinds after a number, with their Unix times, oldest first, read lazily.
 
-        For a reader that reads each row once: the table is walked from there on, not the index.
+        For a reader that reads each row once: the query walks the table from that row on, not the
+        index.
 
         Args:
-            seq: of the last row that is not wanted.
-            kinds: of the rows.
-            leave_out: JSON paths of what no body shall hold, such as ``$.signature``.
+            seq: the number of the last row to skip.
+            kinds: the kinds of the rows.
+            leave_out: JSON paths to remove from each body, such as ``$.signature``.
         """
-        wanted = tuple(kinds)
+        included = tuple(kinds)
         return self._select(
-            f"WHERE seq > ? AND +kind IN ({_places(wanted)}) ORDER BY seq", (seq, *wanted), leave_out=leave_out
+            f"WHERE seq > ? AND +kind IN ({_placeholders(included)}) ORDER BY seq",
+            (seq, *included),
+            leave_out=leave_out,
         )
 
     def newest(self, kinds: Iterable[str]) -> Iterator[Row]:
-        """Of each of these kinds the newest row, oldest first; fast however long the journal is."""
-        wanted = tuple(kinds)
-        newest = f"SELECT max(seq) FROM row {_only(wanted)} GROUP BY kind"
-        for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", wanted):
+        """The newest row of each of these kinds, oldest first.
+
+        Its time does not depend on the journal's length.
+        """
+        included = tuple(kinds)
+        newest = f"SELECT max(seq) FROM row {_where_kind(included)} GROUP BY kind"
+        for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
     def records(
@@ -201,22 +220,24 @@ class Journal:
         """Rows with their Unix times, oldest first.
 
         Args:
-            kinds: of these only, if any are named.
-            without: none of these.
-            last: the newest so many only; all if it is not given.
-            leave_out: JSON paths of what no body shall hold.
+            kinds: only rows of these kinds; default: all.
+            without: no rows of these kinds.
+            last: the number of newest rows to return; default: all.
+            leave_out: JSON paths to remove from each body.
         """
-        wanted, unwanted = tuple(kinds), tuple(without)
-        where = _only(wanted) or f"WHERE kind NOT IN ({_places(unwanted)})"
+        included, excluded = tuple(kinds), tuple(without)
+        where = _where_kind(included) or f"WHERE kind NOT IN ({_placeholders(excluded)})"
         limit = -1 if last is None else last
         return list(
-            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(wanted or unwanted), limit), leave_out=leave_out)
+            self._select(f"{where} ORDER BY seq DESC LIMIT ?", (*(included or excluded), limit), leave_out=leave_out)
         )[::-1]
 
     def of_round(self, round: int) -> list[dict[str, Any]]:
-        """The rows from the end of the round before to the beginning of the round after, each with its ``cause``.
+        """The rows from the end of the round before to the start of the round after, each with its
+        ``cause``.
 
-        The cause is ``None`` in rows of an earlier program, and in those that no event of the state machine caused.
+        The cause is ``None`` in rows of an earlier version of the program, and in rows that no
+        event caused.
         """
         ends = rows.CommittedRow.kind, rows.SkippedRow.kind
         begins = rows.OpenedRow.kind, rows.SkippedRow.kind
@@ -228,13 +249,13 @@ class Journal:
     def _select(
         self, where: str, values: tuple[Any, ...], *, causes: bool = False, leave_out: Sequence[str] = ()
     ) -> Iterator[dict[str, Any]]:
-        """Rows as records, whose bodies are of the current version of their kind."""
-        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)}, {self._more} FROM row {where}"
+        """The rows as records; each body is upgraded to the current version of its kind."""
+        query = f"SELECT seq, time_s, kind, round, {_body(leave_out)}, {self._later_columns} FROM row {where}"
         with storage(self.path):
-            for seq, time_s, kind, round, text, version, why in self._connection.execute(query, values):
+            for seq, time_s, kind, round, text, version, cause in self._connection.execute(query, values):
                 body = rows.upgrade(kind, version, json.loads(text))
                 record = {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}
-                yield {**record, "cause": None if why is None else json.loads(why)} if causes else record
+                yield {**record, "cause": None if cause is None else json.loads(cause)} if causes else record
 
     def empty(self) -> bool:
         with storage(self.path):
@@ -248,17 +269,21 @@ def _json(body: Mapping[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 
-def _only(kinds: tuple[str, ...]) -> str:
-    return f"WHERE kind IN ({_places(kinds)})" if kinds else ""
+def _where_kind(kinds: tuple[str, ...]) -> str:
+    return f"WHERE kind IN ({_placeholders(kinds)})" if kinds else ""
 
 
 def _body(leave_out: Sequence[str]) -> str:
-    """The column of the bodies; SQLite leaves parts out without making Python objects of them."""
+    """The SQL of the bodies' column.
+
+    SQLite removes these paths without making Python objects of them.
+    """
     if not leave_out:
         return "body"
     paths = ", ".join(f"'{path}'" for path in leave_out)
-    return f"CASE WHEN json_valid(body) THEN json_remove(body, {paths}) ELSE body END"  # json.loads names the file
+    # A body that is no JSON fails later, in json.loads, whose error names the file.
+    return f"CASE WHEN json_valid(body) THEN json_remove(body, {paths}) ELSE body END"
 
 
-def _places(values: tuple[str, ...]) -> str:
+def _placeholders(values: tuple[str, ...]) -> str:
     return ",".join("?" * len(values))

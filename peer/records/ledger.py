@@ -1,7 +1,9 @@
-"""The egress ledger: what left this site, to whom, when. An intent precedes the first byte, an outcome follows.
+"""The egress ledger: what left this site, to whom and when.
 
-The rows form a hash chain: each row's hash covers the row and the hash before it, so that a changed, deleted or
-reordered row shows. A cut-off tail shows only against a witness, the signed chain head that every manifest carries.
+An intent precedes the first byte, an outcome follows. The rows form a hash chain: each row's hash
+covers the row and the hash before it. The chain alone therefore shows a changed, deleted or
+reordered row. It does not show a tail that was cut off: that shows only against a witness, the
+signed head of the chain that every manifest carries.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
     AND json_extract(intent.body, '$.generation') = :generation AND json_extract(intent.body, '$.round') = :round
     AND json_extract(intent.body, '$.purpose') IS NOT 'export'
 """
-"""Both sides come from an index: the service asks before every transfer. `+` drops the affinity that would prevent it.
-What the operator takes away as a file is none of the bytes that a round may send."""
+"""Both sides use an index, because the service runs this before every transfer; `+` drops the
+affinity that would prevent that. Files that the operator exports do not count against a round's
+limit.
+"""
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 NEITHER = "row {} is neither an intent nor an outcome"
@@ -49,21 +53,22 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The end of the chain: how many rows, and the hash of the last."""
+    """The head of the chain: the number of rows, and the hash of the newest."""
 
     count: int
     hash: str
 
 
 EMPTY = Head(0, GENESIS)
-"""Where every chain begins."""
+"""The head of a chain without rows."""
 
 
-class Chain:
-    """The proof of a chain, a row at a time: ``problems`` says in words what does not fit, ``hashes`` where it passed.
+class ChainVerifier:
+    """Checks the rows of a chain in order: ``problems`` has a sentence for each fault, ``hashes``
+    each row's hash.
 
     Args:
-        before: where the rows begin; a whole ledger begins with nothing.
+        before: the head before the first row; that of a whole ledger is ``EMPTY``.
     """
 
     def __init__(self, before: Head = EMPTY) -> None:
@@ -71,15 +76,15 @@ class Chain:
         self.problems: list[str] = []
         self.hashes = {before.count: before.hash}
         self.left_out: list[int] = []
-        self._ends: dict[int, str] = {}
+        self._outcomes: dict[int, str] = {}
 
-    def add(self, number: int, text: str | None, found: str) -> None:
-        """Look at the next row.
+    def add(self, number: int, text: str | None, stored_hash: str) -> None:
+        """Check the next row.
 
         Args:
-            number: of the row.
-            text: its canonical JSON; ``None`` where only its hash is told.
-            found: the hash that stands beside it.
+            number: the row's number.
+            text: its canonical JSON; ``None`` where an export shows only the hash.
+            stored_hash: the hash in the row.
         """
         expected = self.head.count + 1
         if number < expected:
@@ -88,27 +93,28 @@ class Chain:
             self.problems.append(f"row {expected} is missing: row {number} follows row {self.head.count}")
         if text is None:
             self.left_out.append(number)
-        elif chain_hash(self.head.hash, text) != found:
+        elif chain_hash(self.head.hash, text) != stored_hash:
             self.problems.append(f"row {number} was changed, or a row before it was removed or moved")
         else:
-            self._read(number, text)
-        self.head = Head(number, found)
-        self.hashes[number] = found
+            self._check_body(number, text)
+        self.head = Head(number, stored_hash)
+        self.hashes[number] = stored_hash
 
     @property
-    def open(self) -> list[int]:
-        """Intents whose outcome has not been written: transfers that go on, or that a crash ended."""
-        return [number for number, end in self._ends.items() if not end]
+    def open_intents(self) -> list[int]:
+        """The intents without an outcome: transfers that go on, or that a crash ended."""
+        return [number for number, outcome in self._outcomes.items() if not outcome]
 
     @property
     def intents(self) -> int:
-        """How many transfers the rows speak of."""
-        return len(self._ends)
+        """The number of transfers in the rows."""
+        return len(self._outcomes)
 
-    def against(self, witness: Head) -> str | None:
-        """What a head that somebody has seen says against this chain; nothing if it is part of it.
+    def compare(self, witness: Head) -> str | None:
+        """The reason why a witnessed head contradicts this chain.
 
-        A head from before the first row here cannot be compared, and says nothing.
+        ``None`` if it is part of the chain.
+        A head from before the first row cannot be compared, and gives ``None`` as well.
         """
         if witness.count < self.before.count:
             return None
@@ -118,8 +124,10 @@ class Chain:
             return f"row {witness.count} is not the one that a witness has seen"
         return None
 
-    def _read(self, number: int, text: str) -> None:
-        """Whether the row means something: a program that writes wrong rows proves nothing with a right chain."""
+    def _check_body(self, number: int, text: str) -> None:
+        """Check that the row is an intent or settles one: correct hashes over senseless rows prove
+        nothing.
+        """
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
@@ -127,23 +135,23 @@ class Chain:
         if not _is_row(body):
             self.problems.append(NEITHER.format(number))
             return
-        of = body.get("intent")
+        intent = body.get("intent")
         if body["type"] == "intent":
-            self._ends[number] = ""
-        elif self._ends.get(of, "") not in ("", UNKNOWN):  # a start may close what another process then ends
-            self.problems.append(f"row {number} settles row {of} a second time")
-        elif of in self._ends:
-            self._ends[of] = str(body.get("outcome"))
+            self._outcomes[number] = ""
+        elif self._outcomes.get(intent, "") not in ("", UNKNOWN):  # an export may settle what a start closed as unknown
+            self.problems.append(f"row {number} settles row {intent} a second time")
+        elif intent in self._outcomes:
+            self._outcomes[intent] = str(body.get("outcome"))
         elif not self.problems and not self.left_out and not self.before.count:
-            self.problems.append(f"row {number} settles row {of}, which is no transfer")
+            self.problems.append(f"row {number} settles row {intent}, which is no transfer")
 
 
 class Ledger:
     """The egress ledger of one site, across generations.
 
     Args:
-        path: of ``egress.db``; it is made if it is not there.
-        read_only: look only.
+        path: of ``egress.db``, which is made if it does not exist.
+        read_only: only read.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -153,37 +161,38 @@ class Ledger:
         with storage(path):
             self.head = self._newest()
 
-    def intend(self, **what: Any) -> int:
-        """Write down that bytes are about to leave; returns the row's number.
+    def intend(self, **facts: Any) -> int:
+        """Record that bytes are about to leave; returns the row's number.
 
         Args:
-            what: ``peer, purpose, kind, round, generation, sha256, bytes`` and whatever else describes it.
+            facts: ``peer, purpose, kind, round, generation, sha256, bytes``, and further keys of
+                the transfer.
         """
-        return self._append({"type": "intent", "time": time.time(), **what})
+        return self._append({"type": "intent", "time": time.time(), **facts})
 
     def settle(self, intent: int, *, bytes: int, outcome: str) -> None:
-        """Write down how it ended: bytes sent, and ``complete``, ``broken`` or ``unknown``."""
+        """Record how a transfer ended: the bytes sent, and ``complete``, ``broken`` or ``unknown``."""
         self._append({"type": "outcome", "time": time.time(), "intent": intent, "bytes": bytes, "outcome": outcome})
 
     def close_open_intents(self) -> int:
-        """After a crash nobody knows how the open transfers ended, so say that; returns how many there were."""
-        lost: dict[int, None] = {}
-        for seq, body in self.since(0):  # a row at a time: a start with years of them must not need their size
+        """Settle the transfers that a crash left open as ``unknown``; returns their number."""
+        open_intents: dict[int, None] = {}
+        for seq, body in self.since(0):  # row by row: years of rows do not fit into the daemon's memory
             if body["type"] == "intent":
-                lost[seq] = None
+                open_intents[seq] = None
             else:
-                lost.pop(body["intent"], None)
-        for seq in lost:
+                open_intents.pop(body["intent"], None)
+        for seq in open_intents:
             self.settle(seq, bytes=0, outcome=UNKNOWN)
-        return len(lost)
+        return len(open_intents)
 
     def transfers(self) -> list[dict[str, Any]]:
-        """One record an intent, with its outcome; the keys are those of `transfers --json`."""
+        """One record for each intent, with its outcome and the keys of `transfers --json`."""
         records: dict[int, dict[str, Any]] = {}
         for seq, body in self._bodies():
             if body["type"] == "intent":
-                kept = {key: value for key, value in body.items() if key != "type"}
-                records[seq] = {**kept, "direction": "out", "outcome": "open"}
+                facts = {key: value for key, value in body.items() if key != "type"}
+                records[seq] = {**facts, "direction": "out", "outcome": "open"}
             elif body["intent"] in records:
                 record = records[body["intent"]]
                 seconds = round(body["time"] - record["time"], 3)
@@ -191,51 +200,56 @@ class Ledger:
         return list(records.values())
 
     def since(self, seq: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Rows beyond a number, oldest first, read as they are asked for: who counts along reads each row once."""
+        """The rows after a number, oldest first, read lazily: a reader that remembers its last row
+        reads each one once.
+        """
         query = "SELECT seq, body FROM ledger WHERE seq > ? ORDER BY seq"
         with storage(self.path):
-            for found, body in self._connection.execute(query, (seq,)):
-                yield found, self._body(found, body)
+            for number, body in self._connection.execute(query, (seq,)):
+                yield number, self._body(number, body)
 
     def bytes_in_round(self, generation: int, round: int) -> int:
-        """Bytes that left, or may have left, for one round: all that were meant where nobody knows how it ended."""
+        """Bytes that left, or may have left, for one round: an open or unknown transfer counts in
+        full.
+        """
         of_round = {"generation": generation, "round": round, "unknown": UNKNOWN}
         with storage(self.path):
-            found: int = self._connection.execute(BYTES_IN_ROUND, of_round).fetchone()[0]
-        return found
+            total: int = self._connection.execute(BYTES_IN_ROUND, of_round).fetchone()[0]
+        return total
 
     def verify(self, witnesses: Iterable[Head] = ()) -> list[str]:
-        """What is wrong with the chain, in words; nothing if it is whole.
+        """The faults of the chain as sentences; an empty list if the chain is whole.
 
         Args:
-            witnesses: heads that others have seen (from this site's signed manifests): each must be part of the chain.
+            witnesses: heads that other sites received in this site's signed manifests: each must be
+                part of the chain.
         """
-        chain = self.chain()
-        return [*chain.problems, *filter(None, map(chain.against, witnesses))]
+        chain = self.verify_chain()
+        return [*chain.problems, *filter(None, map(chain.compare, witnesses))]
 
-    def chain(self) -> Chain:
-        """The proof of every row, as they are at this moment; the daemon may go on writing."""
-        chain = Chain()
+    def verify_chain(self) -> ChainVerifier:
+        """A verifier of all rows as they are at this moment; the daemon may go on writing."""
+        chain = ChainVerifier()
         with storage(self.path):
             for row in self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq"):
                 chain.add(*row)
         return chain
 
     def rows(self) -> list[tuple[int, str, str]]:
-        """Every row as it stands there: number, canonical JSON, hash."""
+        """Every row as it is stored: number, canonical JSON, hash."""
         with storage(self.path):
             return self._connection.execute("SELECT seq, body, hash FROM ledger ORDER BY seq").fetchall()
 
     def hash_at(self, count: int) -> str | None:
-        """The chain's hash after so many rows; nothing when there are fewer."""
+        """The chain's hash after so many rows; ``None`` when there are fewer."""
         if not count:
             return GENESIS
         with storage(self.path):
-            found = self._connection.execute("SELECT hash FROM ledger WHERE seq = ?", (count,)).fetchone()
-        return str(found[0]) if found is not None else None
+            row = self._connection.execute("SELECT hash FROM ledger WHERE seq = ?", (count,)).fetchone()
+        return str(row[0]) if row is not None else None
 
     def newest_intents(self, last: int) -> list[dict[str, Any]]:
-        """The intents among so many of the newest rows, newest first."""
+        """The intents among the newest ``last`` rows, newest first."""
         newest = "SELECT seq, body FROM ledger WHERE json_valid(body) ORDER BY seq DESC LIMIT ?"
         with storage(self.path):
             bodies = [self._body(*row) for row in self._connection.execute(newest, (last,))]
@@ -244,7 +258,7 @@ class Ledger:
     def _append(self, body: Mapping[str, Any]) -> int:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         with storage(self.path), self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")  # another process may add rows, too: an export is one
+            self._connection.execute("BEGIN IMMEDIATE")  # another process may append as well, as `export` does
             before = self._newest()
             head = Head(before.count + 1, chain_hash(before.hash, text))
             self._connection.execute("INSERT INTO ledger VALUES (?, ?, ?)", (head.count, text, head.hash))
@@ -257,16 +271,15 @@ class Ledger:
 
     def _bodies(self) -> list[tuple[int, dict[str, Any]]]:
         with storage(self.path):
-            found = self._connection.execute("SELECT seq, body FROM ledger ORDER BY seq").fetchall()
-            return [(seq, self._body(seq, body)) for seq, body in found]
+            stored = self._connection.execute("SELECT seq, body FROM ledger ORDER BY seq").fetchall()
+            return [(seq, self._body(seq, body)) for seq, body in stored]
 
     def _body(self, seq: int, text: str) -> dict[str, Any]:
-        """What a row says; ``StateError`` when that is nothing that a ledger says."""
-        body = json.loads(text)
+        """The body of a row; ``StateError`` when it is neither an intent nor an outcome."""
+        body: dict[str, Any] = json.loads(text)
         if not _is_row(body):
             raise StateError(f"{self.path} is damaged: {NEITHER.format(seq)}", "restore it from a backup")
-        found: dict[str, Any] = body
-        return found
+        return body
 
     def close(self) -> None:
         self._connection.close()
@@ -278,12 +291,18 @@ def chain_hash(previous: str, text: str) -> str:
 
 
 def _is_row(body: Any) -> bool:
-    """Whether a row is an intent, or an outcome with the number of one; ``true`` is no number, although it equals 1."""
+    """Whether a row is an intent, or an outcome with an intent's number.
+
+    ``true`` is no number, although it equals 1.
+    """
     if not isinstance(body, dict):
         return False
     return body.get("type") == "intent" or (body.get("type") == "outcome" and type(body.get("intent")) is int)
 
 
 def _text(content: bytes) -> str:
-    """A text as it is stored; whoever put other bytes there keeps no other row from being proven."""
+    """The stored text.
+
+    Bytes that are no UTF-8 are replaced, so that the other rows can still be verified.
+    """
     return content.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""One run, from its folder to its result."""
+"""Carry out one run of an experiment, and collect its results in the run's folder."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from peer.records.history import Transfer, committed_rounds
 from peer.research.diagnosis import diagnose
 from peer.research.result_files import FORMAT
 from peer.research.runs import RESULT
-from peer.research.simulation import Member, Simulation
+from peer.research.simulation import FinishedSite, Simulation
 from peer.training.data import DataSplit
-from peer.training.guest import measured
+from peer.training.guest import evaluate_split
 from peer.training.trainer import Trainer
 
 WATCH_S = 0.5
-"""How often a watcher's file is written."""
+"""Seconds between two writes of the file ``progress``, which `simulate` shows."""
 
 
 def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
-    """Run what ``run.json`` in the folder says, and write its result.
+    """Carry out the run that ``run.json`` in the folder describes, and write its result.
 
     Args:
         folder: of ``peer.research.runs.Run``.
-        keep: leave journals, checkpoints and artifacts, so that `predict` or another federation can use them.
+        keep: leave journals, checkpoints and artifacts in the folder, for `predict` or another
+            federation.
 
     Returns:
         The document of ``result.json``.
@@ -57,21 +58,21 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
         LockedError: another process carries out this run.
         PeerError: a site cannot train; the message names it.
     """
-    with _alone(folder):
+    with _locked(folder):
         result = folder / RESULT
-        if result.exists():  # another process finished it meanwhile
+        if result.exists():  # another process finished the run meanwhile
             finished: dict[str, Any] = json.loads(result.read_text())
             return finished
         return _execute(folder, keep=keep)
 
 
 def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
-    gc.collect()  # of the run before, if there was one
-    gc.freeze()  # what was imported stays: the collection after each stage need not look at it
-    asked = json.loads((folder / "run.json").read_text())
+    gc.collect()  # garbage of the run before in this process
+    gc.freeze()  # imported modules stay: the garbage collection after each stage need not scan them
+    run_document = json.loads((folder / "run.json").read_text())
     started_s = shown_s = time.monotonic()
-    key = bytes.fromhex(asked["round_key"])
-    simulation = Simulation(folder, round_key=key, loss=asked["loss"], pooled=asked["pooled"])
+    key = bytes.fromhex(run_document["round_key"])
+    simulation = Simulation(folder, round_key=key, loss=run_document["loss"], pooled=run_document["pooled"])
     progress = folder / "progress"
 
     def watch(committed: int, rounds: int) -> None:
@@ -81,7 +82,7 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
             progress.write_text(f"{committed} {rounds}")
 
     members = simulation.run(watch)
-    result = harvest(simulation, members, asked, folder, seconds=time.monotonic() - started_s)
+    result = collect(simulation, members, run_document, folder, seconds=time.monotonic() - started_s)
     progress.unlink(missing_ok=True)
     if not keep:
         simulation.clear()
@@ -89,10 +90,11 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the run for this process; the kernel lets go when the process ends, however it ends.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the run for this process; the kernel releases the lock however the process ends.
 
-    A run goes on in its own process when the one that started it is killed: who starts it again must not join in.
+    When `simulate` is killed, its runs go on in their own processes. A second `simulate` must not
+    carry out the same run.
     """
     with (folder / "lock").open("w") as file:
         try:
@@ -105,14 +107,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 PANELS = 2
-"""Test samples of a site that are kept as pictures."""
+"""Test samples of a site that are stored as images."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass
 class RunFiles:
-    """What is gathered from one run, by the name of the file that takes it."""
+    """The contents of a run's result files: an attribute for each file, by its stem."""
 
     matrix: dict[str, dict[str, Mapping[str, float]]] = field(default_factory=dict)
     predictions: Arrays = field(default_factory=dict)
@@ -122,7 +124,7 @@ class RunFiles:
     diagnosis: Arrays = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write what there is, the matrix apart."""
+        """Write every file that has content; the matrix belongs to ``result.json``."""
         for name in ("predictions", "panels", "features", "diagnosis"):
             arrays: Any = getattr(self, name)
             if arrays:
@@ -131,94 +133,103 @@ class RunFiles:
             _write(folder / "scores.json", self.scores)
 
 
-def harvest(
+def collect(
     simulation: Simulation,
-    members: Mapping[SiteName, Member],
-    asked: Mapping[str, Any],
+    members: Mapping[SiteName, FinishedSite],
+    run_document: Mapping[str, Any],
     folder: Path,
     *,
     seconds: float,
 ) -> dict[str, Any]:
-    """Try every site's model on every site's test split, and write the run's files; ``result.json`` last.
+    """Evaluate every site's model on every site's test split, and write the run's files;
+    ``result.json`` last.
 
     Args:
-        simulation: the federation, its data still there.
-        members: of :meth:`Simulation.run`.
-        asked: the document ``run.json``.
-        folder: takes the files.
+        simulation: the finished simulation; the samples must still exist.
+        members: the result of :meth:`Simulation.run`.
+        run_document: the content of ``run.json``.
+        folder: the run's folder.
         seconds: how long the run took.
 
     Returns:
         The document of ``result.json``.
     """
-    data = {name: simulation.data(name) for name in members}
+    own_trainers = {name: simulation.trainer(name) for name in members}
     run_files = RunFiles()
     sites: dict[str, Any] = {}
     digests: dict[str, str] = {}
     for name, member in members.items():
-        member.hold()
+        member.load_final_state()
         digests[name] = member.digest
-        _try_everywhere(run_files, name, member.trainer, data)
-        sites[name] = _site(member, members, name, data[name])
-        diagnose(run_files.diagnosis, name, members, data[name].data.test)
+        _evaluate_everywhere(run_files, name, member.trainer, own_trainers)
+        sites[name] = _site_document(member, members, name, own_trainers[name])
+        diagnose(run_files.diagnosis, name, members, own_trainers[name].data.test)
     result = {
         "format": FORMAT,
-        **{key: asked[key] for key in ("id", "partition", "models", "links", "method", "fold", "seed", "metric")},
+        **{
+            key: run_document[key] for key in ("id", "partition", "models", "links", "method", "fold", "seed", "metric")
+        },
         "task": simulation.federation.task.kind,
         "sites": sites,
         "matrix": run_files.matrix,
-        "single_model": len(digests) > 1 and len(set(digests.values())) == 1 and not asked["pooled"],
+        "single_model": len(digests) > 1 and len(set(digests.values())) == 1 and not run_document["pooled"],
     }
     run_files.write(folder)
-    _write(folder / "samples.json", {name: _samples(folder, name, trainer) for name, trainer in data.items()})
-    _write(folder / "manifest.json", _manifest(simulation, asked, folder, digests, seconds))
+    _write(
+        folder / "samples.json", {name: _test_entries(folder, name, trainer) for name, trainer in own_trainers.items()}
+    )
+    _write(folder / "manifest.json", _run_manifest(simulation, run_document, folder, digests, seconds))
     _write(folder / RESULT, result)
     return result
 
 
-def _try_everywhere(run_files: RunFiles, name: SiteName, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
-    """One site's row of the matrix, with what can be scored again or looked at."""
+def _evaluate_everywhere(
+    run_files: RunFiles, name: SiteName, trainer: Trainer, own_trainers: Mapping[SiteName, Trainer]
+) -> None:
+    """Evaluate one site's model on all sites' data, and add the results to the run's files."""
     run_files.matrix[name] = {}
-    classes = trainer.settings.task.kind in CLASSIFYING
-    for other, owner in data.items():
+    classifies = trainer.settings.task.kind in CLASSIFYING
+    for other, owner in own_trainers.items():
         if owner.settings.data.scale != trainer.settings.data.scale:
             run_files.matrix[name][other] = {}
             continue
-        run_files.matrix[name][other], outputs = tried(trainer, owner.data.test, keep=classes)
+        run_files.matrix[name][other], outputs = evaluate(trainer, owner.data.test, keep_outputs=classifies)
         if outputs:
             run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
-    own = data[name].data.test
-    if classes:
+    own = own_trainers[name].data.test
+    if classifies:
         run_files.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
-        _describe(run_files.features, name, trainer, data)
+        _collect_features(run_files.features, name, trainer, own_trainers)
     else:
-        run_files.scores[name] = [tried(trainer, _one(own, index), keep=False)[0] for index in range(len(own))]
-        _picture(run_files.panels, name, trainer, own)
+        run_files.scores[name] = [
+            evaluate(trainer, _single_sample(own, index), keep_outputs=False)[0] for index in range(len(own))
+        ]
+        _collect_panels(run_files.panels, name, trainer, own)
 
 
-def tried(trainer: Trainer, split: DataSplit, *, keep: bool) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of what a trainer predicts for a split, and its predictions ``(b, ...)`` if they are kept."""
+def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple[dict[str, float], list[Tensor]]:
+    """The metrics of a trainer's predictions, and with ``keep_outputs`` the batches ``(b, ...)``."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:
         output = trainer.predict(images)
-        if keep:  # label maps and images of a whole split would not fit into memory
+        if keep_outputs:  # not for label maps and images: those of a whole split would not fit into memory
             outputs.append(output)
         return output
 
-    return measured(predict, split, trainer.settings), outputs
+    return evaluate_split(predict, split, trainer.settings), outputs
 
 
-def _one(split: DataSplit, index: int) -> DataSplit:
+def _single_sample(split: DataSplit, index: int) -> DataSplit:
     return DataSplit([split.samples[index]], lambda _: split.load(index), split.in_memory, split.present)
 
 
-def _picture(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> None:
-    """The first test samples as the network sees them, their truth, and what the site makes of them."""
-    chosen = list(range(min(PANELS, len(split))))
-    if not chosen:
+def _collect_panels(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> None:
+    """Add the first test samples as the network sees them, their truth and the predictions."""
+    indices = list(range(min(PANELS, len(split))))
+    if not indices:
         return
-    images, targets = split.read(chosen)
+    images, targets = split.read(indices)
     predicted = trainer.predict(images)
     if trainer.settings.task.kind == "segmentation":
         predicted = predicted.argmax(1)
@@ -226,37 +237,39 @@ def _picture(panels: Arrays, name: str, trainer: Trainer, split: DataSplit) -> N
     panels[f"{name}/prediction"] = predicted.numpy()
 
 
-def _describe(features: Arrays, name: str, trainer: Trainer, data: Mapping[SiteName, Trainer]) -> None:
-    """What the head of a site's model takes, pooled over space, for every site's test samples."""
-    found, labels, origins = [], [], []
+def _collect_features(features: Arrays, name: str, trainer: Trainer, own_trainers: Mapping[SiteName, Trainer]) -> None:
+    """Add the features before the head, pooled over space, for every site's test samples."""
+    batches, labels, origins = [], [], []
     with torch.inference_mode():
-        for index, other in enumerate(sorted(data)):
-            split = data[other].data.test
+        for index, other in enumerate(sorted(own_trainers)):
+            split = own_trainers[other].data.test
             for images, targets in split.batches(trainer.settings.batch_size):
-                penultimate = trainer.kept.dam(images.to(trainer.device)).penultimate
-                found.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
+                penultimate = trainer.site_networks.dam(images.to(trainer.device)).penultimate
+                batches.append(penultimate.flatten(2).mean(2).cpu() if penultimate.ndim > 2 else penultimate.cpu())
                 labels.append(targets)
                 origins += [index] * len(targets)
-    if found:
-        features[f"{name}/features"] = torch.cat(found).float().numpy()
+    if batches:
+        features[f"{name}/features"] = torch.cat(batches).float().numpy()
         features[f"{name}/labels"] = torch.cat(labels).numpy()
         features[f"{name}/origins"] = np.array(origins, dtype=np.int64)
 
 
-def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, own: Trainer) -> dict[str, Any]:
+def _site_document(
+    member: FinishedSite, members: Mapping[SiteName, FinishedSite], name: SiteName, own: Trainer
+) -> dict[str, Any]:
     settings = own.settings
-    network = member.trainer.kept.dam
+    network = member.trainer.site_networks.dam
     spec = dict(network.spec)
     try:
         cost = describe(spec, settings.data.input_size)["multiply_accumulates"]
-    except ValueError:  # a network from elsewhere that takes other shapes
+    except ValueError:  # a network of another package that needs other input shapes
         cost = None
-    received = _received(member)
+    received = _received_transfers(member)
     sent = [
         transfer
         for other in members.values()
         if other is not member
-        for transfer in _received(other)
+        for transfer in _received_transfers(other)
         if transfer.peer == name
     ]
     rounds = [committed.document() for committed in committed_rounds(member.rows)]
@@ -279,33 +292,37 @@ def _site(member: Member, members: Mapping[SiteName, Member], name: SiteName, ow
     }
 
 
-def _received(member: Member) -> list[Transfer]:
-    """What came: a run that was killed may have asked for an artifact again, which counts once."""
+def _received_transfers(member: FinishedSite) -> list[Transfer]:
+    """The artifacts that a site received. One that it fetched again after a kill counts once."""
     transfers = [
         Transfer.received(member.memory.generation, round, body, time_s=0.0)
         for kind, round, body in member.rows
         if kind == "received"
     ]
-    return list({(one.peer, one.round, one.purpose, one.sha256): one for one in transfers}.values())
+    return list(
+        {
+            (transfer.peer, transfer.round, transfer.purpose, transfer.sha256): transfer for transfer in transfers
+        }.values()
+    )
 
 
-def _samples(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:
-    """The test entries as the datalist has them, with every key that a table may divide them by."""
-    listed = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
-    entries = {_name(entry): entry for entry in listed}
+def _test_entries(folder: Path, name: str, trainer: Trainer) -> list[dict[str, Any]]:
+    """The datalist's entries of the test samples, with all keys that may define subgroups."""
+    test_entries = json.loads((folder / "sites" / name / "datalist.json").read_text())["test"]
+    entries = {_image_name(entry): entry for entry in test_entries}
     return [
         {"image": sample.name, **{key: value for key, value in entries[sample.name].items() if key != "image"}}
         for sample in trainer.data.test.samples
     ]
 
 
-def _name(entry: Mapping[str, Any]) -> str:
+def _image_name(entry: Mapping[str, Any]) -> str:
     image = entry["image"]
     return str(image[0] if isinstance(image, list) else image)
 
 
-def _manifest(
-    simulation: Simulation, asked: Mapping[str, Any], folder: Path, digests: Mapping[str, str], seconds: float
+def _run_manifest(
+    simulation: Simulation, run_document: Mapping[str, Any], folder: Path, digests: Mapping[str, str], seconds: float
 ) -> dict[str, Any]:
     lists = {name: folder / "sites" / name / "datalist.json" for name in simulation.sites}
     return {
@@ -318,20 +335,20 @@ def _manifest(
         },
         "platform": platform.platform(),
         "threads": {name: site.training.threads for name, site in simulation.sites.items()},
-        "digest": asked["digest"],
+        "digest": run_document["digest"],
         "federation": simulation.federation.digest,
-        "round_key": asked["round_key"],
+        "round_key": run_document["round_key"],
         "datalists": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in lists.items()},
         "states": dict(digests),
         "seconds": round(seconds, 1),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        "source": _source(),
+        "source": _program_digest(),
     }
 
 
 @cache
-def _source() -> str:
-    """SHA-256 of the program: of every module's name and content."""
+def _program_digest() -> str:
+    """SHA-256 over the names and contents of the program's modules."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     for package in ("losses", "models", "peer"):

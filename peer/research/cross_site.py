@@ -1,8 +1,9 @@
-"""Every site's model on every site's test split, on one machine that holds all the sites' folders.
+"""Evaluate every site's model on every site's test split, on one machine that holds all sites'
+folders.
 
-A real federation never does this, since no site sees another's data; the demo and the simulator do. Run as
-``python -m peer.research.cross_site`` it reads one JSON document from standard input and writes one to standard
-output, so that who asks needs neither torch nor the memory for it.
+In a real federation no site can do this, since no site sees another's data. The demo runs ``python
+-m peer.research.cross_site``, which reads one JSON document from standard input and writes one to
+standard output, so that the demo's own process needs neither torch nor the memory.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ Matrix = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def cross_site(sites: Sequence[tuple[WorkerSetting, str, tuple[Source, ...]]]) -> Matrix:
-    """Evaluate what each site predicts with in a checkpoint on the test split of each.
+    """Evaluate each site's checkpoint on the test split of every site.
 
     Args:
-        sites: of every site its worker's setting, the name of the checkpoint, and what its round had received.
+        sites: of every site its worker's setting, the name of the checkpoint, and the sources of
+            its last round.
 
     Returns:
-        No metrics where a site enlarges by another factor than the model does.
+        Metrics by model and test split; none where the two sites enlarge images by different
+        factors.
     """
     trainers = {setting.site_name: Trainer(setting) for setting, _, _ in sites}
     matrix: dict[str, dict[str, Mapping[str, float]]] = {}
     for setting, state, sources in sites:
         trainer = trainers[setting.site_name]
-        trainer.hold(state, sources)
+        trainer.load(state, sources)
         scale = trainer.settings.data.scale
         matrix[setting.site_name] = {
-            name: trainer.measured(other.data.test) if other.settings.data.scale == scale else {}
+            name: trainer.evaluate(other.data.test) if other.settings.data.scale == scale else {}
             for name, other in trainers.items()
         }
     return matrix

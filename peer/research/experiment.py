@@ -1,7 +1,8 @@
-"""``EXPERIMENT.toml``: methods, networks, partitions, links, folds and seeds, of which every combination is a run.
+"""``EXPERIMENT.toml``: methods, networks, partitions, links, folds and seeds. Each combination is a
+run.
 
-Everything is checked before anything is trained, and without torch. A key that is wrong is a ``ConfigError`` that names
-the file, the dotted key and what would be right.
+``Experiment.load`` checks the whole file before any run is trained, and without torch. For a wrong
+key it raises a ``ConfigError`` that names the file, the dotted key and the remedy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 from models.spec import HYPER, hyper_problem, installed_model
 from peer.config import toml
 from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
-from peer.config.toml import Count, Loose, Share, StrictTable, suggestion, wrong
+from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
 from peer.core.tasks import METRICS, MINOR
@@ -26,20 +27,22 @@ from peer.data.adapters import DATASETS, installed_datasets
 from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
 from peer.research.partition.groups import SUBJECT
-from peer.research.result_files import CENTRALISED, EVERY_LINK
+from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 EVERY_SITE = "*"
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
-"""A name that becomes part of a run's folder."""
+"""Names of partitions, models, methods and links: they become parts of the names of runs' folders.
+"""
 
 
 class ExperimentData(StrictTable):
-    """Where the samples are, and what becomes of them at every site.
+    """The samples of the experiment, and how every site reads them.
 
-    ``dataset`` is prepared by `data prepare`, with ``options``; ``source`` is where a public set was unpacked. ``pool``
-    is a datalist, or a folder of one datalist a site. Paths are relative to the experiment's file. ``subject`` is the
-    key of an entry whose value must not be divided between training and test, or between sites. ``duplicates`` says
-    what becomes of images with the same content: refused where they meet, or dropped but for one.
+    ``dataset`` names a data set that `data prepare` knows, with its ``options``; ``source`` is the
+    folder of an unpacked public set. ``pool`` is a datalist, or a folder of one datalist a site.
+    Paths are relative to the experiment's file. ``subject`` is the key whose equal values stay on
+    one side of training and test, and at one site. ``duplicates`` decides about images with equal
+    content: ``refuse`` raises an error where they leak, ``drop`` keeps one of them.
     """
 
     dataset: str | None = None
@@ -62,16 +65,16 @@ class ExperimentData(StrictTable):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.dataset is None) == (self.pool is None):
-            raise wrong("dataset", "name either a dataset or a pool")
+            raise key_problem("dataset", "name either a dataset or a pool")
         if self.dataset is not None and self.dataset not in (known := {*DATASETS, *installed_datasets()}):
-            raise wrong("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
+            raise key_problem("dataset", f"unknown data set {self.dataset!r}{suggestion(self.dataset, known)}")
         if (self.input_size is None) == (not self.input_sizes):
-            raise wrong("input_size", "give one for all sites, or input_sizes by site")
+            raise key_problem("input_size", "give one for all sites, or input_sizes by site")
         return self
 
 
 class Partition(StrictTable):
-    """How one pool becomes the sites' data; further keys are those of ``peer.research.partition``'s kind."""
+    """How the pool is divided among sites; further keys are the options of the kind."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue]
@@ -81,17 +84,18 @@ class Partition(StrictTable):
 
 
 class Links(StrictTable):
-    """What does not reach whom: each directed link is down in a round with probability ``loss``; or sites are gone."""
+    """Failures: the probability that a directed link is down in a round, and missing sites."""
 
     loss: Share = 0.0
     removed: Annotated[tuple[str, ...], Loose] = ()
 
 
 class Budget(StrictTable):
-    """The same work for all methods: optimiser steps a round on the network that is evaluated, at one learning rate.
+    """The same work for all methods: optimiser steps a round of the evaluated network, at one
+    learning rate.
 
-    Stages that only distil or decide have ``minor_steps``. With ``paper = true`` every method has its paper's stages,
-    and what its row has under ``paper``.
+    Stages that only distil or decide take ``minor_steps``. With ``paper = true`` every method takes
+    the stages of its paper, and the keys that its row has under ``paper``.
     """
 
     steps: Count = 20
@@ -101,10 +105,11 @@ class Budget(StrictTable):
 
 
 class MethodSettings(StrictTable):
-    """A row of the tables: a method with parameters. ``method`` is by default the row's own name, ``package`` is the
-    installed package that the method comes with, as in federation.toml.
+    """A row of the tables: a method with parameters.
 
-    ``stages`` are always what they say, ``paper`` only with the budget's ``paper = true``.
+    ``method`` is by default the row's label. ``package`` is the installed package that provides the
+    method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
+    budget's ``paper = true``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -119,7 +124,7 @@ class MethodSettings(StrictTable):
 
 
 class Reference(StrictTable):
-    """Which published rows stand beside these: only where the data set is the paper's."""
+    """The published table beside which the report shows ours; for the paper's data set only."""
 
     paper: str
     table: str
@@ -128,14 +133,14 @@ class Reference(StrictTable):
 
 
 class NotRun(StrictTable):
-    """A row of the paper that is not implemented here; it is shown as published."""
+    """A method of the paper that is not implemented here; the report shows it as published."""
 
     method: str
     reason: str
 
 
 class Experiment(StrictTable):
-    """The file. Made by ``load``."""
+    """The content of the file; ``load`` reads it."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
     title: str = ""
@@ -163,75 +168,75 @@ class Experiment(StrictTable):
     reference: Reference | None = None
     not_run: Annotated[tuple[NotRun, ...], Loose] = ()
 
-    _where: Path = PrivateAttr(Path("experiment.toml"))
+    _path: Path = PrivateAttr(Path("experiment.toml"))
     _document: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
-        """The experiment that a file describes; ``ConfigError`` when it cannot be read or is wrong."""
+        """Read an experiment's file; ``ConfigError`` when it cannot be read or is wrong."""
         document = toml.read_extended(path)
-        experiment = toml.validated(cls, document, str(path))
-        experiment._where, experiment._document = path, document
-        for name, division in experiment.partitions.items():
-            rule(division.kind, division.sites, division.__pydantic_extra__, where=f"{path}: partitions.{name}")
+        experiment = toml.validate(cls, document, str(path))
+        experiment._path, experiment._document = path, document
+        for name, partition in experiment.partitions.items():
+            rule(partition.kind, partition.sites, partition.__pydantic_extra__, where=f"{path}: partitions.{name}")
         return experiment
 
     @property
-    def where(self) -> Path:
-        return self._where
+    def path(self) -> Path:
+        return self._path
 
     def text(self) -> str:
-        """The file that it came from; where that extends another one, both as one file."""
-        own = toml.read(self._where)
-        return toml.text(self._document) if "extends" in toml.parse(own, str(self._where)) else own
+        """The text of the experiment's file; one that extends another file is written out whole."""
+        own = toml.read(self._path)
+        return toml.text(self._document) if "extends" in toml.parse(own, str(self._path)) else own
 
     @property
     def metric(self) -> str:
         return METRICS[self.task.kind][0]
 
     @property
-    def every_link(self) -> dict[str, Links]:
-        """What is lost, by name, the undisturbed federation first."""
-        return {EVERY_LINK: Links(), **self.links}
+    def links_by_name(self) -> dict[str, Links]:
+        """The settings of the links by name, the undisturbed federation first."""
+        return {UNDISTURBED: Links(), **self.links}
 
     def plan(self, label: str) -> Plan:
-        """The choreography of a row's method."""
         return find_plan(self.method_name(label), self.methods[label].package)
 
     def method_name(self, label: str) -> str:
-        """The method that a row runs; the pooled bound trains as ``local`` does."""
+        """The method of a row; the pooled bound trains as ``local`` does."""
         name = self.methods[label].method or label
         return "local" if name == CENTRALISED else name
 
-    def centralised(self, label: str) -> bool:
-        """Whether the row is the pooled bound."""
+    def is_centralised(self, label: str) -> bool:
+        """Whether the row is the pooled bound: training on the data of all sites together."""
         return (self.methods[label].method or label) == CENTRALISED
 
-    def model(self, chosen: str, site: str) -> NamedParameters:
-        models = self.models[chosen]
+    def model(self, network_set: str, site: str) -> NamedParameters:
+        models = self.models[network_set]
         return models[site] if site in models else models[EVERY_SITE]
 
-    def alike(self, chosen: str, partition: str) -> bool:
-        """Whether all sites of a partition have one network."""
-        specs = [self.model(chosen, site).model_dump() for site in self.partitions[partition].sites]
+    def has_one_network(self, network_set: str, partition: str) -> bool:
+        """Whether all sites of a partition have the same network."""
+        specs = [self.model(network_set, site).model_dump() for site in self.partitions[partition].sites]
         return all(spec == specs[0] for spec in specs)
 
     def combinations(self) -> Iterator[tuple[str, str, str, str]]:
-        """Partition, set of networks, links and row of every federation; folds and seeds are beside them.
+        """Partition, set of networks, links and row of every federation; each is run for all folds
+        and seeds.
 
-        A method whose sites all have one network is left out where they do not.
+        A method that requires the same network at all sites is left out where the networks differ.
         """
-        for partition, chosen, label, links in itertools.product(
-            self.partitions, self.models, self.methods, self.every_link
+        for partition, network_set, label, links in itertools.product(
+            self.partitions, self.models, self.methods, self.links_by_name
         ):
-            wanted, plan = self.methods[label].models, self.plan(label)
-            if wanted and chosen not in wanted:
+            allowed_sets, plan = self.methods[label].models, self.plan(label)
+            if allowed_sets and network_set not in allowed_sets:
                 continue
-            if plan.shared == "itself" and not self.alike(chosen, partition):
+            if plan.shared == "itself" and not self.has_one_network(network_set, partition):
                 continue
-            if links != EVERY_LINK and plan.pattern == "none" and not self.every_link[links].removed:
-                continue  # nobody sends anything: no link can be lost
-            yield partition, chosen, links, label
+            if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
+                continue  # the method sends nothing, so that lost links change nothing
+            yield partition, network_set, links, label
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -240,88 +245,97 @@ class Experiment(StrictTable):
         for kind in ("partitions", "models", "methods", "links"):
             for name in getattr(self, kind):
                 if not PART.fullmatch(name):
-                    raise wrong(kind, f"{name!r} names folders: letters, digits, and + _ . - after the first")
+                    raise key_problem(kind, f"{name!r} names folders: letters, digits, and + _ . - after the first")
         for name, partition in self.partitions.items():
             for site in partition.sites:
                 try:
                     site_name(site)
                 except ValueError as error:
-                    raise wrong(f"partitions.{name}.sites", str(error)) from None
-                for chosen, models in self.models.items():
+                    raise key_problem(f"partitions.{name}.sites", str(error)) from None
+                for network_set, models in self.models.items():
                     if site not in models and EVERY_SITE not in models:
-                        raise wrong(f"models.{chosen}", f"has no network for {site!r}, and none for {EVERY_SITE!r}")
+                        raise key_problem(
+                            f"models.{network_set}", f"has no network for {site!r}, and none for {EVERY_SITE!r}"
+                        )
                 if self.data.input_sizes and site not in self.data.input_sizes:
-                    raise wrong("data.input_sizes", f"has none for {site!r}")
+                    raise key_problem("data.input_sizes", f"has none for {site!r}")
         sites = {site for partition in self.partitions.values() for site in partition.sites}
         for name, links in self.links.items():
             for site in sorted(set(links.removed) - sites):
-                raise wrong(f"links.{name}.removed", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"links.{name}.removed", f"{site!r} is no site{suggestion(site, sites)}")
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
-                raise wrong(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         for name, sized in (("scales", self.data.scales), ("input_sizes", self.data.input_sizes)):
             for site in sorted(sized.keys() - sites):
-                raise wrong(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
+                raise key_problem(f"data.{name}", f"{site!r} is no site{suggestion(site, sites)}")
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
-            raise wrong("seeds", "one is there twice: both would be the same run")
-        if EVERY_LINK in self.links:
-            raise wrong(f"links.{EVERY_LINK}", "is the name of the undisturbed federation; give another")
+            raise key_problem("seeds", "one is there twice: both would be the same run")
+        if UNDISTURBED in self.links:
+            raise key_problem(f"links.{UNDISTURBED}", "is the name of the undisturbed federation; give another")
         for name, count in Counter(map(".".join, self.combinations())).items():
             if count > 1:
-                raise wrong("partitions", f"two federations would both be called {name!r}; use fewer dots in names")
+                raise key_problem(
+                    "partitions", f"two federations would both be called {name!r}; use fewer dots in names"
+                )
         if self.folds == 1:
-            raise wrong("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
+            raise key_problem("folds", "one fold has nothing to train on; 0 takes the data's own split or test_share")
         if self.folds and self.test_share is not None:
-            raise wrong("test_share", "folds decide already what is tested on")
+            raise key_problem("test_share", "folds decide already what is tested on")
         return self
 
     def _check_networks(self) -> None:
-        """Names and hyper-parameters of our own networks; those from elsewhere only their module can judge."""
-        named: dict[str, NamedParameters | None] = {"proxy": self.proxy, "messenger": self.messenger}
+        """Check names and hyper-parameters of our own networks; packages check theirs."""
+        networks: dict[str, NamedParameters | None] = {"proxy": self.proxy, "messenger": self.messenger}
         for name, models in self.models.items():
-            named |= {f"models.{name}.{site}": model for site, model in models.items()}
-        named |= {f"methods.{label}.shared_model": row.shared_model for label, row in self.methods.items()}
-        for where, model in named.items():
+            networks |= {f"models.{name}.{site}": model for site, model in models.items()}
+        networks |= {f"methods.{label}.shared_model": row.shared_model for label, row in self.methods.items()}
+        for where, model in networks.items():
             if model is None or "." in model.name or ":" in model.name:
                 continue
             hyper = dict(model.__pydantic_extra__)
             if model.name not in HYPER and installed_model(model.name):
                 continue
             if model.name not in HYPER:
-                raise wrong(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
+                raise key_problem(where, f"unknown network {model.name!r}{suggestion(model.name, HYPER)}")
             for key in sorted(hyper.keys() - HYPER[model.name]):
-                raise wrong(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
+                raise key_problem(f"{where}.{key}", f"unknown key{suggestion(key, HYPER[model.name])}")
             if (problem := hyper_problem(model.name, hyper)) is not None:
-                raise wrong(where, problem)
+                raise key_problem(where, problem)
 
     def _check_method(self, label: str, method: MethodSettings) -> None:
         name = method.method or label
         if method.package is None and name not in (known := {*method_names(), CENTRALISED}):
-            raise wrong(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
+            raise key_problem(f"methods.{label}", f"unknown method {name!r}{suggestion(name, known)}")
         plan = self.plan(label)
         for parameter, reason in plan.problems(method.__pydantic_extra__):
             unknown = f"unknown key{suggestion(parameter, plan.parameters)}"
-            raise wrong(f"methods.{label}.{parameter}", unknown if reason == "unknown" else reason)
+            raise key_problem(f"methods.{label}.{parameter}", unknown if reason == "unknown" else reason)
         for key, stages in (("stages", method.stages), ("paper", method.paper)):
             for stage in stages.keys() - plan.stages.keys():
-                raise wrong(f"methods.{label}.{key}.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
-        for chosen in method.models:
-            if chosen not in self.models:
-                raise wrong(f"methods.{label}.models", f"no such set {chosen!r}{suggestion(chosen, self.models)}")
+                raise key_problem(f"methods.{label}.{key}.{stage}", f"unknown stage{suggestion(stage, plan.stages)}")
+        for network_set in method.models:
+            if network_set not in self.models:
+                raise key_problem(
+                    f"methods.{label}.models", f"no such set {network_set!r}{suggestion(network_set, self.models)}"
+                )
         if self.task.kind in plan.not_for:
-            raise wrong(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
+            raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
         if plan.artifact == "proxy" and self.proxy is None and method.shared_model is None:
-            raise wrong(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
+            raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 
     # --- the documents of one federation ---------------------------------------------------------------------------
-    def federation_text(self, label: str, chosen: str, sites: Sequence[str], *, seed: int) -> str:
-        """The ``federation.toml`` of one federation, as daemons would read it."""
-        draft = self.federation_draft(label, chosen, sites[0], seed=seed)
+    def federation_text(self, label: str, network_set: str, sites: Sequence[str], *, seed: int) -> str:
+        """The text of ``federation.toml`` for one federation, as daemons read it."""
+        draft = self.federation_draft(label, network_set, sites[0], seed=seed)
         return toml.text({**draft, "site": [{"name": site} for site in sites]})
 
-    def federation_draft(self, label: str, chosen: str, site: str, *, seed: int) -> dict[str, Any]:
-        """The same as a document without a roster; a network that all sites share is the one of ``site``."""
+    def federation_draft(self, label: str, network_set: str, site: str, *, seed: int) -> dict[str, Any]:
+        """``federation.toml`` as a document without a roster.
+
+        Where the method requires one network for all sites, it is the network of ``site``.
+        """
         method = self.methods[label]
         package = {} if method.package is None else {"package": method.package}
         document: dict[str, Any] = {
@@ -338,14 +352,14 @@ class Experiment(StrictTable):
         document["schedule"] = {"kind": self.schedule}
         if "aggregate" not in self.plan(label).phases:
             document["fallback"] = {"kind": self.fallback}
-        if (shared := self._shared(label, chosen, site)) is not None:
+        if (shared := self._shared_model(label, network_set, site)) is not None:
             document["shared_model"] = shared
         return document
 
     def stages(self, label: str) -> dict[str, dict[str, Any]]:
-        """What each stage of a row's method does: the budget's equal work, or the paper's, and the row's own keys."""
+        """The work of each stage: the budget's or the paper's, overridden by the row's own keys."""
         method, budget = self.methods[label], self.budget
-        found: dict[str, dict[str, Any]] = {}
+        work: dict[str, dict[str, Any]] = {}
         for stage in self.plan(label).stages:
             equal = {
                 "unit": "step",
@@ -354,26 +368,26 @@ class Experiment(StrictTable):
             }
             base = method.paper.get(stage, {}) if budget.paper else equal
             if keys := base | method.stages.get(stage, {}):
-                found[stage] = keys
-        return found
+                work[stage] = keys
+        return work
 
-    def _shared(self, label: str, chosen: str, site: str) -> dict[str, Any] | None:
+    def _shared_model(self, label: str, network_set: str, site: str) -> dict[str, Any] | None:
         method, plan = self.methods[label], self.plan(label)
-        given = method.shared_model
-        if given is None and plan.shared == "itself":
-            given = self.model(chosen, site)
-        elif given is None and plan.artifact in ("proxy", "messenger"):
-            given = self.proxy if plan.artifact == "proxy" else self.messenger
-        return None if given is None else given.model_dump()
+        shared = method.shared_model
+        if shared is None and plan.shared == "itself":
+            shared = self.model(network_set, site)
+        elif shared is None and plan.artifact in ("proxy", "messenger"):
+            shared = self.proxy if plan.artifact == "proxy" else self.messenger
+        return None if shared is None else shared.model_dump()
 
     def site_text(
-        self, site: str, chosen: str, *, datalist: str = "datalist.json", root: str | None, regions: str | None
+        self, site: str, network_set: str, *, datalist: str = "datalist.json", root: str | None, regions: str | None
     ) -> str:
-        """The ``site.toml`` of one site; ``root`` is what the paths in its datalist start at."""
-        model, hyper = self.model(chosen, site), dict(self.model(chosen, site).__pydantic_extra__)
+        """The text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
+        model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
         layers: dict[str, Any] = {key: hyper.pop(key) for key in ("features", "head") if key in hyper}
         data = self.data
-        keys: dict[str, Any] = {
+        data_keys: dict[str, Any] = {
             "datalist": datalist,
             "root": root,
             "input_size": list(data.input_sizes.get(site, data.input_size) or ()),
@@ -385,7 +399,7 @@ class Experiment(StrictTable):
             "augmentation": data.augmentation or None,
         }
         document = {
-            "data": keys,
+            "data": data_keys,
             "model": {"name": model.name, **layers, "parameters": hyper},
             "training": self.training.model_dump(),
         }

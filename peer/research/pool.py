@@ -20,19 +20,19 @@ from peer.research.partition.groups import SUBJECT, image_names
 
 POOL, DATALIST, REGIONS, PREPARED = "pool.json", "datalist.json", "regions.nii.gz", "prepared.json"
 SPLIT = "split"
-"""The key of an entry that says on which side the data's own division has it."""
+"""The key of an entry's split in the data set itself: training or test."""
 
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePool:
-    """Entries of one datalist.
+    """The samples of an experiment.
 
     Attributes:
-        entries: in the form of a datalist, each with ``split`` beside.
-        root: the folder that their paths start at.
-        regions: a file of region masks that fits all of them.
+        entries: as in a datalist, each with the further key ``split``.
+        root: the folder that their paths are relative to.
+        regions: a file of region masks for all images, if there is one.
     """
 
     entries: Sequence[Entry]
@@ -41,19 +41,19 @@ class SamplePool:
 
 
 def gather(experiment: Experiment, folder: Path, *, source: Path | None = None) -> SamplePool:
-    """The experiment's samples; a data set is prepared first, once, into ``folder``.
+    """Read the experiment's samples; a data set is prepared first, once, into ``folder``.
 
     Args:
         experiment: names the data set, or the user's own pool.
-        folder: takes what is prepared.
-        source: where a public set was unpacked; it stands above the experiment's own ``source``. Region masks that fit
-            it may lie there.
+        folder: the prepared data set.
+        source: the folder of an unpacked public set, which may hold region masks; it overrides the
+            experiment's own ``source``.
 
     Raises:
-        DataError: there is no sample, or a list cannot be read.
+        DataError: there is no sample, or a datalist cannot be read.
         ConfigError: the data set does not know an option.
     """
-    data, base = experiment.data, experiment.where.parent
+    data, base = experiment.data, experiment.path.parent
     if data.pool is not None:
         pool = read(base / data.pool)
     else:
@@ -61,38 +61,38 @@ def gather(experiment: Experiment, folder: Path, *, source: Path | None = None) 
         _prepare(experiment, folder, source)
         pool = read(folder)
         if pool.regions is None and source is not None:
-            pool = replace(pool, regions=_regions(source))
+            pool = replace(pool, regions=_find_regions(source))
     if not pool.entries:
         raise DataError(f"{pool.root} holds no sample", "name another pool in [data]")
     if data.regions and pool.regions is None:
-        place = pool.root if source is None else source
-        raise DataError(f"{place} holds no {REGIONS}", "put a label map there, or leave [data] regions out")
-    entries = _once(pool) if data.duplicates == "drop" else pool.entries
-    return replace(pool, entries=entries if data.subject == SUBJECT else _named_by(entries, data.subject))
+        path = pool.root if source is None else source
+        raise DataError(f"{path} holds no {REGIONS}", "put a label map there, or leave [data] regions out")
+    entries = _without_duplicates(pool) if data.duplicates == "drop" else pool.entries
+    return replace(pool, entries=entries if data.subject == SUBJECT else _with_subjects(entries, data.subject))
 
 
-def read(place: Path) -> SamplePool:
-    """The pool in a datalist, or in a folder that holds ``pool.json`` or one datalist a site."""
-    if place.is_file():
-        return SamplePool(_entries(place, {}, prefix=""), place.parent)
-    if (place / POOL).is_file():
-        return SamplePool(_entries(place / POOL, {}, prefix=""), place, _regions(place))
+def read(path: Path) -> SamplePool:
+    """Read a datalist, or a folder that holds ``pool.json`` or one datalist a site."""
+    if path.is_file():
+        return SamplePool(_read_entries(path, {}, prefix=""), path.parent)
+    if (path / POOL).is_file():
+        return SamplePool(_read_entries(path / POOL, {}, prefix=""), path, _find_regions(path))
     entries: list[Entry] = []
-    for site in sorted(place.glob(f"*/{DATALIST}")):
+    for site in sorted(path.glob(f"*/{DATALIST}")):
         name = site.parent.name
-        entries += _entries(site, {"site": name}, prefix=f"{name}/")
+        entries += _read_entries(site, {"site": name}, prefix=f"{name}/")
     if not entries:
-        raise DataError(f"{place} holds neither {POOL} nor a folder a site with {DATALIST}", "name another pool")
-    return SamplePool(entries, place, _regions(place))
+        raise DataError(f"{path} holds neither {POOL} nor a folder a site with {DATALIST}", "name another pool")
+    return SamplePool(entries, path, _find_regions(path))
 
 
 def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
     data = experiment.data
     assert data.dataset is not None
-    wanted = {"dataset": data.dataset, "options": data.options}
-    done = folder / PREPARED
-    if done.exists():
-        if json.loads(done.read_text()) != wanted:
+    request = {"dataset": data.dataset, "options": data.options}
+    marker = folder / PREPARED
+    if marker.exists():
+        if json.loads(marker.read_text()) != request:
             raise DataError(
                 f"{folder} holds other data than [data] asks for", "name another folder with --out, or delete this one"
             )
@@ -100,27 +100,27 @@ def _prepare(experiment: Experiment, folder: Path, source: Path | None) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise StateError(f"{folder} holds something that was not prepared to its end", "delete it and run it again")
     if data.dataset in PUBLISHED and source is None:
-        raise DataError(f"{experiment.where}: {data.dataset} is not shipped", "say with --data where it was unpacked")
+        raise DataError(f"{experiment.path}: {data.dataset} is not shipped", "say with --data where it was unpacked")
     try:
         module = dataset_module(data.dataset)
     except ImportError as error:
-        raise missing_package(error, f"{experiment.where}: [data] {data.dataset}") from error
+        raise missing_package(error, f"{experiment.path}: [data] {data.dataset}") from error
     options: dict[str, Any] = dict(data.options)
     if source is not None:
         options["source"] = source
     unfinished = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a preparation that was ended
+    shutil.rmtree(unfinished, ignore_errors=True)  # of an interrupted preparation
     try:
         module.prepare(unfinished, **options)
     except DataError as error:
         raise DataError(error.message, error.remedy.replace("--source", "--data")) from error
     except TypeError as error:
-        raise DataError(f"{experiment.where}: [data] {data.dataset}: {error}", "see `data prepare --help`") from error
-    (unfinished / PREPARED).write_text(json.dumps(wanted))
+        raise DataError(f"{experiment.path}: [data] {data.dataset}: {error}", "see `data prepare --help`") from error
+    (unfinished / PREPARED).write_text(json.dumps(request))
     unfinished.replace(folder)
 
 
-def _entries(path: Path, beside: Mapping[str, Any], *, prefix: str) -> list[Entry]:
+def _read_entries(path: Path, defaults: Mapping[str, Any], *, prefix: str) -> list[Entry]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -132,32 +132,32 @@ def _entries(path: Path, beside: Mapping[str, Any], *, prefix: str) -> list[Entr
         for entry in document.get(split, []) if isinstance(document, dict) else []:
             if not isinstance(entry, dict) or "image" not in entry:
                 raise DataError(f"{path}: an entry of {split!r} has no image")
-            moved = {key: _under(prefix, entry[key]) for key in ("image", "label") if key in entry}
-            found = {**beside, SPLIT: split, **entry, **moved}
-            found[SPLIT] = split  # whatever the entry itself calls so
-            entries.append(found)
+            paths = {key: _prefixed(prefix, entry[key]) for key in ("image", "label") if key in entry}
+            # The list that holds the entry decides its split, even where the entry has such a key
+            # itself.
+            entries.append({**defaults, SPLIT: split, **entry, **paths} | {SPLIT: split})
     return entries
 
 
-def _once(pool: SamplePool) -> list[Entry]:
-    """The entries without those whose images have the content of another's; of such, one for testing stays."""
+def _without_duplicates(pool: SamplePool) -> list[Entry]:
+    """The entries without duplicates; of equal images one stays, for testing where there is one."""
     try:
         files = [[pool.root / name for name in image_names(entry)] for entry in pool.entries]
         sizes = [tuple(path.stat().st_size for path in paths) for paths in files]
         shared = Counter(sizes)
-        seen: set[object] = set()
-        kept = set()
-        for at in sorted(range(len(files)), key=lambda at: (pool.entries[at][SPLIT] != "test", at)):
-            # Files of different lengths differ: most need not be read.
-            content = tuple(_sha256(path) for path in files[at]) if shared[sizes[at]] > 1 else at
-            if content not in seen:
-                kept.add(at)
-            seen.add(content)
+        seen_contents: set[object] = set()
+        kept_indices = set()
+        for index in sorted(range(len(files)), key=lambda index: (pool.entries[index][SPLIT] != "test", index)):
+            # Files of different sizes differ in content, so that most files need not be read.
+            content = tuple(_sha256(path) for path in files[index]) if shared[sizes[index]] > 1 else index
+            if content not in seen_contents:
+                kept_indices.add(index)
+            seen_contents.add(content)
     except OSError as error:
         raise DataError(
             f"image {error.filename} cannot be read: {error.strerror}", "correct the datalist or its root"
         ) from error
-    return [entry for at, entry in enumerate(pool.entries) if at in kept]
+    return [entry for index, entry in enumerate(pool.entries) if index in kept_indices]
 
 
 def _sha256(path: Path) -> str:
@@ -165,26 +165,26 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _named_by(entries: Sequence[Entry], key: str) -> list[Entry]:
-    """The entries with the key's value as their subject; one without the key is a subject by itself."""
+def _with_subjects(entries: Sequence[Entry], key: str) -> list[Entry]:
+    """The entries with the value of ``key`` as their subject; without a value, no subject."""
     if not any(key in entry for entry in entries):
         raise DataError(f"no entry has the key {key!r}, which is to be its subject", "name another in [data] subject")
-    found: list[Entry] = []
+    renamed: list[Entry] = []
     for entry in entries:
         value = entry.get(key)
         name = value[0] if isinstance(value, list) else value
-        without = {kept: value for kept, value in entry.items() if kept != SUBJECT}
-        found.append(without if name is None else {**without, SUBJECT: str(name)})
-    return found
+        without = {other: value for other, value in entry.items() if other != SUBJECT}
+        renamed.append(without if name is None else {**without, SUBJECT: str(name)})
+    return renamed
 
 
-def _under(prefix: str, value: Any) -> Any:
-    """A path, or paths, of a folder below; numbers stay."""
+def _prefixed(prefix: str, value: Any) -> Any:
+    """A relative path, or a list of paths, below the prefix; other values unchanged."""
     if isinstance(value, list):
-        return [_under(prefix, item) for item in value]
+        return [_prefixed(prefix, item) for item in value]
     return f"{prefix}{value}" if isinstance(value, str) and not Path(value).is_absolute() else value
 
 
-def _regions(place: Path) -> Path | None:
-    found = sorted((*place.glob(REGIONS), *place.glob(f"*/{REGIONS}")))
-    return found[0] if found else None
+def _find_regions(path: Path) -> Path | None:
+    masks = sorted((*path.glob(REGIONS), *path.glob(f"*/{REGIONS}")))
+    return masks[0] if masks else None

@@ -1,10 +1,10 @@
-"""What the simulator that writes result files and the report that reads them agree on."""
+"""Constants of the result files, which the simulator writes and the report reads."""
 
 from __future__ import annotations
 
 FORMAT = 1
 """The version of ``experiment.json`` and of the files in a run's folder."""
-EVERY_LINK = "all"
+UNDISTURBED = "all"
 """The name of the links of an undisturbed federation."""
 CENTRALISED = "centralised"
-"""The bound that no federation reaches: each architecture trained on everybody's data. Only a simulator can."""
+"""The pooled bound, which no federation reaches: training on the data of all sites together."""

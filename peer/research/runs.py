@@ -1,7 +1,8 @@
-"""From an experiment to its runs: every site's data and both configuration files, checked and written down.
+"""The runs of an experiment: the folder of each, with checked configuration files and datalists.
 
-A run's folder holds what daemons would need for the same federation (``federation.toml``, of every site ``site.toml``
-and ``datalist.json``), and its digest: a folder in which that of another version lies is refused, not overwritten.
+A run's folder holds what daemons would need for the same federation: ``federation.toml``, and for
+every site ``site.toml`` and ``datalist.json``. ``run.json`` holds a digest of them. A folder with
+another digest or version is refused, not overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from peer.research.result_files import FORMAT
 RUN, RESULT = "run.json", "result.json"
 
 Splits = Mapping[str, Mapping[str, Sequence[Entry]]]
-"""Entries by site and purpose."""
+"""Entries by site, then by split: ``training`` and ``test``."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Run:
     """One federation of an experiment.
 
     Attributes:
-        folder: its own.
-        document: what ``run.json`` says.
-        files: path in the folder and content of everything that is written before it runs.
+        folder: of this run alone.
+        document: the content of ``run.json``.
+        files: the content of every other file by its path in the folder.
     """
 
     folder: Path
@@ -56,40 +57,42 @@ class Run:
     def id(self) -> str:
         return self.folder.name
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return (self.folder / RESULT).exists()
 
-    def refuse_other(self) -> None:
-        """``StateError`` where the folder holds a run of other settings or of another version."""
+    def check_unchanged(self) -> None:
+        """Raise ``StateError`` where the folder's run has other settings or another version."""
         path = self.folder / RUN
         if not path.exists():
             return
-        before = json.loads(path.read_text())
-        changed = [key for key in ("format", "version", "digest") if before.get(key) != self.document[key]]
+        stored = json.loads(path.read_text())
+        changed = [key for key in ("format", "version", "digest") if stored.get(key) != self.document[key]]
         if changed:
-            what = (
-                f"other settings ({self._difference()})"
+            other = (
+                f"other settings ({self._first_difference()})"
                 if changed == ["digest"]
-                else f"mhfl-peer {before.get('version')}"
+                else f"mhfl-peer {stored.get('version')}"
             )
             raise StateError(
-                f"{self.folder} holds a run of {what}; this is {__version__}, digest {self.document['digest'][:12]}",
+                f"{self.folder} holds a run of {other}; this is {__version__}, digest {self.document['digest'][:12]}",
                 "name another folder with --out, or delete this run's",
             )
 
-    def _difference(self) -> str:
-        """Where the folder's files and this run's first differ."""
+    def _first_difference(self) -> str:
+        """The first difference between the folder's files and this run's, in words."""
         for name, content in self.files.items():
             path = self.folder / name
-            before = path.read_text().splitlines() if path.exists() else []
-            for was, now in itertools.zip_longest(before, content.splitlines(), fillvalue=""):
-                if was != now:
-                    shown = f": {was.strip()[:60]!r}, now {now.strip()[:60]!r}" if name.endswith(".toml") else ""
-                    return f"{name} differs{shown}"
+            old_lines = path.read_text().splitlines() if path.exists() else []
+            for old_line, new_line in itertools.zip_longest(old_lines, content.splitlines(), fillvalue=""):
+                if old_line != new_line:
+                    excerpt = (
+                        f": {old_line.strip()[:60]!r}, now {new_line.strip()[:60]!r}" if name.endswith(".toml") else ""
+                    )
+                    return f"{name} differs{excerpt}"
         return "the same files, but another fold, seed, round key or loss"
 
     def write(self) -> None:
-        """Write the folder; ``run.json`` last, so that a folder with it is whole."""
+        """Write the folder; ``run.json`` last, so that a folder with ``run.json`` is complete."""
         for name, content in self.files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,59 +100,59 @@ class Run:
         write_atomically(self.folder / RUN, json.dumps(self.document, indent=1).encode(), 0o644)
 
 
-def runs(experiment: Experiment, pool: SamplePool, folder: Path) -> list[Run]:
-    """Every run of the experiment.
+def build_runs(experiment: Experiment, pool: SamplePool, folder: Path) -> list[Run]:
+    """Build and check every run of the experiment; nothing is written.
 
     Raises:
-        DataError: a partition, fold or split cannot be made, or a subject or image is on two sides.
-        ConfigError: a federation or a site of it would be refused.
+        DataError: a partition, fold or split is impossible, or a subject or image leaks.
+        ConfigError: a daemon would refuse the configuration of a federation or site.
         StateError: the folder holds a run of other settings.
     """
 
     @cache
-    def divided(name: str, seed: int) -> Sequence[Splits]:
-        return _divided(experiment, name, pool, seed)
+    def splits_of(name: str, seed: int) -> Sequence[Splits]:
+        return _divide(experiment, name, pool, seed)
 
-    found = []
-    for (division, chosen, links, label), seed in itertools.product(experiment.combinations(), experiment.seeds):
-        for fold, splits in enumerate(divided(division, seed)):
-            made = _run(experiment, pool, folder, (division, chosen, links, label), seed, fold, splits)
-            made.refuse_other()
-            found.append(made)
-    return found
+    runs = []
+    for (partition, network_set, links, label), seed in itertools.product(experiment.combinations(), experiment.seeds):
+        for fold, splits in enumerate(splits_of(partition, seed)):
+            run = _build_run(experiment, pool, folder, (partition, network_set, links, label), seed, fold, splits)
+            run.check_unchanged()
+            runs.append(run)
+    return runs
 
 
-def _divided(experiment: Experiment, name: str, pool: SamplePool, seed: int) -> list[Splits]:
+def _divide(experiment: Experiment, name: str, pool: SamplePool, seed: int) -> list[Splits]:
     rule = experiment.partitions[name]
     by = str(rule.__pydantic_extra__.get("by", SUBJECT))
-    where = f"{experiment.where}: partitions.{name}"
+    where = f"{experiment.path}: partitions.{name}"
     try:
         sites = divide(pool.entries, rule.kind, sites=rule.sites, seed=seed, **rule.__pydantic_extra__)
-        divided = list(_folded(experiment, sites, seed, by))
+        splits_by_fold = list(_split_folds(experiment, sites, seed, by))
     except DataError as error:
         raise DataError(f"{where}: {error.message}", error.remedy) from error
-    for splits in divided:
-        _check(experiment, splits, where)
+    for splits in splits_by_fold:
+        _check_splits(experiment, splits, where)
         problems = leaks(splits, pool.root, across_sites=rule.kind != "resolution", by=by)
         if problems:
             raise DataError(f"{where}: {'; '.join(problems[:3])}", "give these samples one subject, or drop them")
-    return divided
+    return splits_by_fold
 
 
-def _check(experiment: Experiment, splits: Splits, where: str) -> None:
-    """Refuse what a site could not be trained or tested on: its worker would, but only once it is its turn."""
+def _check_splits(experiment: Experiment, splits: Splits, where: str) -> None:
+    """Refuse splits that no site can train or test with, before any run starts."""
     kind, classes = experiment.task.kind, experiment.task.classes
-    for site, lists in splits.items():
-        tested = [entry for entry in lists["test"] if kind in SELF_LABELLED or "label" in entry]
-        if not tested or not lists["training"]:
-            purpose = "training" if tested else "test"
+    for site, splits_of_site in splits.items():
+        test_entries = [entry for entry in splits_of_site["test"] if kind in SELF_LABELLED or "label" in entry]
+        if not test_entries or not splits_of_site["training"]:
+            purpose = "training" if test_entries else "test"
             raise DataError(
                 f"{where}: {site!r} has no sample for {purpose}",
                 "give folds or test_share, or a pool with samples for both",
             )
         if kind not in CLASSIFYING:
             continue
-        for entry in (*lists["training"], *tested):
+        for entry in (*splits_of_site["training"], *test_entries):
             label = class_of(entry)
             if label is None or not 0 <= label < classes:
                 raise DataError(
@@ -157,49 +160,49 @@ def _check(experiment: Experiment, splits: Splits, where: str) -> None:
                     f"of the {classes} classes from 0",
                     "correct it, or [task] classes",
                 )
-        if len({class_of(entry) for entry in lists["training"]}) < 2:
+        if len({class_of(entry) for entry in splits_of_site["training"]}) < 2:
             raise DataError(
                 f"{where}: all samples that {site!r} would train on have one class",
                 "divide the samples otherwise, or leave this site out",
             )
 
 
-def _folded(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
-    """Of every fold what each site trains on and tests; one where the split is the data's own or a share."""
+def _split_folds(experiment: Experiment, sites: Mapping[str, Sequence[Entry]], seed: int, by: str) -> Iterator[Splits]:
+    """Split the entries for every fold; there is one where the data or a share splits them."""
     if not experiment.folds and experiment.test_share is None:
         yield _split(sites, {site: [entry[SPLIT] == "test" for entry in entries] for site, entries in sites.items()})
         return
     parts: dict[str, list[int]] = {}
     for site, entries in sites.items():
         try:
-            parts[site] = _parts(experiment, entries, seed, by)
+            parts[site] = _assign_parts(experiment, entries, seed, by)
         except DataError as error:
             raise DataError(f"{site}: {error.message}", error.remedy) from error
     for fold in range(max(1, experiment.folds)):
-        yield _split(sites, {site: [part == fold for part in found] for site, found in parts.items()})
+        yield _split(sites, {site: [part == fold for part in site_parts] for site, site_parts in parts.items()})
 
 
-def _parts(experiment: Experiment, entries: Sequence[Entry], seed: int, by: str) -> list[int]:
-    """In which fold each entry is tested; with a share, 0 for those that are tested."""
-    least = experiment.classes_min
+def _assign_parts(experiment: Experiment, entries: Sequence[Entry], seed: int, by: str) -> list[int]:
+    """The fold in which each entry is tested; with a test share, 0 for test entries."""
+    classes_min = experiment.classes_min
     if experiment.folds:
-        return folds(entries, experiment.folds, seed=seed, by=by, classes_min=least)
+        return folds(entries, experiment.folds, seed=seed, by=by, classes_min=classes_min)
     share = experiment.test_share
     assert share is not None
-    return [0 if out else 1 for out in holdout(entries, share, seed=seed, by=by, classes_min=least)]
+    return [0 if is_tested else 1 for is_tested in holdout(entries, share, seed=seed, by=by, classes_min=classes_min)]
 
 
-def _split(sites: Mapping[str, Sequence[Entry]], tested: Mapping[str, Sequence[bool]]) -> Splits:
+def _split(sites: Mapping[str, Sequence[Entry]], is_tested: Mapping[str, Sequence[bool]]) -> Splits:
     return {
         site: {
-            "training": [entry for entry, out in zip(entries, tested[site], strict=True) if not out],
-            "test": [entry for entry, out in zip(entries, tested[site], strict=True) if out],
+            "training": [entry for entry, tested in zip(entries, is_tested[site], strict=True) if not tested],
+            "test": [entry for entry, tested in zip(entries, is_tested[site], strict=True) if tested],
         }
         for site, entries in sites.items()
     }
 
 
-def _run(
+def _build_run(
     experiment: Experiment,
     pool: SamplePool,
     folder: Path,
@@ -208,41 +211,42 @@ def _run(
     fold: int,
     splits: Splits,
 ) -> Run:
-    division, chosen, links, label = combination
-    name = f"{division}.{chosen}.{links}.{label}.fold-{fold}.seed-{seed}"
-    lost = experiment.every_link[links]
-    present = [site for site in experiment.partitions[division].sites if site not in lost.removed]
+    partition, network_set, links, label = combination
+    name = f"{partition}.{network_set}.{links}.{label}.fold-{fold}.seed-{seed}"
+    link_settings = experiment.links_by_name[links]
+    present = [site for site in experiment.partitions[partition].sites if site not in link_settings.removed]
     if not present:
-        raise DataError(f"{experiment.where}: links.{links} removes every site of partition {division}")
+        raise DataError(f"{experiment.path}: links.{links} removes every site of partition {partition}")
     home = folder / name
-    text = experiment.federation_text(label, chosen, present, seed=seed)
-    federation = FederationConfig.parse(text, f"{experiment.where}: {name}")
+    text = experiment.federation_text(label, network_set, present, seed=seed)
+    federation = FederationConfig.parse(text, f"{experiment.path}: {name}")
     files = {"federation.toml": text}
-    pooled = experiment.centralised(label)
-    everybody = _everybody(splits, present)
-    moved: dict[str, str] = {}
+    pooled = experiment.is_centralised(label)
+    pooled_entries = _pooled_entries(splits, present)
+    portable_files: dict[str, str] = {}
     for site in present:
         base = home / "sites" / site
-        root, masks = _path(pool.root, base), pool.regions if experiment.data.regions else None
-        regions = None if masks is None else _path(masks, base)
-        content = experiment.site_text(site, chosen, root=root, regions=regions)
-        where = f"{experiment.where}: {name}/{site}"
-        check_site(federation, toml.validated(SiteConfig, toml.parse(content, where), where), SiteName(site))
+        root, masks = _portable_path(pool.root, base), pool.regions if experiment.data.regions else None
+        regions = None if masks is None else _portable_path(masks, base)
+        content = experiment.site_text(site, network_set, root=root, regions=regions)
+        where = f"{experiment.path}: {name}/{site}"
+        check_site(federation, toml.validate(SiteConfig, toml.parse(content, where), where), SiteName(site))
         files[f"sites/{site}/site.toml"] = content
-        # Not where a pool is now, but what the experiment calls it: all may be moved together.
+        # For the digest, the pool's path as the experiment gives it: experiment, pool and runs may
+        # move together.
         root = str(experiment.data.pool) if Path(root).is_absolute() else root
         regions = Path(regions).name if regions is not None and Path(regions).is_absolute() else regions
-        moved[f"sites/{site}/site.toml"] = experiment.site_text(site, chosen, root=root, regions=regions)
-        lists = {"training": everybody if pooled else splits[site]["training"], "test": splits[site]["test"]}
+        portable_files[f"sites/{site}/site.toml"] = experiment.site_text(site, network_set, root=root, regions=regions)
+        lists = {"training": pooled_entries if pooled else splits[site]["training"], "test": splits[site]["test"]}
         files[f"sites/{site}/datalist.json"] = json.dumps(lists, indent=0)
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": __version__,
         "id": name,
-        "partition": division,
-        "models": chosen,
+        "partition": partition,
+        "models": network_set,
         "links": links,
-        "loss": lost.loss,
+        "loss": link_settings.loss,
         "method": label,
         "pooled": pooled,
         "fold": fold,
@@ -250,18 +254,19 @@ def _run(
         "round_key": experiment.round_key or _round_key(experiment.name, seed),
         "metric": experiment.metric,
     }
-    document["digest"] = hashlib.sha256(json.dumps([document, files | moved], sort_keys=True).encode()).hexdigest()
+    content = json.dumps([document, files | portable_files], sort_keys=True)
+    document["digest"] = hashlib.sha256(content.encode()).hexdigest()
     return Run(home, document, files)
 
 
-def _everybody(splits: Splits, sites: Sequence[str]) -> list[Entry]:
-    """What all these sites train on; what several have, as at several resolutions, once."""
-    found = {id(entry): entry for site in sites for entry in splits[site]["training"]}
-    return list(found.values())
+def _pooled_entries(splits: Splits, sites: Sequence[str]) -> list[Entry]:
+    """The training entries of all sites; an entry that several sites share comes once."""
+    entries = {id(entry): entry for site in sites for entry in splits[site]["training"]}
+    return list(entries.values())
 
 
-def _path(path: Path, base: Path) -> str:
-    """Relative, so that the folder of an experiment can be moved as a whole; a user's own data stays where it is."""
+def _portable_path(path: Path, base: Path) -> str:
+    """A path relative to ``base`` inside the experiment's folder, absolute outside."""
     experiment = base.parents[3]
     inside = path.resolve().is_relative_to(experiment.resolve())
     return os.path.relpath(path.resolve(), base.resolve()) if inside else str(path.resolve())

@@ -1,8 +1,10 @@
-"""Sites in one process: their state machines, a network of hard links, and a clock that only events move.
+"""The state machines of all sites in one process, connected by a simulated network with a virtual
+clock.
 
-What the daemons do over gRPC happens here in memory: the schedule decides who may have what, artifacts are files in
-each site's folder, rows are persisted before what depends on them. Every site hears every other at once, so nobody is
-ever silent; links fail where the experiment says so.
+The simulation does in memory what daemons do over gRPC. The schedule decides which site may fetch
+which artifact. Artifacts are files in each site's folder; the network hard-links them to their
+receivers. Rows are persisted before any command that depends on them. Heartbeats arrive at once, so
+that no site is ever silent. Links fail as the experiment says.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from peer.core.rules import Rules
 from peer.records.journal import Journal
 
 WORK_S = 1.0
-"""Virtual seconds that every order to a worker takes: sites advance together, whatever their networks cost."""
+"""Virtual seconds of a command to a worker; equal for all networks, so that no site lags."""
 ANSWER_S = 0.01
-"""Virtual seconds from a question to a peer to its answer."""
-HEEDFUL = frozenset({Phase.GATHERING, Phase.PACING, Phase.ISOLATED, Phase.DONE})
-"""Phases in which a site waits for what others do, and not for an artifact or its worker."""
+"""Virtual seconds from a site's request for an artifact to the answer."""
+WAITING_FOR_PEERS = frozenset({Phase.GATHERING, Phase.PACING, Phase.ISOLATED, Phase.DONE})
+"""Phases in which a site waits for its peers' progress, and not for an artifact or its worker."""
 
 Perform = Callable[[commands.Command], events.Event]
-"""A site's worker: carries out an order and gives the event that answers it."""
-Lost = Callable[[int, SiteName, SiteName], bool]
-"""Whether the link from a site (second) to another (third) is down in a round."""
+"""A site's worker: carries out a command and returns the event with the result."""
+LinkDown = Callable[[int, SiteName, SiteName], bool]
+"""``link_down(round, sender, receiver)``: whether the directed link is down in the round."""
 
 
 @dataclass(slots=True)
@@ -44,149 +46,152 @@ class SimulatedSite:
 
     Attributes:
         rules: the federation as the site sees it.
-        memory: what its rows say.
+        memory: the state that its stored rows give.
         perform: its worker.
-        record: takes its rows.
-        artifacts: its folder of artifact files; nothing where no files are moved.
-        round: its state machine, made by ``SimulatedNetwork``.
+        journal: stores its rows.
+        artifacts: its folder of artifact files; None in tests without files.
+        machine: its state machine, which ``SimulatedNetwork`` creates.
+        pending_fetches: the fetches that were not answered yet, by origin.
+        waiting_peers: the sites whose fetches wait until this site has the artifact.
+        exit: the command that ended the site; None while it runs.
     """
 
     rules: Rules
     memory: site_memory.Memory
     perform: Perform
-    record: Journal
+    journal: Journal
     artifacts: Path | None = None
-    round: SiteMachine = field(init=False)
-    asked: dict[SiteName, commands.Fetch] = field(default_factory=dict)
-    asking: set[SiteName] = field(default_factory=set)
+    machine: SiteMachine = field(init=False)
+    pending_fetches: dict[SiteName, commands.Fetch] = field(default_factory=dict)
+    waiting_peers: set[SiteName] = field(default_factory=set)
     exit: commands.Exit | None = None
 
 
-def place(
-    rules: Rules, stored: Sequence[site_memory.Row], perform: Perform, record: Journal, artifacts: Path | None
+def restore_site(
+    rules: Rules, stored: Sequence[site_memory.Row], perform: Perform, journal: Journal, artifacts: Path | None
 ) -> SimulatedSite:
-    """A site as its rows left it; what needs an artifact file that is gone is asked for again."""
+    """Restore a site from its stored rows; it fetches artifacts whose files are missing again."""
     present = None if artifacts is None else {path.stem for path in artifacts.glob("*.safetensors")}
     memory = site_memory.recover(stored, present=present)  # type: ignore[arg-type]  # file names of ours are digests
-    return SimulatedSite(rules, memory, perform, record, artifacts)
+    return SimulatedSite(rules, memory, perform, journal, artifacts)
 
 
 class SimulatedNetwork:
-    """Sites that run until all have left.
+    """Runs the sites until each has carried out ``Exit``.
 
     Args:
-        places: every site of the roster that takes part, by name.
-        lost: which links are down.
-        watch: called with the site after each of its events, as an operator would look at it.
+        sites: every site of the roster that takes part, by name.
+        link_down: which links are down.
+        watch: called with a site's name and state machine after each of its events.
     """
 
     def __init__(
         self,
-        places: Mapping[SiteName, SimulatedSite],
+        sites: Mapping[SiteName, SimulatedSite],
         *,
-        lost: Lost = lambda round, sender, receiver: False,
+        link_down: LinkDown = lambda round, sender, receiver: False,
         watch: Callable[[SiteName, SiteMachine], None] = lambda site, round: None,
     ) -> None:
-        self.places, self._lost, self._watch = places, lost, watch
+        self.sites, self._link_down, self._watch = sites, link_down, watch
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
         self._heard: dict[SiteName, LastHeard] = {}
-        self._news = False
-        for site in places.values():
-            site.round = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=site.rules.peers)
+        self._announced = False
+        for site in sites.values():
+            site.machine = SiteMachine(site.rules, site.memory, heard=self._heard, greeted=site.rules.peers)
 
     def run(self) -> None:
-        """From the beginning, or from what the rows say, to the end of every site."""
-        for name, site in self.places.items():
-            self._hear(name, site)
-        for name in self.places:
-            self._at(0.0, lambda name=name: self._feed(name, events.Began()))  # type: ignore[misc]
+        """Run every site from the state of its rows to its end."""
+        for name, site in self.sites.items():
+            self._publish_heartbeat(name, site)
+        for name in self.sites:
+            self._schedule(0.0, lambda name=name: self._handle(name, events.Began()))  # type: ignore[misc]
         while self._heap:
-            self._pass_time()
-        left_behind = [name for name, site in self.places.items() if site.exit is None]
+            self._advance_clock()
+        left_behind = [name for name, site in self.sites.items() if site.exit is None]
         if left_behind:
-            phases = ", ".join(f"{name}: {self.places[name].round.phase}" for name in left_behind)
+            phases = ", ".join(f"{name}: {self.sites[name].machine.phase}" for name in left_behind)
             raise RuntimeError(f"nothing can happen any more, but sites have not left ({phases})")
 
-    def _pass_time(self) -> None:
-        """Everything that is due at the next instant; then those who wait for the others look at them."""
+    def _advance_clock(self) -> None:
+        """Carry out all actions of the next instant, then wake the sites that wait for peers."""
         self.now_s = self._heap[0][0]
         while self._heap and self._heap[0][0] <= self.now_s:
             heapq.heappop(self._heap)[2]()
-            if self._news and not (self._heap and self._heap[0][0] <= self.now_s):
-                self._news = False
-                for name, site in self.places.items():
-                    if site.exit is None and site.round.phase in HEEDFUL:
-                        self._feed(name, events.Ticked())
+            if self._announced and not (self._heap and self._heap[0][0] <= self.now_s):
+                self._announced = False
+                for name, site in self.sites.items():
+                    if site.exit is None and site.machine.phase in WAITING_FOR_PEERS:
+                        self._handle(name, events.Ticked())
 
-    def _at(self, delay_s: float, action: Callable[[], None]) -> None:
+    def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._counter), action))
 
-    def _feed(self, name: SiteName, event: events.Event) -> None:
-        site = self.places[name]
+    def _handle(self, name: SiteName, event: events.Event) -> None:
+        site = self.sites[name]
         if site.exit is not None:
             return
-        for command in site.round.handle(event, now_s=self.now_s):
+        for command in site.machine.handle(event, now_s=self.now_s):
             self._carry_out(name, site, command)
-        self._watch(name, site.round)
-        self._answer_again(name)
+        self._watch(name, site.machine)
+        self._retry_waiting_peers(name)
 
     def _carry_out(self, name: SiteName, site: SimulatedSite, command: commands.Command) -> None:
         match command:
             case commands.Persist(kind, round, body, cause):
-                site.record.append(kind, round, body, cause)
+                site.journal.append(kind, round, body, cause)
             case commands.Announce():
-                self._hear(name, site)
-                self._news = True
+                self._publish_heartbeat(name, site)
+                self._announced = True
             case commands.Fetch():
-                site.asked[command.origin] = command
-                self._at(ANSWER_S, lambda: self._ask(name, command))
+                site.pending_fetches[command.origin] = command
+                self._schedule(ANSWER_S, lambda: self._fetch(name, command))
             case commands.CancelFetch(origin, _):
-                site.asked.pop(origin, None)
+                site.pending_fetches.pop(origin, None)
             case commands.Discard(sha256):
                 if site.artifacts is not None:
                     (site.artifacts / f"{sha256}.safetensors").unlink(missing_ok=True)
             case commands.WakeAt(at_s):
                 if at_s < math.inf:
-                    self._at(at_s - self.now_s, lambda: self._feed(name, events.Ticked()))
+                    self._schedule(at_s - self.now_s, lambda: self._handle(name, events.Ticked()))
             case commands.Exit():
-                self._hear(name, site)
-                self._news, site.exit = True, command
+                self._publish_heartbeat(name, site)
+                self._announced, site.exit = True, command
             case commands.Publish():
-                pass  # the schedule answers from memory; nothing is signed, since nobody could forge it here
+                pass  # peers read the artifact from this site's memory; within one process no signature is needed
             case _:
-                self._at(WORK_S, lambda: self._feed(name, site.perform(command)))
+                self._schedule(WORK_S, lambda: self._handle(name, site.perform(command)))
 
-    def _hear(self, name: SiteName, site: SimulatedSite) -> None:
-        """Every site hears this one at once, and never counts it as silent."""
-        self._heard[name] = LastHeard(site.round.pulse(), math.inf)
+    def _publish_heartbeat(self, name: SiteName, site: SimulatedSite) -> None:
+        """Deliver the site's heartbeat to all sites; it never expires."""
+        self._heard[name] = LastHeard(site.machine.pulse(), math.inf)
 
-    def _ask(self, name: SiteName, command: commands.Fetch) -> None:
-        """Answer a site's question for an artifact, now or when its origin has it."""
-        site, origin = self.places[name], self.places.get(command.origin)
-        if site.asked.get(command.origin) is not command:
+    def _fetch(self, name: SiteName, command: commands.Fetch) -> None:
+        """Answer a site's fetch, now or once the origin has the artifact."""
+        site, origin = self.sites[name], self.sites.get(command.origin)
+        if site.pending_fetches.get(command.origin) is not command:
             return
         order = (command.generation, command.round, command.attempt, command.origin)
-        if origin is None or self._lost(command.round, command.origin, name):
-            found: Any = Unavailable.SKIPPED
+        if origin is None or self._link_down(command.round, command.origin, name):
+            answer: Any = Unavailable.SKIPPED
         else:
-            request: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
-            reason = access.denial(origin.round.rules, caller=name, kind=command.kind, **request)
-            if reason is not None:
-                raise RuntimeError(f"{name} asked {command.origin} out of turn: {reason}")
-            found = access.answer(origin.round.rules, origin.round.memory, **request)
-            if found == Unavailable.NOT_YET and origin.exit is None:
-                origin.asking.add(name)
+            query: Any = {"for_round": command.round, "owner": command.owner, "purpose": command.purpose}
+            denial = access.denial(origin.machine.rules, caller=name, kind=command.kind, **query)
+            if denial is not None:
+                raise RuntimeError(f"{name} asked {command.origin} out of turn: {denial}")
+            answer = access.answer(origin.machine.rules, origin.machine.memory, **query)
+            if answer == Unavailable.NOT_YET and origin.exit is None:
+                origin.waiting_peers.add(name)
                 return
-        del site.asked[command.origin]
-        if isinstance(found, Unavailable):
-            gone = Unavailable.SKIPPED if found == Unavailable.NOT_YET else found
-            self._feed(name, events.ArtifactUnavailable(*order, command.purpose, gone))
+        del site.pending_fetches[command.origin]
+        if isinstance(answer, Unavailable):
+            reason = Unavailable.SKIPPED if answer == Unavailable.NOT_YET else answer
+            self._handle(name, events.ArtifactUnavailable(*order, command.purpose, reason))
             return
-        round, artifact = found
+        round, artifact = answer
         assert origin is not None
-        self._move(origin, site, artifact.sha256)
+        self._copy_artifact(origin, site, artifact.sha256)
         row = rows.ReceivedRow(
             command.round,
             peer=command.origin,
@@ -196,21 +201,21 @@ class SimulatedNetwork:
             bytes=artifact.bytes,
             outcome="complete",
         )
-        site.record.append(row.kind, row.round, row.body())
-        generation = origin.round.memory.generation
-        self._feed(name, events.ArtifactArrived(*order, generation, round, command.purpose, artifact))
+        site.journal.append(row.kind, row.round, row.body())
+        generation = origin.machine.memory.generation
+        self._handle(name, events.ArtifactArrived(*order, generation, round, command.purpose, artifact))
 
-    def _answer_again(self, name: SiteName) -> None:
-        """Whoever waits for something of this site asks again."""
-        origin = self.places[name]
-        asking, origin.asking = sorted(origin.asking), set()
-        for caller in asking:
-            command = self.places[caller].asked.get(name)
+    def _retry_waiting_peers(self, name: SiteName) -> None:
+        """Try the fetches again that wait for an artifact of this site."""
+        origin = self.sites[name]
+        waiting_peers, origin.waiting_peers = sorted(origin.waiting_peers), set()
+        for caller in waiting_peers:
+            command = self.sites[caller].pending_fetches.get(name)
             if command is not None:
-                self._at(0.0, lambda caller=caller, command=command: self._ask(caller, command))  # type: ignore[misc]
+                self._schedule(0.0, lambda caller=caller, command=command: self._fetch(caller, command))  # type: ignore[misc]
 
-    def _move(self, origin: SimulatedSite, receiver: SimulatedSite, sha256: str) -> None:
-        """The file at its receiver: a hard link where the file system has them."""
+    def _copy_artifact(self, origin: SimulatedSite, receiver: SimulatedSite, sha256: str) -> None:
+        """Hard-link the file to the receiver's folder, or copy it where links are impossible."""
         if origin.artifacts is None or receiver.artifacts is None:
             return
         source, target = (folder / f"{sha256}.safetensors" for folder in (origin.artifacts, receiver.artifacts))

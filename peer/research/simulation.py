@@ -1,7 +1,8 @@
-"""One federation in one process: every site's worker, and the sites' course in memory.
+"""One federation in one process: every site's worker, and the sites' state machines.
 
-It may be interrupted at any moment: rows, checkpoints and artifacts are what a daemon's are, and another ``Simulation``
-of the same folder goes on from them to the same bits.
+A simulation may be interrupted at any moment. Its rows, checkpoints and artifacts are those of
+daemons, and another ``Simulation`` of the same folder resumes from them and ends with the same
+bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from peer.core.seeds import derive
 from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.records.journal import Journal
-from peer.research.simulated_network import Lost, SimulatedNetwork, place
+from peer.research.simulated_network import LinkDown, SimulatedNetwork, restore_site
 from peer.training.checkpoint import Checkpoints
 from peer.training.errors import fault_of, reason_of
 from peer.training.tensors import pack, state_of
@@ -33,14 +34,14 @@ FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": Mod
 
 
 @dataclass(frozen=True)
-class Member:
-    """A site of a run that is over, ready to be looked at.
+class FinishedSite:
+    """A site of a finished run, ready to be evaluated.
 
     Attributes:
         site: its configuration.
-        trainer: holds what the site predicts with.
-        memory: what its rows say.
-        rows: all of them.
+        trainer: the worker with its networks.
+        memory: the state that its rows give.
+        rows: all rows of its journal.
     """
 
     site: SiteConfig
@@ -48,9 +49,9 @@ class Member:
     memory: site_memory.Memory
     rows: tuple[site_memory.Row, ...]
 
-    def hold(self) -> None:
-        """Have the trainer predict with the site's last state."""
-        self.trainer.hold(self.memory.state, site_memory.used_sources(self.rows))
+    def load_final_state(self) -> None:
+        """Load the site's last checkpoint into the trainer, so that it predicts with it."""
+        self.trainer.load(self.memory.state, site_memory.used_sources(self.rows))
 
     @property
     def steps(self) -> int:
@@ -59,17 +60,19 @@ class Member:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(pack(state_of(self.trainer.kept.dam))).hexdigest()
+        return hashlib.sha256(pack(state_of(self.trainer.site_networks.dam))).hexdigest()
 
 
 class Simulation:
     """A federation whose sites' folders lie under one folder.
 
     Args:
-        folder: holds ``federation.toml`` and ``sites/<site>/`` with ``site.toml`` and ``datalist.json``.
-        round_key: decides the order of the rounds.
+        folder: holds ``federation.toml`` and ``sites/<site>/`` with ``site.toml`` and
+            ``datalist.json``.
+        round_key: the shared secret from which the sites compute the schedule of the rounds.
         loss: probability with which each directed link is down in a round.
-        pooled: all sites have the same data: of those with one network and one input, one is trained for all.
+        pooled: all sites have the same training data; of the sites with one network and one input
+            size, the simulation trains the first and shares its result.
     """
 
     def __init__(self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False) -> None:
@@ -77,63 +80,64 @@ class Simulation:
         self.federation = FederationConfig.load(folder / "federation.toml")
         self.sites = {name: SiteConfig.load(folder / "sites" / name / "site.toml") for name in self.federation.roster}
         self._key, self._loss = RoundKey(round_key), loss
-        leaders: dict[str, SiteName] = {}
-        self._leader = {
-            name: leaders.setdefault(str(_fitted(site)) if pooled else name, name) for name, site in self.sites.items()
+        first_of: dict[str, SiteName] = {}
+        self._representatives = {
+            name: first_of.setdefault(str(_network_and_input(site)) if pooled else name, name)
+            for name, site in self.sites.items()
         }
 
     def home(self, name: SiteName) -> Path:
         return self.folder / "sites" / name / GENERATION
 
-    def run(self, watch: Callable[[int, int], None] = lambda committed, rounds: None) -> dict[SiteName, Member]:
-        """From where the rows stand to the end of every site.
+    def run(self, watch: Callable[[int, int], None] = lambda committed, rounds: None) -> dict[SiteName, FinishedSite]:
+        """Run every site from the state of its rows to its end.
 
         Args:
-            watch: called now and then with the rounds that all sites together have committed, and how many there are.
+            watch: called after each event with the committed rounds of all sites together, and
+                their total.
 
         Raises:
             PeerError: a site cannot train; the message names it.
         """
-        trainers = {name: self._trainer(name) for name in self.sites}
-        trained = sorted(set(self._leader.values()))
+        trainers = {name: self.trainer(name) for name in self.sites}
+        trained = sorted(set(self._representatives.values()))
         rounds = dict.fromkeys(trained, 0)
 
-        def look(name: SiteName, round: SiteMachine) -> None:
-            rounds[name] = round.memory.committed
+        def report_progress(name: SiteName, machine: SiteMachine) -> None:
+            rounds[name] = machine.memory.committed
             watch(sum(rounds.values()), len(rounds) * self.federation.rounds)
 
         with self._journals(trained) as journals:
-            places = {
-                name: place(
+            sites = {
+                name: restore_site(
                     make_rules(self.federation, name, self._key),
                     tuple(journals[name].rows()),
-                    _worker(name, trainers[name]),
+                    _make_worker(name, trainers[name]),
                     journals[name],
                     self.home(name) / "artifacts",
                 )
                 for name in trained
             }
-            SimulatedNetwork(places, lost=self._lost(), watch=look).run()
-            for name, site in places.items():
+            SimulatedNetwork(sites, link_down=self._link_failures(), watch=report_progress).run()
+            for name, site in sites.items():
                 if site.exit is not None and site.exit.fault:
                     raise FAULTS.get(site.exit.fault, WorkerFailed)(f"{name}: {site.exit.reason}")
             rows = {name: tuple(journals[name].rows()) for name in trained}
-        found = {}
-        for name, leader in self._leader.items():
-            memory = site_memory.recover(rows[leader])
-            found[name] = Member(self.sites[name], trainers[leader], memory, rows[leader])
-        return found
-
-    def data(self, name: SiteName) -> Trainer:
-        """A worker of the site itself, for its data; in a pooled run another's may have been trained for it."""
-        return self._trainer(name)
+        finished_sites = {}
+        for name, representative in self._representatives.items():
+            memory = site_memory.recover(rows[representative])
+            finished_sites[name] = FinishedSite(
+                self.sites[name], trainers[representative], memory, rows[representative]
+            )
+        return finished_sites
 
     def clear(self) -> None:
         """Delete journals, checkpoints and artifacts."""
         for name in self.sites:
             shutil.rmtree(self.home(name), ignore_errors=True)
 
-    def _trainer(self, name: SiteName) -> Trainer:
+    def trainer(self, name: SiteName) -> Trainer:
+        """A new worker with the site's own data, also where another site trained its network."""
         for part in ("artifacts", "checkpoints"):
             (self.home(name) / part).mkdir(parents=True, exist_ok=True)
         return Trainer(
@@ -154,22 +158,22 @@ class Simulation:
                 name: stack.enter_context(contextlib.closing(Journal(self.home(name) / "journal.db"))) for name in names
             }
 
-    def _lost(self) -> Lost:
+    def _link_failures(self) -> LinkDown:
         seed, bound = self.federation.seed, self._loss * (1 << 63)
 
-        def lost(round: int, sender: SiteName, receiver: SiteName) -> bool:
+        def link_down(round: int, sender: SiteName, receiver: SiteName) -> bool:
             return derive("link", seed, round, sender, receiver) < bound
 
-        return lost
+        return link_down
 
 
-def _fitted(site: SiteConfig) -> tuple[object, ...]:
-    """What decides whether one site's network could be another's: with other inputs it would learn something else."""
+def _network_and_input(site: SiteConfig) -> tuple[object, ...]:
+    """The settings that two sites must share to share one trained network."""
     return site.model, site.data.input_size, site.data.scale
 
 
-def _worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-    """The site's trainer; what it cannot do ends the run, with the site's name."""
+def _make_worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
+    """A worker that commands the site's trainer; its errors name the site."""
 
     def perform(command: commands.Command) -> events.Event:
         try:

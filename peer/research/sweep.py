@@ -1,7 +1,7 @@
 """All runs of an experiment on one machine: several at once where memory allows, none twice.
 
-The processes are joblib's; each run is a process' own matter, and what it finishes is on disk. Nothing here imports
-torch.
+joblib starts the processes. Each process carries out one run at a time and writes its result to
+disk. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,29 +25,27 @@ from peer.extras import require_extra
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
 from peer.research.result_files import FORMAT
-from peer.research.runs import Run, runs
+from peer.research.runs import Run, build_runs
 
 EXPERIMENT = "experiment.json"
-MARGIN = 1.25
-"""A run may need so many times the memory of the largest one so far."""
+HEADROOM = 1.25
+"""Assume that a run needs up to so many times the peak memory of the largest finished run."""
 POLL_S = 0.5
 
 
 @dataclass
 class SweepProgress:
-    """What a watcher may show.
+    """The state of a sweep, as `simulate` shows it.
 
     Attributes:
-        doing: in words.
-        total: runs of the experiment.
-        finished: of them.
-        underway: committed rounds of all sites, and how many there are, by run.
-        seconds_left: an estimate, once a run is finished.
-        failed: reasons by run.
+        total: number of the experiment's runs.
+        finished: how many of them have a result.
+        underway: of each running run, the committed rounds of all sites and their total.
+        seconds_left: an estimate; None until there is progress.
+        failed: the reason of each failed run.
     """
 
-    doing: str
-    total: int = 0
+    total: int
     finished: int = 0
     underway: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds_left: float | None = None
@@ -58,86 +56,90 @@ Watch = Callable[[SweepProgress], None]
 
 
 def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None) -> list[Run]:
-    """Gather the data, divide it, check every run and write what the runs need.
+    """Gather the data, divide it, check every run, and write the runs' folders.
 
     Raises:
-        PeerError: something is wrong; nothing was trained.
+        PeerError: the experiment or its data is wrong; no run was started.
     """
     require_extra("research", "`simulate`")
     folder.mkdir(parents=True, exist_ok=True)
-    document = _document(experiment)
+    document = _experiment_document(experiment)
     path = folder / EXPERIMENT
     if path.exists():
         try:
-            before = json.loads(path.read_text())
+            stored = json.loads(path.read_text())
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}", "delete it; the runs beside it are kept") from error
         for key in ("format", "version", "name"):
-            if before.get(key) != document[key]:
+            if stored.get(key) != document[key]:
                 raise StateError(
-                    f"{folder} holds results of {key} {before.get(key)!r}; this is {document[key]!r}",
+                    f"{folder} holds results of {key} {stored.get(key)!r}; this is {document[key]!r}",
                     "name another folder with --out, or delete this one",
                 )
     pool = gather(experiment, folder / "data", source=source)
-    all_runs = runs(experiment, pool, folder / "runs")
+    runs = build_runs(experiment, pool, folder / "runs")
     write_atomically(folder / "experiment.toml", experiment.text().encode(), 0o644)
     write_atomically(path, json.dumps(document, indent=1).encode(), 0o644)
-    for run in all_runs:
+    for run in runs:
         run.write()
-    return all_runs
+    return runs
 
 
-def sweep(all_runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
+def sweep(runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) -> dict[str, str]:
     """Carry out the runs that have no result yet.
 
-    The first goes alone: it tells how much memory one needs, and so how many fit.
+    The first run is carried out alone: its peak memory says how many runs fit at once.
 
     Args:
-        all_runs: of :func:`prepare`.
+        runs: the result of :func:`prepare`.
         jobs: at most so many at once; None: as many as there are processors.
         keep: leave journals, checkpoints and artifacts in the runs' folders.
         watch: called about twice a second.
 
     Returns:
-        Reasons by run of what failed; the others were finished.
+        The reason of each failed run, by its id; all others are finished.
     """
-    progress = SweepProgress("training", len(all_runs), sum(run.finished() for run in all_runs))
-    waiting = [run for run in all_runs if not run.finished()]
-    wanted = jobs or _processors()
-    with _watched(progress, all_runs, watch):
-        if wanted > 1 and waiting and not progress.finished:
-            _carry_out(waiting[:1], 1, keep, progress)
-            waiting = [run for run in waiting[1:] if not run.finished()]
-        if waiting:
-            _carry_out(waiting, min(wanted, fitting(all_runs)), keep, progress)
+    progress = SweepProgress(len(runs), sum(run.is_finished() for run in runs))
+    unfinished = [run for run in runs if not run.is_finished()]
+    jobs_max = jobs or _processors()
+    with _reporting(progress, runs, watch):
+        if jobs_max > 1 and unfinished and not progress.finished:
+            _run_jobs(unfinished[:1], 1, keep, progress)
+            unfinished = [run for run in unfinished[1:] if not run.is_finished()]
+        if unfinished:
+            _run_jobs(unfinished, min(jobs_max, count_fitting_runs(runs)), keep, progress)
     return progress.failed
 
 
-def _carry_out(waiting: Sequence[Run], jobs: int, keep: bool, progress: SweepProgress) -> None:
+def _run_jobs(unfinished: Sequence[Run], jobs: int, keep: bool, progress: SweepProgress) -> None:
     joblib = importlib.import_module("joblib")
-    killed = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
+    killed_error = importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError
     results = joblib.Parallel(n_jobs=jobs, backend="loky", batch_size=1, return_as="generator_unordered")(
-        joblib.delayed(carry_out)(run.folder, keep) for run in waiting
+        joblib.delayed(execute_run)(run.folder, keep) for run in unfinished
     )
     try:
         for name, reason in results:
             if reason:
                 progress.failed[name] = reason
-    except killed as error:
+    except killed_error as error:
         raise WorkerFailed(
             "a process was killed; the machine may be out of memory",
             "give a smaller --jobs and run it again: what is finished is kept",
         ) from error
 
 
-def carry_out(folder: Path, keep: bool) -> tuple[str, str]:
-    """One run, in a process that has torch: its name, and why it failed or nothing."""
+def execute_run(folder: Path, keep: bool) -> tuple[str, str]:
+    """Carry out one run, in a process of its own that imports torch.
+
+    Returns:
+        The run's id, and the reason why it failed; empty where it did not.
+    """
     importlib.import_module("peer.training.monai").load()
-    execution = importlib.import_module("peer.research.collect")
+    collect = importlib.import_module("peer.research.collect")
     trace = folder / "error.txt"
     trace.unlink(missing_ok=True)
     try:
-        execution.execute(folder, keep=keep)
+        collect.execute(folder, keep=keep)
     except PeerError as error:
         return folder.name, error.message
     except Exception as error:
@@ -147,51 +149,52 @@ def carry_out(folder: Path, keep: bool) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _watched(progress: SweepProgress, all_runs: Sequence[Run], watch: Watch) -> Iterator[None]:
-    """Look at the runs' folders now and then while the block runs."""
-    began_s, already = time.monotonic(), progress.finished
-    over = threading.Event()
+def _reporting(progress: SweepProgress, runs: Sequence[Run], watch: Watch) -> Iterator[None]:
+    """Read the runs' folders every ``POLL_S`` while the block runs, and report to ``watch``."""
+    began_s, finished_before = time.monotonic(), progress.finished
+    ended = threading.Event()
 
-    def look() -> None:
-        ended = False
-        while not ended:
-            ended = over.is_set()  # asked first, so that the last look comes after the end
-            progress.finished = sum(run.finished() for run in all_runs)
-            progress.underway = dict(_underway(all_runs))
-            done = progress.finished - already + sum(part / max(1, whole) for part, whole in progress.underway.values())
-            left = progress.total - already - done
-            progress.seconds_left = (time.monotonic() - began_s) / done * left if done else None
+    def report() -> None:
+        is_last = False
+        while not is_last:
+            is_last = ended.is_set()  # read first, so that the last report comes after the end
+            progress.finished = sum(run.is_finished() for run in runs)
+            progress.underway = dict(_read_progress(runs))
+            shares = (committed / max(1, rounds) for committed, rounds in progress.underway.values())
+            runs_done = progress.finished - finished_before + sum(shares)
+            left = progress.total - finished_before - runs_done
+            progress.seconds_left = (time.monotonic() - began_s) / runs_done * left if runs_done else None
             watch(progress)
-            over.wait(POLL_S)
+            ended.wait(POLL_S)
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=report, daemon=True)
     watcher.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         watcher.join()
 
 
-def _underway(all_runs: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]:
-    for run in all_runs:
+def _read_progress(runs: Sequence[Run]) -> Iterator[tuple[str, tuple[int, int]]]:
+    for run in runs:
         with contextlib.suppress(OSError, ValueError):
             committed, rounds = (run.folder / "progress").read_text().split()
             yield run.id, (int(committed), int(rounds))
 
 
-def fitting(all_runs: Sequence[Run]) -> int:
-    """How many runs fit into the memory that is free, judged by those that were finished; at least one."""
+def count_fitting_runs(runs: Sequence[Run]) -> int:
+    """How many runs fit into the available memory, by the largest peak so far; at least one."""
     peaks = []
-    for run in all_runs:
+    for run in runs:
         with contextlib.suppress(OSError, ValueError, KeyError):
             peaks.append(int(json.loads((run.folder / "manifest.json").read_text())["peak_bytes"]))
-    free = free_bytes()
-    return max(1, int(free / (max(peaks) * MARGIN))) if peaks and free else _processors()
+    free = available_memory_bytes()
+    return max(1, int(free / (max(peaks) * HEADROOM))) if peaks and free else _processors()
 
 
-def free_bytes() -> int | None:
-    """Memory that could be had without swapping, as Linux says; None elsewhere."""
+def available_memory_bytes() -> int | None:
+    """Memory that can be allocated without swapping, as Linux reports it; None on other systems."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -204,8 +207,8 @@ def _processors() -> int:
     return int(joblib.cpu_count())
 
 
-def _document(experiment: Experiment) -> dict[str, Any]:
-    """What the report must know of the experiment."""
+def _experiment_document(experiment: Experiment) -> dict[str, Any]:
+    """The content of ``experiment.json``: what the report needs to know about the experiment."""
     methods: Mapping[str, Any] = {
         label: {
             "method": row.method or label,
@@ -241,6 +244,6 @@ def _document(experiment: Experiment) -> dict[str, Any]:
         "partitions": {name: rule.model_dump() for name, rule in experiment.partitions.items()},
         "links": [
             {"name": name, "loss": links.loss, "removed": list(links.removed)}
-            for name, links in experiment.every_link.items()
+            for name, links in experiment.links_by_name.items()
         ],
     }

@@ -1,6 +1,7 @@
-"""What a site's journal knows of every round as scalars: a generation is a run, a round a step.
+"""The numbers of a site's rounds as scalars for trackers: a generation is a run, a round a step.
 
-The time of a scalar is that of the journal's row: a second look finds the same numbers, beside those that are new.
+The time of a scalar is that of its journal row: reading the journal again gives the same scalars,
+and the new ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from peer.core import global_test_memory
 from peer.records.history import OPEN, CommittedRound, History, HistoryRow, Transfer
 
 EXPORT = "export"
-"""The purpose of a ledger row that sent nothing to a peer."""
+"""The purpose of a ledger row of an export, which sends nothing to a peer."""
 OTHER_SPLIT = global_test_memory.OTHER_SPLIT
 KINDS = (
     "began",
@@ -33,9 +34,11 @@ KINDS = (
     "report",
 )
 PATHS = frozenset({"data.datalist", "data.root", "data.regions"})
-"""Settings that say where this site's data lie; a table of runs is shown to others."""
-Place = tuple[str, int]
-"""Tag and step: what there is at most once in a run."""
+"""Settings with paths of this site's data, which are left out: operators show a table of runs to
+others.
+"""
+TagAndStep = tuple[str, int]
+"""Unique among the scalars of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class GenerationScalars:
-    """A generation of a site: its scalars by time, and the facts of its configuration.
+    """The scalars of one generation of a site by time, and its configuration as texts.
 
-    ``ended_s`` is when the site left after its last round; nothing before.
+    ``ended_s`` is the time when the site left after its last round, and ``None`` before.
     """
 
     site: str
@@ -73,55 +76,56 @@ class GenerationScalars:
         return len({scalar.step for scalar in self.scalars if scalar.tag == "round/duration_s"})
 
 
-def runs(folder: SiteFolder) -> list[GenerationScalars]:
+def read_runs(folder: SiteFolder) -> list[GenerationScalars]:
     """Every generation of a site that has begun, oldest first; the daemon may be running.
 
-    Tags are ``<stage>/<number>`` for what training told, ``test/`` and ``validation/`` for the site's own splits,
-    ``evaluation/<site>/`` and ``global_test/`` for remote evaluation, ``round/duration_s``, ``round/contributors``,
-    ``round/missing``, and ``traffic/received_bytes`` and ``traffic/sent_bytes``: artifacts whose transfer ended between
-    the end of the round before and the round's own.
+    Tags are ``<stage>/<number>`` for losses and steps of training, ``test/`` and ``validation/``
+    for the site's own splits, ``evaluation/<site>/`` and ``global_test/`` for remote evaluation,
+    ``round/duration_s``, ``round/contributors``, ``round/missing``, and ``traffic/received_bytes``
+    and ``traffic/sent_bytes``: artifacts whose transfer ended between the end of the round before
+    and the round's own.
 
     Raises:
         ConfigError: federation.toml cannot be read.
         StateError: journal or ledger is damaged.
     """
     federation = FederationConfig.load(folder.federation_toml)
-    # The ledger is read after the journals: a transfer that ended before a commit that was seen must be seen, too.
+    # The ledger is read after the journals: of each commit in them, it has every transfer that ended before.
     history = History(folder, rounds=True, received=True, sent=True, kinds=KINDS).read_all()
     sent: dict[int, list[Transfer]] = {}
     for transfer in history.sent:
         if transfer.outcome != OPEN and transfer.purpose != EXPORT:
             sent.setdefault(transfer.generation, []).append(transfer)
-    found = []
+    runs = []
     for number, rows in history.rows_of.items():
-        counted = {number, *(row.body["generation"] for row in rows if row.kind == "regenerated")}
-        left = [transfer for each in sorted(counted) for transfer in sent.get(each, [])]
+        generations = {number, *(row.body["generation"] for row in rows if row.kind == "regenerated")}
+        transfers = [transfer for generation in sorted(generations) for transfer in sent.get(generation, [])]
         if rows:
-            found.append(_run(folder, federation, number, history, left))
-    return found
+            runs.append(_read_run(folder, federation, number, history, transfers))
+    return runs
 
 
 def stamp(folder: SiteFolder) -> tuple[tuple[str, int, int], ...]:
-    """A value that changes when journal or ledger do."""
+    """A value that changes when a journal or the ledger changes."""
     databases = [folder.generation(number) / "journal.db" for number in folder.generations()]
-    found = []
+    files = []
     for database in (*databases, folder.egress_db):
         for path in (database, database.with_name(f"{database.name}-wal")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+                files.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(files)
 
 
-def _run(
+def _read_run(
     folder: SiteFolder, federation: FederationConfig, number: int, history: History, sent: Sequence[Transfer]
 ) -> GenerationScalars:
     rows = history.rows_of[number]
     settings: Mapping[str, Any] = next((row.body for row in reversed(rows) if row.kind == "configured"), {})
-    facts = {key: str(value) for key, value in settings.items() if key not in PATHS}
+    configuration = {key: str(value) for key, value in settings.items() if key not in PATHS}
     if settings.get("federation", federation.digest) == federation.digest:
-        facts |= _facts(federation)
-    over = any(row.kind == "finished" for row in rows)
+        configuration |= _flatten(federation)
+    finished = any(row.kind == "finished" for row in rows)
     last = next((row for row in reversed(rows) if row.kind in ("began", "left")), None)
     traffic = {"received": history.received_of[number], "sent": sent}
     scalars = _scalars(folder.site, federation, rows, list(history.rounds_of[number].values()), traffic)
@@ -131,19 +135,19 @@ def _run(
         digest=str(settings.get("federation", federation.digest)),
         generation=number,
         began_s=rows[0].time_s,
-        ended_s=last.time_s if over and last is not None and last.kind == "left" else None,
+        ended_s=last.time_s if finished and last is not None and last.kind == "left" else None,
         scalars=tuple(
             sorted(
                 (scalar for scalar in scalars if math.isfinite(scalar.value)),
                 key=lambda scalar: (scalar.time_s, scalar.tag),
             )
         ),
-        facts={"version": __version__, **facts},
+        facts={"version": __version__, **configuration},
     )
 
 
-def _facts(federation: FederationConfig) -> dict[str, str]:
-    """What the federation's file says of the training, as ``table.key``."""
+def _flatten(federation: FederationConfig) -> dict[str, str]:
+    """The federation's settings of the training, as ``table.key``."""
     document = federation.model_dump(mode="json", include={"rounds", "seed", "weighting", "task", "schedule"})
     nested = {"task": document.pop("task"), "schedule": document.pop("schedule"), "method": federation.parameters}
     nested |= {f"stages.{name}": work.model_dump() for name, work in federation.stages.items()}
@@ -165,22 +169,24 @@ def _scalars(
         yield Scalar("round/duration_s", step, float(committed.duration_s), at_s)
         yield Scalar("round/contributors", step, float(len(committed.contributors)), at_s)
         yield Scalar("round/missing", step, float(len(committed.missing)), at_s)
-    told: set[Place] = set()
+    yielded: set[TagAndStep] = set()
     for row in rows:
-        if row.kind in ("committed", "evaluated"):  # what was measured before the commit is in both
+        if row.kind in ("committed", "evaluated"):  # a metric measured before the commit is in both
             for name, value in row.body["metrics"].items():
                 tag = _tag(name, stages)
-                if (tag, row.round) not in told:
-                    told.add((tag, row.round))
+                if (tag, row.round) not in yielded:
+                    yielded.add((tag, row.round))
                     yield Scalar(tag, row.round, float(value), row.time_s)
     for direction, transfers in traffic.items():
-        for committed, total in zip(rounds, _between(rounds, transfers), strict=True):
+        for committed, total in zip(rounds, _bytes_by_round(rounds, transfers), strict=True):
             yield Scalar(f"traffic/{direction}_bytes", committed.number, float(total), committed.time_s)
-    yield from _evaluation(site, federation, rows)
+    yield from _evaluation_scalars(site, federation, rows)
 
 
 def _tag(metric: str, stages: Mapping[str, Any]) -> str:
-    """Where a metric of `rounds` stands: under its stage, or under the split that it was measured on."""
+    """The tag of a metric of `rounds`: its stage, or the split that it was measured on, and its
+    name.
+    """
     stage = next((name for name in sorted(stages, key=len, reverse=True) if metric.startswith(f"{name}_")), None)
     if stage is not None:
         return f"{stage}/{metric.removeprefix(f'{stage}_')}"
@@ -189,8 +195,10 @@ def _tag(metric: str, stages: Mapping[str, Any]) -> str:
     return f"test/{metric}"
 
 
-def _between(rounds: Sequence[CommittedRound], transfers: Sequence[Transfer]) -> list[int]:
-    """Bytes by round: of the transfers that ended after the commit before and not after its own."""
+def _bytes_by_round(rounds: Sequence[CommittedRound], transfers: Sequence[Transfer]) -> list[int]:
+    """Bytes of each round's transfers: those that ended after the commit before, and not after its
+    own.
+    """
     ends_s = [committed.time_s for committed in rounds]
     totals = [0] * (len(rounds) + 1)
     for transfer in transfers:
@@ -198,21 +206,23 @@ def _between(rounds: Sequence[CommittedRound], transfers: Sequence[Transfer]) ->
     return totals[:-1]
 
 
-def _evaluation(site: str, federation: FederationConfig, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
-    """How the site's models did elsewhere, each when it was told, and the mean once every site has."""
-    known = [row for row in rows if row.kind in ("evaluated", "report", "lapsed")]
-    told_s: dict[tuple[int, str], float] = {}
-    for row in known:
+def _evaluation_scalars(site: str, federation: FederationConfig, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
+    """Metrics of the site's models at other sites, at the time of their report, and the mean over
+    all sites.
+    """
+    evaluations = [row for row in rows if row.kind in ("evaluated", "report", "lapsed")]
+    reported_s: dict[tuple[int, str], float] = {}
+    for row in evaluations:
         if row.kind == "report":
-            told_s.setdefault((row.round, row.body["site"]), row.time_s)
-    plain = [(row.kind, row.round, row.body) for row in known]
-    for record in global_test_memory.evaluation_records(plain, own=site, sites=federation.roster.names):
+            reported_s.setdefault((row.round, row.body["site"]), row.time_s)
+    plain_rows = [(row.kind, row.round, row.body) for row in evaluations]
+    for record in global_test_memory.evaluation_records(plain_rows, own=site, sites=federation.roster.names):
         step = record["round"]
         for other, cell in record["cells"].items():
-            if (step, other) in told_s:
+            if (step, other) in reported_s:
                 for name, value in cell.get("metrics", {}).items():
-                    yield Scalar(f"evaluation/{other}/{name}", step, float(value), told_s[(step, other)])
-        reports_s = [at_s for (round, _), at_s in told_s.items() if round == step]
+                    yield Scalar(f"evaluation/{other}/{name}", step, float(value), reported_s[(step, other)])
+        reports_s = [at_s for (round, _), at_s in reported_s.items() if round == step]
         if record["global_test"] is not None and reports_s:
             for name, value in record["global_test"].items():
                 yield Scalar(f"global_test/{name}", step, float(value), max(reports_s))

@@ -1,4 +1,4 @@
-"""Artifacts as a worker makes and takes them: what comes from another site is judged before it reaches the device."""
+"""Write a worker's artifacts, and check received ones before their values reach the device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_artifact(
     steps: int,
     training_samples: int | None,
 ) -> Artifact:
-    """Write the state as an artifact, durably, under its digest; one that is there already is the same bytes."""
+    """Write the state as an artifact, durably, under its digest."""
     content = pack(state)
     if len(content) > ARTIFACT_BYTES_MAX:
         raise UnusableConfigurationError(
@@ -49,26 +49,29 @@ def write_artifact(
     return Artifact(kind, owner, digest, len(content), steps, spec, describe(state), training_samples)
 
 
-Sent = Callable[[Network], Collection[str]]
-"""Which names of a network's state its artifact holds."""
+ArtifactTensors = Callable[[Network], Collection[str]]
+"""The names in a network's state that its artifact holds."""
 
-Theirs = Callable[[nn.Module, Collection[str]], nn.Module]
-"""What comes beside a head, made for that head and the names of its state; ``ValueError`` says why it cannot be."""
+BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
+"""Builds the network that travels with a head, from the head and the names of that network's state;
+``ValueError`` says why it cannot.
+"""
 
 
 def read_network(folder: Path, source: Source, task: TaskSettings, *, allow: Collection[str]) -> Network:
     """A received model, built on the CPU and loaded.
 
-    In this order: the spec may be named here; it is of this federation's task; the network built on the meta device,
-    where it takes no memory, has exactly the manifest's tensors; the file has its digest and exactly those tensors; all
-    values are finite. Only then is anything of that size built.
+    The checks, in this order: this site allows the spec's name; the spec is of this federation's
+    task; the network, built on the meta device, where it takes no memory, has exactly the
+    manifest's tensors; the file has the manifest's digest and exactly those tensors; all values are
+    finite. Only then the function allocates the network.
 
     Raises:
-        UnusableArtifact: the first of these that does not hold.
+        UnusableArtifact: a check failed; the message names the first one.
     """
-    with _blaming(source):
-        expected = _expected(_imagined(source.artifact, task, allow), _whole)
-        state = _read(folder, source.artifact, expected)
+    with _blame_artifact(source):
+        expected = _select(_build_on_meta(source.artifact, task, allow), _all_names)
+        state = _read_state_file(folder, source.artifact, expected)
     network = models.build(source.artifact.spec)
     network.load_state_dict(state)
     return network
@@ -80,34 +83,36 @@ def read_head(
     task: TaskSettings,
     *,
     allow: Collection[str],
-    beside: tuple[str, Theirs] | None = None,
+    with_head: tuple[str, BuildReceived] | None = None,
 ) -> tuple[nn.Module, nn.Module | None]:
-    """A received head, on the CPU and loaded; of the network around it nothing is built. Judged as a whole model is.
+    """A received head, on the CPU and loaded, without the network around it; the checks are those
+    of a whole model.
 
     Args:
         folder: where the artifact's file is.
         source: the artifact.
         task: of the federation.
         allow: classes beyond the registry that its spec may name.
-        beside: what must come with the head: what its tensors' names begin with, and what makes it.
+        with_head: the name and the builder of the network that must come with the head.
 
     Returns:
-        The head, and what came beside it.
+        The head, and the network that came with it.
 
     Raises:
-        UnusableArtifact: the artifact is not exactly that.
+        UnusableArtifact: a check failed.
     """
-    with _blaming(source):
-        network = _imagined(source.artifact, task, allow)
-        parts, expected = {network.head_name + ".": network.head}, _expected(network, head_names)
-        if beside is not None:
-            prefix = f"{beside[0]}/"
+    with _blame_artifact(source):
+        network = _build_on_meta(source.artifact, task, allow)
+        parts, expected = {network.head_name + ".": network.head}, _select(network, head_names)
+        if with_head is not None:
+            name, build = with_head
+            prefix = f"{name}/"
             names = [spec.name.removeprefix(prefix) for spec in source.artifact.tensors if spec.name.startswith(prefix)]
             with torch.device("meta"):
-                parts[prefix] = beside[1](network.head, names)
+                parts[prefix] = build(network.head, names)
             expected |= {prefix + name: tensor for name, tensor in parts[prefix].state_dict().items()}
-        state = _read(folder, source.artifact, expected)
-        head, *others = [_loaded(part, state, prefix) for prefix, part in parts.items()]
+        state = _read_state_file(folder, source.artifact, expected)
+        head, *others = [_load_part(part, state, prefix) for prefix, part in parts.items()]
     return head, (others[0] if others else None)
 
 
@@ -116,43 +121,45 @@ def read_state(
     source: Source,
     task: TaskSettings,
     *,
-    like: Network,
-    sent: Sent,
+    own: Network,
+    artifact_tensors: ArtifactTensors,
     allow: Collection[str],
     any_body: bool = False,
 ) -> State:
-    """A received state that is to be averaged with what ``like`` sends; judged as a model is, and of the same spec.
+    """A received state to average with that of ``own``; the checks are those of a model, and the
+    specs must be equal.
 
-    With ``any_body`` the spec may be another, but the head's tensors must have the names, types and shapes of this one.
+    With ``any_body`` the specs may differ, but the head's tensors must have the names, types and
+    shapes of the own head.
     """
-    with _blaming(source):
-        if not any_body and source.artifact.spec != like.spec:
-            raise ValueError(f"its spec is not this site's {like.spec['name']}, with which it is averaged")
-        expected = _expected(_imagined(source.artifact, task, allow), sent)
+    with _blame_artifact(source):
+        if not any_body and source.artifact.spec != own.spec:
+            raise ValueError(f"its spec is not this site's {own.spec['name']}, with which it is averaged")
+        expected = _select(_build_on_meta(source.artifact, task, allow), artifact_tensors)
         if any_body:
-            _compare("its head", describe(expected), "this site's head", describe(_expected(like, sent)))
-        return _read(folder, source.artifact, expected)
+            _compare("its head", describe(expected), "this site's head", describe(_select(own, artifact_tensors)))
+        return _read_state_file(folder, source.artifact, expected)
 
 
 def head_names(network: Network) -> list[str]:
-    """The names of the head's state in the network's."""
+    """The names of the head's tensors in the network's state."""
     return [name for name in network.state_dict() if name.startswith(f"{network.head_name}.")]
 
 
-def _whole(network: Network) -> list[str]:
+def _all_names(network: Network) -> list[str]:
     return list(network.state_dict())
 
 
 @contextmanager
-def _blaming(source: Source) -> Iterator[None]:
-    """What is wrong with the artifact is an ``UnusableArtifact`` that says why it must not be used."""
+def _blame_artifact(source: Source) -> Iterator[None]:
+    """Turn errors into an ``UnusableArtifact`` of this source."""
     try:
         yield
     except (UnusableConfigurationError, ValueError) as error:
         raise UnusableArtifact(source, str(error)) from error
 
 
-def _imagined(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
+def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str]) -> Network:
     """The network of the artifact's spec on the meta device, where it takes no memory."""
     reason = remote_spec_problem(artifact.spec, allow=allow)
     if reason is not None:
@@ -167,24 +174,24 @@ def _imagined(artifact: Artifact, task: TaskSettings, allow: Collection[str]) ->
         raise ValueError(f"its spec cannot be built: {error}") from error
 
 
-def _expected(network: Network, sent: Sent) -> State:
-    """The part of the network's state that is sent, as the network has it."""
-    names = set(sent(network))
+def _select(network: Network, artifact_tensors: ArtifactTensors) -> State:
+    """The part of the network's state that its artifact holds."""
+    names = set(artifact_tensors(network))
     return {name: tensor for name, tensor in network.state_dict().items() if name in names}
 
 
-def _loaded(part: nn.Module, state: State, prefix: str) -> nn.Module:
-    """The part on the CPU, with its values from the state, where their names begin with the prefix."""
+def _load_part(part: nn.Module, state: State, prefix: str) -> nn.Module:
+    """The part on the CPU, with the state's values whose names begin with the prefix."""
     part = part.to_empty(device="cpu")
-    found = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    if found.keys() != {name for name, _ in (*part.named_parameters(), *part.named_buffers())}:
+    part_state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if part_state.keys() != {name for name, _ in (*part.named_parameters(), *part.named_buffers())}:
         raise ValueError("its head has values that its state does not hold")
-    part.load_state_dict(found)
+    part.load_state_dict(part_state)
     return part
 
 
-def _read(folder: Path, artifact: Artifact, expected: State) -> State:
-    """The state in the artifact's file, if that is what is expected, and the file and the state of the manifest."""
+def _read_state_file(folder: Path, artifact: Artifact, expected: State) -> State:
+    """The state in the artifact's file; spec, manifest and file agree, all values are finite."""
     _compare("the manifest", artifact.tensors, "the spec", describe(expected))
     path = artifact_path(folder, artifact.sha256)
     try:
@@ -197,10 +204,10 @@ def _read(folder: Path, artifact: Artifact, expected: State) -> State:
         raise ValueError("its file does not have its digest")
     try:
         state = unpack(content)
-        found = describe(state)
+        tensors = describe(state)
     except Exception as error:
         raise ValueError(f"its file is no safetensors of known types: {error}") from error
-    _compare("the file", found, "the manifest", artifact.tensors)
+    _compare("the file", tensors, "the manifest", artifact.tensors)
     bad = non_finite(state)
     if bad is not None:
         raise ValueError(f"tensor {bad!r} holds a NaN or an infinity")

@@ -1,4 +1,4 @@
-"""What a site sends and what it makes of that which came: a network, a head, or a state to average."""
+"""The artifacts that a site sends and receives: a network, a head, or a state to average."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from models import Network, Output
 from peer.core.commands import Source
+from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
@@ -22,121 +23,137 @@ from peer.training.tensors import State, mean, state_of, unpack
 
 
 class ArtifactExchange:
-    """Artifacts of one site, made of and held against the networks that it keeps.
+    """Writes artifacts of a site's networks, and reads received ones, which must fit these
+    networks.
 
-    Every reading raises ``UnusableArtifact`` with the reason, before anything of what came reaches the device.
+    Every method that reads raises ``UnusableArtifact`` with the reason, before any received value
+    reaches the device.
     """
 
-    def __init__(self, settings: TrainingSettings, method: Method, kept: SiteNetworks) -> None:
-        self._settings, self._method, self._kept = settings, method, kept
+    def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
+        self._settings, self._method, self._networks = settings, method, networks
 
     def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int) -> Artifact:
-        """Write the network's artifact: of its state what the method sends."""
+        """Write the artifact of a network: the tensors that the method sends."""
         settings, kind = self._settings, self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
             raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
         return write_artifact(
             settings.artifacts,
-            self._part(network) | self._beside(),
+            self._sent_state(network) | self._state_with_head(),
             spec=network.spec,
             kind=kind,
             owner=owner,
-            steps=steps,
+            steps=min(steps, STEPS_MAX),  # a received count is another site's claim
             training_samples=samples if settings.tells_samples else None,
         )
 
-    def judge_own(self, artifact: Artifact) -> None:
-        """Refuse at the start an artifact that every other site would refuse in round 1."""
-        settings, network = self._settings, self._kept.sent
+    def self_check(self, artifact: Artifact) -> None:
+        """Refuse, before round 1, an artifact of this site that every other site would refuse."""
+        settings, network = self._settings, self._networks.artifact_network
         source, allow = Source(settings.site, 1, artifact), {network.spec["name"]}
         try:
             if "aggregate" in settings.plan.phases:
-                self._state(source, allow=allow)
+                self._read_state(source, allow=allow)
             else:
-                self._read(source, allow=allow)
+                self._read_module(source, allow=allow)
         except UnusableArtifact as error:
-            named = f"{'[model]' if network is self._kept.dam else '[shared_model]'} {network.spec['name']}"
-            raise UnusableConfigurationError(f"{named} would be refused by other sites: {error}") from error
+            table = "[model]" if network is self._networks.dam else "[shared_model]"
+            raise UnusableConfigurationError(
+                f"{table} {network.spec['name']} would be refused by other sites: {error}"
+            ) from error
 
     def receive(self, source: Source) -> tuple[nn.Module, Output]:
-        """The source's network or head, on the CPU, and its output for one image, or one feature, of zeros.
+        """The source's network or head, on the CPU, and its output for one image, or one feature,
+        of zeros.
 
-        A model of this site's own spec comes home, and needs no entry in ``allow_models``.
+        A model of this site's own spec needs no entry in ``allow_models``.
         """
-        own, spec = self._kept.dam.spec, source.artifact.spec
-        module = self._read(source, allow={*self._settings.allow_models, *([own["name"]] if spec == own else [])})
+        own, spec = self._networks.dam.spec, source.artifact.spec
+        module = self._read_module(
+            source, allow={*self._settings.allow_models, *([own["name"]] if spec == own else [])}
+        )
         try:
             if isinstance(module, Network):
                 data = self._settings.data
                 return module, probe(module, self._settings.task, data.input_size, scale=data.scale or 1)
-            return module, probe_head(module, self._kept.output)
+            return module, probe_head(module, self._networks.output)
         except Exception as error:
             raise UnusableArtifact(source, str(error)) from error
 
-    def received(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
-        """What the sources sent, by origin, if the method can use it beside the local model."""
-        found = {}
+    def receive_all(self, sources: Sequence[Source]) -> dict[str, nn.Module]:
+        """The sources' networks or heads by origin, each of which the method can use here."""
+        modules = {}
         for source in sources:
             module, output = self.receive(source)
-            reason = self._method.mismatch(self._kept.output, output, self._settings.parameters)
+            reason = self._method.check_received(self._networks.output, output, self._settings.parameters)
             if reason is not None:
                 raise UnusableArtifact(source, reason)
-            found[str(source.origin)] = module
-        return found
+            modules[str(source.origin)] = module
+        return modules
 
-    def extreme(self, source: Source) -> float:
-        """The largest absolute value in what came, counts apart: an old network has counted far."""
+    def max_abs(self, source: Source) -> float:
+        """The largest absolute floating value of an artifact, without counters."""
         state = unpack(artifact_path(self._settings.artifacts, source.artifact.sha256).read_bytes())
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
-    def averaged(self, sources: Sequence[Source], *, samples: int) -> tuple[State, list[SiteName]]:
-        """The mean of the own state and of those that came, in ascending order of their sites, and whose they are.
+    def average(self, sources: Sequence[Source], *, samples: int) -> tuple[State, list[SiteName]]:
+        """The mean of the own and the received states, summed in ascending order of their sites,
+        and these sites.
 
-        The federation's ``weighting = "samples"`` holds only while everybody says how many there are: the mean must be
-        the same at all sites that average the same states.
+        The federation's ``weighting = "samples"`` applies only if every site tells its number of
+        samples: all sites that average the same states must compute the same mean.
         """
-        settings, like = self._settings, self._kept.sent
-        allow = {*settings.allow_models, like.spec["name"]}
-        states, counts = {settings.site: self._part(like)}, {settings.site: samples if settings.tells_samples else None}
+        settings, own = self._settings, self._networks.artifact_network
+        allow = {*settings.allow_models, own.spec["name"]}
+        states = {settings.site: self._sent_state(own)}
+        counts = {settings.site: samples if settings.tells_samples else None}
         for source in sources:
-            states[source.origin] = self._state(source, allow=allow)
+            states[source.origin] = self._read_state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
         order = sorted(states)
         weights = [float(count) for name in order if (count := counts[name])]
         weighted = settings.weighted and len(weights) == len(order)
         return mean([states[name] for name in order], weights if weighted else None), order
 
-    def _read(self, source: Source, *, allow: Collection[str]) -> nn.Module:
-        settings, companion = self._settings, self._method.companion
+    def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
+        """A received network, or a received head, joined with the network that travels with it."""
+        settings, averaged_with_head = self._settings, self._method.averaged_with_head
         if settings.plan.artifact != "head":
             return read_network(settings.artifacts, source, settings.task, allow=allow)
-        if companion is None:
+        if averaged_with_head is None:
             return read_head(settings.artifacts, source, settings.task, allow=allow)[0]
-        beside = companion.name, functools.partial(companion.theirs, self._kept.place, source.origin)
-        head, came = read_head(settings.artifacts, source, settings.task, allow=allow, beside=beside)
-        # What came beside an older head was averaged in its own round, or is too late for any.
-        return head if source.fallback else companion.join(head, came)
+        build = functools.partial(averaged_with_head.build_received, self._networks.build_context, source.origin)
+        head, network = read_head(
+            settings.artifacts, source, settings.task, allow=allow, with_head=(averaged_with_head.name, build)
+        )
+        # The network beside an older head was averaged in its own round, or comes too late for any.
+        return head if source.fallback else averaged_with_head.join(head, network)
 
-    def _state(self, source: Source, *, allow: Collection[str]) -> State:
+    def _read_state(self, source: Source, *, allow: Collection[str]) -> State:
         settings = self._settings
-        like = self._kept.sent
-        heads = settings.plan.artifact == "head"
         return read_state(
-            settings.artifacts, source, settings.task, like=like, sent=self._names, allow=allow, any_body=heads
+            settings.artifacts,
+            source,
+            settings.task,
+            own=self._networks.artifact_network,
+            artifact_tensors=self._artifact_tensors,
+            allow=allow,
+            any_body=settings.plan.artifact == "head",
         )
 
-    def _names(self, network: Network) -> Collection[str]:
-        return self._method.sent(network, self._settings.parameters)
+    def _artifact_tensors(self, network: Network) -> Collection[str]:
+        return self._method.artifact_tensors(network, self._settings.parameters)
 
-    def _beside(self) -> State:
-        """What goes with the head, under names of its own."""
-        companion = self._method.companion
-        if companion is None:
+    def _state_with_head(self) -> State:
+        """The state of the network that travels with the head, with its name as prefix."""
+        averaged_with_head = self._method.averaged_with_head
+        if averaged_with_head is None:
             return {}
-        state = state_of(self._kept.networks[companion.name])
-        return {f"{companion.name}/{name}": tensor for name, tensor in state.items()}
+        state = state_of(self._networks.networks[averaged_with_head.name])
+        return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
-    def _part(self, network: Network) -> State:
-        names = set(self._names(network))
+    def _sent_state(self, network: Network) -> State:
+        names = set(self._artifact_tensors(network))
         return {name: tensor for name, tensor in state_of(network).items() if name in names}

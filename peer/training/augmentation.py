@@ -14,10 +14,12 @@ from peer.training.settings import AugmentationSettings
 
 
 def affine_maps(augmentation: AugmentationSettings, seeds: Sequence[int], size: Sequence[int]) -> Tensor:
-    """One affine map a seed, float32 ``(b, d, d + 1)``: where in the image each place of the result comes from.
+    """One affine map a seed, float32 ``(b, d, d + 1)``: from places of the result to places of the
+    image.
 
-    Coordinates are normalised as ``torch.nn.functional.affine_grid`` has them (the last axis of the image first, -1 and
-    1 the image's edges); rotations are rigid in voxels, whatever the image's aspect.
+    Coordinates are normalised as ``torch.nn.functional.affine_grid`` has them (the last axis of the
+    image first, -1 and 1 the image's edges); rotations are rigid in voxels, whatever the image's
+    aspect.
     """
     return torch.from_numpy(np.stack([_affine_map(augmentation, seed, size) for seed in seeds]))
 
@@ -48,12 +50,13 @@ def _rotation(angles: np.ndarray, dims: int) -> np.ndarray:
 
 
 def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
-    """The images ``(b, c, *space)`` under their maps; beyond the edge lies the edge's value.
+    """The images ``(b, c, *space)`` under their maps; beyond the edge the edge's value continues.
 
-    ``mode`` is ``bilinear`` (linear along every axis) or ``nearest``, by which a mere flip is exact.
+    ``mode`` is ``bilinear`` (linear along every axis) or ``nearest``, with which a mere flip is
+    exact.
     """
     size, maps = images.shape[2:], maps.to(images.device)
-    if len(size) == 1:  # torch samples planes and volumes: a line is a plane of one row
+    if len(size) == 1:  # grid_sample takes planes and volumes: make the line a plane of one row
         plane = torch.zeros(len(maps), 2, 3, device=maps.device)
         plane[:, 0, 0], plane[:, 0, 2], plane[:, 1, 1] = maps[:, 0, 0], maps[:, 0, 1], 1.0
         return warp(images[:, :, None], plane, mode=mode)[:, :, 0]
@@ -61,9 +64,10 @@ def warp(images: Tensor, maps: Tensor, *, mode: str = "bilinear") -> Tensor:
 
 
 def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
-    """Targets under the maps of their images, each place with the value nearest to where it comes from.
+    """Targets under the maps of their images; each place takes the value nearest to its source.
 
-    Classes ``(b,)`` stay; label maps ``(b, *space)`` of integers and images ``(b, c, *space)`` at any grid move.
+    Classes ``(b,)`` stay; integer label maps ``(b, *space)`` and images ``(b, c, *space)`` on any
+    grid are mapped.
     """
     if targets.ndim == 1:
         return targets
@@ -73,7 +77,7 @@ def warp_targets(targets: Tensor, maps: Tensor) -> Tensor:
 
 
 def _grid(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """``affine_grid`` as a sum of one term an axis: its matrix product takes as long as the sampling."""
+    """``affine_grid`` as a sum over axes; torch's matrix product takes as long as the sampling."""
     dims = len(size)
     grid = maps[:, :, -1].reshape(len(maps), *[1] * dims, dims)
     for axis, length in enumerate(size):

@@ -1,8 +1,10 @@
-"""What survives a crash: checkpoints of finished stages, and one partial checkpoint of the stage in progress.
+"""Checkpoints of finished stages, and one partial checkpoint of the stage in progress; they survive
+a crash.
 
-``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and ``<network>.adam.safetensors`` of every network
-that the site keeps, and ``record.json``. A checkpoint's name is its path under ``checkpoints/``. There is no state of a
-random generator in it: seeds are functions of round and step (``peer.core.seeds``).
+``checkpoints/round-000012/train/`` holds ``<network>.safetensors`` and
+``<network>.adam.safetensors`` of each of the site's networks, and ``record.json``. A checkpoint's
+name is its path under ``checkpoints/``. It holds no state of a random generator: seeds are
+functions of round and step (``peer.core.seeds``).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one generation of a site; nobody else writes in the folder."""
+    """The checkpoints of one generation of a site; only the site's worker writes in the folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,11 +51,11 @@ class Checkpoints:
         clear_unfinished(folder)
 
     def write(self, name: str, checkpoint: Checkpoint) -> None:
-        """Keep the checkpoint of a finished stage, durably; it replaces one of that name."""
+        """Write the checkpoint of a finished stage, durably; it replaces one of that name."""
         write_folder(self._path(name), _files(checkpoint))
 
     def read(self, name: str) -> Checkpoint:
-        """The checkpoint of that name; ``UnusableConfigurationError`` when it is not there."""
+        """The checkpoint of that name; ``UnusableConfigurationError`` where there is none."""
         if self.record(name) is None:
             raise UnusableConfigurationError(
                 f"checkpoint {name!r} is not in {self.folder}; restore it or start a new generation"
@@ -61,11 +63,11 @@ class Checkpoints:
         return _read(self._path(name))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The record alone, or nothing where no such checkpoint is."""
+        """The record of a checkpoint, or none where there is no such checkpoint."""
         return _record(self._path(name))
 
     def write_partial(self, step: int, checkpoint: Checkpoint) -> None:
-        """Keep the stage in progress; the partial checkpoint before it goes only once this one is there."""
+        """Write the stage in progress, then delete older partial checkpoints."""
         name = f"step-{step:08d}"
         write_folder(self.folder / PARTIAL / name, _files(checkpoint))
         for older in self._partial():
@@ -73,12 +75,12 @@ class Checkpoints:
                 remove_folder(older)
 
     def read_partial(self, work: str) -> Checkpoint | None:
-        """The newest partial checkpoint whose record's ``work`` is this one."""
-        found = [path for path in self._partial() if (_record(path) or {}).get("work") == work]
-        return _read(max(found)) if found else None
+        """The newest partial checkpoint whose record has this ``work``."""
+        matching = [path for path in self._partial() if (_record(path) or {}).get("work") == work]
+        return _read(max(matching)) if matching else None
 
     def clear_partial(self) -> None:
-        """Forget the stage in progress: it is finished."""
+        """Delete the partial checkpoints of a finished stage."""
         remove_folder(self.folder / PARTIAL)
 
     def prune(self, keep: Iterable[str]) -> None:
@@ -117,7 +119,7 @@ def _read(path: Path) -> Checkpoint:
 
 def _record(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads((path / RECORD).read_bytes())
+        record: dict[str, Any] = json.loads((path / RECORD).read_bytes())
     except FileNotFoundError:
         return None
-    return found
+    return record

@@ -1,4 +1,4 @@
-"""A site's samples as batches; the batch of a step is a function of (seed, round, stage, step) and of nothing else."""
+"""A site's samples as batches, each a function of seed, round, stage and step alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load as unpacked
-from safetensors.torch import save as packed
 from torch import Tensor
 
 from peer.core.plan import Work
@@ -26,12 +25,12 @@ from peer.training.augmentation import affine_maps, warp, warp_targets
 from peer.training.errors import UnusableConfigurationError, UnusableDataError
 from peer.training.images import load_regions
 from peer.training.settings import AugmentationSettings, TrainingSettings
-from peer.training.targets import Example, Reading, reading_of
+from peer.training.targets import Example, SampleReader, sample_reader
 
 logger = logging.getLogger(__name__)
 
 Seed = Callable[..., int]
-"""A site's ``derive`` with federation and site filled in."""
+"""``peer.core.seeds.derive`` with federation and site filled in."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,9 @@ class DataSplit:
 
     Attributes:
         samples: the entries.
-        load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer type.
-        in_memory: whether that takes no reading.
+        load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
+            type.
+        in_memory: whether ``load`` reads no file.
         present: the classes that occur in the targets; none in super-resolution.
     """
 
@@ -56,11 +56,11 @@ class DataSplit:
     def read(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images ``(b, c, *space)`` and their targets.
 
-        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images ``(b, classes, *(scale * space))``,
-        float32.
+        Classes ``(b,)`` or label maps ``(b, *space)``, int64, or large images ``(b, classes,
+        *(scale * space))``, float32.
 
         Raises:
-            DataError: a sample that was readable is not any more.
+            UnusableDataError: a sample that was readable is not any more.
         """
         images, targets = [], []
         for index in indices:
@@ -85,7 +85,7 @@ class DataSplit:
 
 @dataclass(frozen=True)
 class SiteData:
-    """Everything that a site trains and is measured on."""
+    """All data of a site."""
 
     training: DataSplit
     validation: DataSplit
@@ -97,44 +97,44 @@ class SiteData:
     @property
     def counts(self) -> dict[str, int]:
         """Samples by purpose, as an ``Initialised`` reports them."""
-        found = {"training": len(self.training), "test": len(self.test), "unreadable": self.unreadable}
-        return found | ({"validation": len(self.validation)} if len(self.validation) else {})
+        counts = {"training": len(self.training), "test": len(self.test), "unreadable": self.unreadable}
+        return counts | ({"validation": len(self.validation)} if len(self.validation) else {})
 
 
-def load_data(settings: TrainingSettings, seed: Seed, *, pulse: Callable[[], None]) -> SiteData:
+def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[], None]) -> SiteData:
     """Check the datalist and read every sample once.
 
     Args:
         settings: the site's.
-        seed: the site's; it decides what is held out for validation.
-        pulse: called before each sample; what it raises ends the reading.
+        seed: the site's; it chooses the samples held out for validation.
+        check_halt: called before each sample; an exception from it ends the reading.
 
     Raises:
-        DataError: the datalist has a problem, more than ``unreadable_share_max`` of its samples cannot be read, or
-            those for training teach nothing.
+        UnusableDataError: the datalist has a problem, more than ``unreadable_share_max`` of its
+            samples cannot be read, or nothing can be learnt from those for training.
     """
     data, task = settings.data, settings.task
-    listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
-    if listed.problems:
-        raise UnusableDataError(f"{data.datalist}: " + "; ".join(listed.problems))
-    if listed.unlabelled:
-        logger.warning("test entries without label are not evaluated: count=%d", listed.unlabelled)
-    reading = reading_of(task, data)
-    held_out = validation_names(listed.training, data.validation_share, seed)
+    datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+    if datalist.problems:
+        raise UnusableDataError(f"{data.datalist}: " + "; ".join(datalist.problems))
+    if datalist.unlabelled:
+        logger.warning("test entries without label are not evaluated: count=%d", datalist.unlabelled)
+    read = sample_reader(task, data)
+    held_out = validation_names(datalist.training, data.validation_share, seed)
     groups = {
-        "training": [sample for sample in listed.training if sample.name not in held_out],
-        "validation": [sample for sample in listed.training if sample.name in held_out],
-        "test": list(listed.test),
+        "training": [sample for sample in datalist.training if sample.name not in held_out],
+        "validation": [sample for sample in datalist.training if sample.name in held_out],
+        "test": list(datalist.test),
     }
     unreadable: list[str] = []
-    splits = {name: _split(samples, reading, settings, unreadable, pulse) for name, samples in groups.items()}
-    total = len(listed.training) + len(listed.test)
+    splits = {name: _read_split(samples, read, settings, unreadable, check_halt) for name, samples in groups.items()}
+    total = len(datalist.training) + len(datalist.test)
     if len(unreadable) > data.unreadable_share_max * total:
         raise UnusableDataError(
             f"{len(unreadable)} of {total} samples cannot be read ({named(unreadable)}), more than [data] "
             f"unreadable_share_max = {data.unreadable_share_max}; the log has the reasons"
         )
-    lack = _lack(splits["training"], task.kind)
+    lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
     masks = load_regions(data.regions, input_size=data.input_size) if data.regions is not None else None
@@ -142,16 +142,17 @@ def load_data(settings: TrainingSettings, seed: Seed, *, pulse: Callable[[], Non
 
 
 def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set[str]:
-    """Which training samples are held out: of each class the same share of its subjects, drawn by the seed.
+    """The names of the held-out training samples: the same share of each class's subjects, drawn by
+    the seed.
 
-    A subject is never divided; a sample without a subject is one of its own. Samples whose labels are files are all of
-    one class here.
+    A subject is never divided; a sample without a subject is a subject of its own. Samples whose
+    labels are files count as one class.
     """
     subjects: dict[int | None, dict[str, list[str]]] = {}
-    home: dict[str, int | None] = {}
+    first_labels: dict[str, int | None] = {}
     for sample in samples:
         subject = sample.subject or f"/{sample.name}"
-        first_label = home.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
+        first_label = first_labels.setdefault(subject, sample.label if isinstance(sample.label, int) else None)
         subjects.setdefault(first_label, {}).setdefault(subject, []).append(sample.name)
     names: set[str] = set()
     for members in subjects.values():
@@ -161,8 +162,8 @@ def validation_names(samples: Sequence[Sample], share: float, seed: Seed) -> set
     return names
 
 
-def _lack(training: DataSplit, kind: str) -> str | None:
-    """Why nothing could be learnt from these samples, or nothing."""
+def _find_lack(training: DataSplit, kind: str) -> str | None:
+    """Why a network could learn nothing from these samples, or none."""
     if kind in CLASSIFYING:
         return "has one class only; a classifier needs two" if len(training.present) < 2 else None
     if kind == "segmentation":
@@ -170,21 +171,22 @@ def _lack(training: DataSplit, kind: str) -> str | None:
     return None if len(training) else "is nothing"
 
 
-def _split(
+def _read_split(
     samples: Sequence[Sample],
-    reading: Reading,
+    read: SampleReader,
     settings: TrainingSettings,
     unreadable: list[str],
-    pulse: Callable[[], None],
+    check_halt: Callable[[], None],
 ) -> DataSplit:
-    """Read the samples once; those that fail are logged, named in ``unreadable`` and left out."""
+    """Read the samples once; log and leave out those that fail, and name them in ``unreadable``."""
     cache = settings.data.cache
-    read = _cached(reading, settings.home / "cache") if cache == "disk" else reading
+    if cache == "disk":
+        read = _cache_on_disk(read, settings.home / "cache")
     readable: list[Sample] = []
     examples: list[Example] = []
     present: set[int] = set()
     for sample in samples:
-        pulse()
+        check_halt()
         try:
             example = read(sample)
         except UnusableConfigurationError:
@@ -204,11 +206,12 @@ def _split(
     return DataSplit(readable, load, in_memory, frozenset(present))
 
 
-def _cached(reading: Reading, folder: Path) -> Reading:
-    """Prepared samples on disk. The key holds each file's size and time, so that a change is noticed.
+def _cache_on_disk(read_files: SampleReader, folder: Path) -> SampleReader:
+    """A reader that keeps prepared samples on disk; the key holds each file's size and time, to
+    notice changes.
 
-    Not MONAI's PersistentDataset: that one passes images through the system's temporary folder, and a crash on the way
-    leaves half of one, which then counts as unreadable.
+    MONAI's PersistentDataset would not do: it passes images through the system's temporary folder,
+    and a crash then leaves half an image, which counts as unreadable.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     clear_unfinished(folder)
@@ -217,12 +220,12 @@ def _cached(reading: Reading, folder: Path) -> Reading:
         label = sample.label
         files = (*sample.images, label) if isinstance(label, Path) else sample.images
         stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        path = folder / f"{hashlib.sha256(repr((reading, stamps, label)).encode()).hexdigest()}.safetensors"
+        path = folder / f"{hashlib.sha256(repr((read_files, stamps, label)).encode()).hexdigest()}.safetensors"
         if path.exists():
-            found = unpacked(path.read_bytes())
-            return found["image"], found["target"]
-        image, target = reading(sample)
-        write_file(path, packed({"image": image, "target": target}))
+            tensors = safetensors.torch.load(path.read_bytes())
+            return tensors["image"], tensors["target"]
+        image, target = read_files(sample)
+        write_file(path, safetensors.torch.save({"image": image, "target": target}))
         return image, target
 
     return read
@@ -231,11 +234,13 @@ def _cached(reading: Reading, folder: Path) -> Reading:
 class Batches:
     """The batches of one training stage, by step.
 
-    Every epoch is a permutation of the samples drawn from its own seed; step s takes the slice that is its turn. The
-    last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an epoch is one full batch.
+    Every epoch is a permutation of the samples drawn from its own seed, cut into slices, one a
+    step. The last, smaller slice of an epoch is dropped; with fewer samples than ``batch_size`` an
+    epoch is one batch of all samples.
 
-    The augmentation moves targets and masks with their images. In super-resolution images are only flipped, whatever
-    else it says: every other move interpolates, and would teach the network a blurred target.
+    The augmentation maps targets and masks like their images. In super-resolution it only flips
+    images, whatever the settings: everything else interpolates, and would teach the network a
+    blurred target.
     """
 
     def __init__(
@@ -247,7 +252,7 @@ class Batches:
         seed: Seed,
         device: torch.device,
     ) -> None:
-        """``seed`` is that of the site, round and stage: every part that is the same for the whole stage."""
+        """``seed`` is that of site, round and stage."""
         self._split, self._seed, self._device = data.training, seed, device
         self._flips_only = data.task == "super_resolution"
         self._augmentation = replace(augmentation, probability=0.0) if self._flips_only else augmentation
@@ -262,7 +267,7 @@ class Batches:
         return len(self._split) // self._size
 
     def steps(self, work: Work) -> int:
-        """How many steps the work takes here."""
+        """How many steps the work takes at this site."""
         return work.count * (self.per_epoch if work.unit == "epoch" else 1)
 
     def indices(self, step: int) -> list[int]:
@@ -279,8 +284,8 @@ class Batches:
             maps = affine_maps(self._augmentation, seeds, images.shape[2:])
             images = warp(images, maps, mode="nearest" if self._flips_only else "bilinear")
             targets = warp_targets(targets, maps)
-            if masks is not None:  # the anatomy moves with the image
-                masks = torch.stack([warp(masks[None], one[None])[0] for one in maps])
+            if masks is not None:  # the anatomy follows the image
+                masks = torch.stack([warp(masks[None], affine_map[None])[0] for affine_map in maps])
         return Batch(images=images, targets=targets, masks=masks)
 
     def close(self) -> None:
@@ -289,25 +294,30 @@ class Batches:
             self._reader.shutdown(cancel_futures=True)
 
     def _coarse(self, masks: Tensor) -> Tensor:
-        """Masks that move with each image are moved at half its resolution: the losses average them over coarser cells
-        anyhow, and at full resolution a hundred regions would take longer than the networks."""
+        """Masks at half the image's resolution, where the augmentation has to warp them.
+
+        The losses average masks over coarser cells anyhow; at full resolution, warping a hundred
+        regions would take longer than the networks.
+        """
         if not self._augmentation.active:
             return masks
         return F.interpolate(masks[None], size=[(length + 1) // 2 for length in masks.shape[1:]], mode="area")[0]
 
     def _read(self, step: int) -> tuple[Tensor, Tensor]:
-        """This step's samples; where they come from disk, the next step's are read meanwhile."""
+        """This step's samples; meanwhile a thread reads the next step's, if they are on disk."""
         if self._reader is None:
             return self._split.read(self.indices(step))
         due, ahead = self._ahead if self._ahead is not None else (-1, None)
-        found = ahead.result() if ahead is not None and due == step else self._split.read(self.indices(step))
+        samples = ahead.result() if ahead is not None and due == step else self._split.read(self.indices(step))
         self._ahead = step + 1, self._reader.submit(self._split.read, self.indices(step + 1))
-        return found
+        return samples
 
 
 def site_seed(settings: TrainingSettings) -> Seed:
-    """The site's own seeds: ``derive`` of the federation's name and seed and of the site, then whatever is asked for.
+    """The site's seeds: ``derive`` of the federation's name and seed, the site, and the caller's
+    parts.
 
-    Not of the digest: federations that differ in the method alone start alike, and can be compared.
+    The federation's digest is not a part: federations that differ in the method alone start alike,
+    and are comparable.
     """
     return lambda *parts: derive(settings.federation_name, settings.seed, settings.site, *parts)

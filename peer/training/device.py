@@ -1,4 +1,4 @@
-"""The one place that knows devices: which one, how exact, how many threads, and what may be reproduced on it."""
+"""Choose the device and its precision, and make results reproducible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from peer.training.errors import UnusableConfigurationError
 
 PRECISIONS = ("fp32", "bf16")
-CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to be deterministic; read at its start
+CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it; it reads it at its start
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one; ``UnusableConfigurationError`` when the named one is not there."""
+    """The named device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -28,15 +28,15 @@ def choose_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words."""
+    """The device in words, for operators."""
     return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
 def make_reproducible(device: torch.device, *, threads: int) -> None:
-    """Fix for this process whatever changes bits: threads, algorithms, matrix products of lower precision."""
+    """Fix everything that changes bits in this process: threads, algorithms, reduced precision."""
     os.environ.setdefault(*CUBLAS_WORKSPACE)
     torch.set_num_threads(threads)
-    # On a GPU some layers have no deterministic backward pass; there it is a warning.
+    # On a GPU some layers have no deterministic backward pass, and torch warns instead.
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a debugging aid that costs a pass over each tensor
     torch.backends.cudnn.benchmark = False
@@ -44,14 +44,14 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: ``bf16`` is autocast, ``fp32`` is as the network is."""
+    """The context of a forward pass: ``bf16`` uses autocast, ``fp32`` leaves the network as it is."""
     if name not in PRECISIONS:
         raise UnusableConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what dropped networks and optimisers held; reference cycles among them need a collection."""
+    """Free the memory of dropped networks and optimisers, which may be in reference cycles."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What makes work impossible, by whose hands it can be mended: the ``fault`` of a ``WorkFailed``."""
+"""Errors of the worker, by who can mend them: the ``fault`` of a ``WorkFailed``."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ class UnusableConfigurationError(WorkError):
 
 
 class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
-    """A received artifact must not be used; the message is the reason. Its origin's doing, not this site's."""
+    """A received artifact must not be used; the message is the reason.
+
+    The fault is its origin's, not this site's.
+    """
 
     def __init__(self, source: Source, reason: str) -> None:
-        """The artifact as its command names it, and what is wrong with it."""
         super().__init__(reason)
         self.source = source
 
 
 class WorkInterrupted(Exception):  # noqa: N818 - no error: a Halt came
-    """The work stopped where it stood, because it was told to."""
+    """The work stopped between two steps, because the daemon sent a ``Halt``."""
 
 
 def fault_of(error: BaseException) -> str:
@@ -54,10 +56,10 @@ def fault_of(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line for the operator; of an unexpected error also its type, file and line."""
+    """One line for the operator; for an unexpected error with its type, file and line."""
     text = " ".join(str(error).split())
     if not isinstance(error, WorkError):
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         text = f"{type(error).__name__}: {text[: TEXT_BYTES_MAX // 2]}{where}"
-    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")  # a file's name may be no UTF-8
+    return text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")  # a file's name may not be UTF-8

@@ -1,6 +1,8 @@
-"""Another site's model on this site's test split: judged as every artifact is, run, and reported in sums alone.
+"""Evaluates another site's model on this site's test split, after the checks that every artifact
+passes.
 
-It runs in a process of its own beside the training, reads what the training wrote, and writes nothing.
+Only metrics leave this module. It runs in a process of its own beside the training; it reads the
+training's files and writes none.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from peer.core import commands, events
 from peer.core.worker_protocol import WorkerSetting
 from peer.data.datalist import Sample, inspect_datalist
 from peer.files import artifact_path
-from peer.methods.supervised import supervised
+from peer.methods.supervised import supervised_loss
 from peer.training.artifact import read_network
 from peer.training.data import DataSplit
 from peer.training.device import choose_device, make_reproducible
@@ -25,13 +27,13 @@ from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.metrics import measure
 from peer.training.network import local_spec, probe
 from peer.training.settings import TrainingSettings
-from peer.training.targets import Example, reading_of
+from peer.training.targets import Example, sample_reader
 
 logger = logging.getLogger(__name__)
 
 
 class GuestEvaluator:
-    """Carries out the orders of a worker whose duty is to measure.
+    """Carries out the commands of a worker whose duty is to evaluate lent models.
 
     Args:
         setting: the site, its federation, its folder.
@@ -43,16 +45,19 @@ class GuestEvaluator:
         make_reproducible(self._device, threads=settings.threads)
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Measure a guest; the event answers the order.
+        """Evaluate a lent model; the event answers the command.
 
         Raises:
-            Exception: whatever made it impossible; ``peer.training.errors`` says whose fault that is.
+            Exception: the command cannot be carried out; ``peer.training.errors`` says whose fault
+                that is.
         """
         if not isinstance(command, commands.Measure):
-            raise UnusableConfigurationError(f"a worker that measures guests has no answer to {type(command).__name__}")
+            raise UnusableConfigurationError(
+                f"a worker that evaluates lent models has no answer to {type(command).__name__}"
+            )
         order = (command.generation, command.round, command.attempt)
         try:
-            network = self._guest(command)
+            network = self._read_lent_model(command)
         except UnusableArtifact as error:
             return events.Measured(*order, {}, str(error))
 
@@ -61,20 +66,20 @@ class GuestEvaluator:
                 prediction: Tensor = network(images.to(self._device)).prediction
             return prediction.float().cpu()
 
-        return events.Measured(*order, measured(predict, self.test, self._settings))
+        return events.Measured(*order, evaluate_split(predict, self.test, self._settings))
 
     @cached_property
     def test(self) -> DataSplit:
-        """The readable samples of the test split, the same that the site's own model is measured on."""
+        """The readable samples of the test split, on which the site evaluates its own model, too."""
         settings = self._settings
         task, data = settings.task, settings.data
-        listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
-        reading = reading_of(task, data)
+        datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+        read = sample_reader(task, data)
         samples: list[Sample] = []
         examples: list[Example] = []
-        for sample in listed.test:
+        for sample in datalist.test:
             try:
-                example = reading(sample)
+                example = read(sample)
             except Exception as error:
                 reason = " ".join(str(error).split())
                 logger.warning("sample unreadable: image=%s reason=%s", sample.name, reason)
@@ -83,11 +88,11 @@ class GuestEvaluator:
             if data.cache == "memory":
                 examples.append(example)
         in_memory = data.cache == "memory"
-        load = examples.__getitem__ if in_memory else lambda k: reading(samples[k])
+        load = examples.__getitem__ if in_memory else lambda k: read(samples[k])
         return DataSplit(samples, load, in_memory, frozenset())
 
-    def _guest(self, command: commands.Measure) -> Network:
-        """The guest on the device, ready to predict; ``UnusableArtifact`` where it may not be run here."""
+    def _read_lent_model(self, command: commands.Measure) -> Network:
+        """The lent model on the device; ``UnusableArtifact`` where a check refuses it."""
         settings, source = self._settings, command.source
         if not artifact_path(settings.artifacts, source.artifact.sha256).exists():
             raise UnusableConfigurationError(f"artifact {source.artifact.sha256} is not there any more")
@@ -101,14 +106,18 @@ class GuestEvaluator:
         return network.to(self._device).eval()
 
 
-def measured(predict: Callable[[Tensor], Tensor], split: DataSplit, settings: TrainingSettings) -> dict[str, float]:
-    """The metrics of predictions on a split, by the loss that the federation trains with; empty where it has no sample.
+def evaluate_split(
+    predict: Callable[[Tensor], Tensor], split: DataSplit, settings: TrainingSettings
+) -> dict[str, float]:
+    """The metrics of predictions on a split, with the federation's loss; empty for a split without
+    samples.
 
     Args:
-        predict: logits or images of images ``(b, c, *space)``; see ``peer.training.metrics.measure``.
+        predict: logits or images for images ``(b, c, *space)``; see
+            ``peer.training.metrics.measure``.
         split: may be another site's.
         settings: of the site.
     """
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
-    loss = supervised(settings.task.kind, str(chosen)).loss
+    loss = supervised_loss(settings.task.kind, str(chosen)).loss
     return measure(predict, loss, split.batches(settings.batch_size), task=settings.task.kind)

@@ -1,4 +1,4 @@
-"""From files to tensors: one sample's image, or the atlas of regions, at the size that the network takes."""
+"""Load a sample's image, or the atlas of regions, from files, at the size that the network takes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is done once to every image: load, channels first, resize, normalise.
+    """Loads an image, puts its channels first, resizes and normalises it.
 
-    ``normalise`` works on each channel of each image: ``zscore`` gives mean 0 and deviation 1, ``unit`` the range
-    [0, 1], ``none`` leaves the values as the datalist's producer scaled them.
+    ``normalise`` works on each channel of each image: ``zscore`` gives mean 0 and deviation 1,
+    ``unit`` the range [0, 1], ``none`` leaves the values as the datalist's producer scaled them.
     """
 
     in_channels: int
@@ -56,16 +56,16 @@ class Preparation:
 
     def finish(self, image: Tensor) -> Tensor:
         """A loaded image at ``input_size``, normalised."""
-        image = resized(image, self.input_size)
+        image = resize(image, self.input_size)
         if self.normalise == "zscore":
             image = NormalizeIntensity(channel_wise=True)(image)
         elif self.normalise == "unit":
             image = ScaleIntensity(channel_wise=True)(image)
-        return _plain(image).contiguous()
+        return _without_metadata(image).contiguous()
 
 
 def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key: str, unit: bool = False) -> Tensor:
-    """The files' channels as one image, float32 ``(channels, *space)``.
+    """The channels of all files as one image, float32 ``(channels, *space)``.
 
     Args:
         paths: the files.
@@ -75,8 +75,8 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
         unit: as :func:`load_image` has it.
 
     Raises:
-        ValueError: the number of channels is another, or a value is not finite.
-        Exception: whatever a reader raises.
+        ValueError: the number of channels differs, or a value is not finite.
+        Exception: a reader cannot read a file.
     """
     image = torch.cat([load_image(path, spatial_dims=spatial_dims, unit=unit) for path in paths])
     if image.shape[0] != channels:
@@ -87,15 +87,16 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
 
 
 def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool = False) -> Tensor:
-    """One file as float32 ``(c, *space)``; whatever its reader cannot make of it raises.
+    """One file as float32 ``(c, *space)``; raises where its reader cannot read it.
 
-    ``UnusableConfigurationError`` is about this installation, not about the file.
+    ``UnusableConfigurationError`` says that this installation lacks a package, not that the file is
+    bad.
 
     Args:
         path: the file.
         spatial_dims: of the task.
-        key: the array of an ``.npz`` that is taken; without one of that name the first.
-        unit: bring 8-bit pictures to [0, 1].
+        key: the array to take from an ``.npz``; without one of that name the first.
+        unit: scale 8-bit pictures to [0, 1].
     """
     ending = _ending(path)
     if ending in ARRAYS:
@@ -110,17 +111,20 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
         except ImportError as error:
             raise UnusableConfigurationError(str(missing_package(error, f"reading {path.name}"))) from error
         byte = unit and isinstance(reader, PILReader) and array.dtype == np.uint8
-        image = _plain(EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta))
+        image = _without_metadata(
+            EnsureChannelFirst()(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)), meta)
+        )
         image = image / BYTE_MAX if byte else image
     if image.ndim != spatial_dims + 1 or not image.numel():
         raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
     return image
 
 
-def resized(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The image ``(c, *space)`` at another size: averaged along axes that shrink, interpolated along those that grow.
+def resize(image: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The image ``(c, *space)`` at another size: averaged along axes that shrink, interpolated
+    along those that grow.
 
-    A constant stays what it is up to the edges, where MONAI's anti-aliasing fades to zero.
+    A constant image stays constant up to its edges, where MONAI's anti-aliasing fades to zero.
     """
     smaller = tuple(map(min, image.shape[1:], size))
     if smaller != image.shape[1:]:
@@ -131,10 +135,12 @@ def resized(image: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
-    """An atlas as soft masks, float32 ``(r, *input_size)``, each the share of a cell that belongs to the region.
+    """An atlas as soft masks, float32 ``(r, *input_size)``: the share of each cell that belongs to
+    the region.
 
-    A label map (0 is background, every other whole number a region), or an ``.npz`` whose array ``masks`` is
-    ``(r, *space)``. ``UnusableDataError`` says what is wrong with the file.
+    The file is a label map (0 is background, every other whole number a region), or an ``.npz``
+    whose array ``masks`` is ``(r, *space)``. ``UnusableDataError`` says what is wrong with the
+    file.
     """
     try:
         if path.suffix == ".npz":
@@ -159,16 +165,15 @@ def load_regions(path: Path, *, input_size: tuple[int, ...]) -> Tensor:
     return F.interpolate(masks[None], size=input_size, mode="area")[0]
 
 
-def _plain(image: Tensor) -> Tensor:
-    """Without MONAI's metadata."""
+def _without_metadata(image: Tensor) -> Tensor:
     return image.as_tensor() if isinstance(image, MetaTensor) else image
 
 
 def _load_array(path: Path, key: str) -> np.ndarray:
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return found
-    with found as arrays:
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded as arrays:
         array: np.ndarray = arrays[key if key in arrays else arrays.files[0]]
         return array
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,8 @@ TOTAL = "total"
 
 
 class Loop:
-    """A stage in progress: its networks on the device, an Adam for each that learns, and the sums of its losses.
+    """A stage in progress: its networks on the device, an Adam for each trained one, and the sums
+    of its losses.
 
     Args:
         stage: what the method declared.
@@ -42,9 +42,9 @@ class Loop:
         self._device, self._precision, self._seed = device, precision, seed
         for network in stage.networks.values():
             network.to(device)
-        learning = {name: network for name, network in stage.networks.items() if name in stage.trains}
-        self.optimisers = {name: adam(network, work) for name, network in learning.items() if trainable(network)}
-        self._learnt = {name: list(trainable(network).values()) for name, network in stage.networks.items()}
+        trained = {name: network for name, network in stage.networks.items() if name in stage.trains}
+        self.optimisers = {name: adam(network, work) for name, network in trained.items() if trainable(network)}
+        self._trainable = {name: list(trainable(network).values()) for name, network in stage.networks.items()}
         self._frozen: dict[str, bool] = {}
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -52,11 +52,11 @@ class Loop:
         self.step = 0
 
     def run(self, batches: Batches) -> Iterator[int]:
-        """Train up to the last step, from wherever the stage stands; yields the count after each step."""
+        """Train from the current to the last step; yields the count after each step."""
         while self.step < self.steps:
-            number, turn = divmod(self.step, self.pass_steps)
-            batch = batches[turn]
-            self._last = self._train(self.step, self.stage.passes[number], batch)
+            pass_number, batch_number = divmod(self.step, self.pass_steps)
+            batch = batches[batch_number]
+            self._last = self._train(self.step, self.stage.passes[pass_number], batch)
             for name, value in self._last.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value.double()
                 self._counts[name] = self._counts.get(name, 0) + 1
@@ -68,7 +68,7 @@ class Loop:
         return {name: float(value) for name, value in self._last.items()}
 
     def means(self) -> dict[str, float]:
-        """The mean of each term over the steps so far that had it."""
+        """The mean of each term over the steps so far that computed it."""
         return {name: float(value) / self._counts[name] for name, value in self._sums.items()}
 
     def networks(self) -> dict[str, State]:
@@ -80,129 +80,132 @@ class Loop:
         return {name: adam_state(adam, self.stage.networks[name]) for name, adam in self.optimisers.items()}
 
     def sums(self) -> dict[str, tuple[float, int]]:
-        """The sum of each term and how many steps had it, for a resume."""
+        """The sum of each term and the number of steps that computed it, for ``resume``."""
         return {name: (float(value), self._counts[name]) for name, value in self._sums.items()}
 
     def load(self, networks: Mapping[str, State], moments: Mapping[str, State]) -> None:
-        """Put back states of networks and optimisers; those that are not named stay as they are."""
+        """Load states into the named networks and optimisers; the others keep theirs."""
         for name, state in networks.items():
             self.stage.networks[name].load_state_dict(state)
         for name, state in moments.items():
             load_adam_state(self.optimisers[name], self.stage.networks[name], state)
 
     def resume(self, step: int, sums: Mapping[str, tuple[float, int]]) -> None:
-        """Go on after this step, with these sums of losses."""
+        """Continue after this step, with these sums of losses."""
         self.step = step
         for name, (value, count) in sums.items():
             self._sums[name] = torch.tensor(value, dtype=torch.float64, device=self._device)
             self._counts[name] = count
 
     def thaw(self) -> None:
-        """Let every parameter that a move froze require a gradient again: the networks outlive the stage."""
-        for name in self._learnt:
+        """Undo the freezing of parameters: the networks outlive the stage."""
+        for name in self._trainable:
             self._freeze(name, frozen=False)
 
-    def _train(self, step: int, moves: tuple[Step, ...], batch: Batch) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def _train(self, step: int, optimiser_steps: tuple[Step, ...], batch: Batch) -> dict[str, Tensor]:
+        all_terms: dict[str, Tensor] = {}
         totals = []
-        for number, move in enumerate(moves):
-            terms = self._move(step, number, move, batch)
+        for number, optimiser_step in enumerate(optimiser_steps):
+            terms = self._take(step, number, optimiser_step, batch)
             totals.append(terms.pop(TOTAL))
-            found |= terms
-        return {TOTAL: torch.stack(totals).sum()} | found
+            all_terms |= terms
+        return {TOTAL: torch.stack(totals).sum()} | all_terms
 
-    def _move(self, step: int, number: int, move: Step, batch: Batch) -> dict[str, Tensor]:
+    def _take(self, step: int, number: int, optimiser_step: Step, batch: Batch) -> dict[str, Tensor]:
+        """Take one optimiser step, the ``number``-th on the batch of this step of the stage."""
+
         def forward(network: str, *inputs: Any, part: str = "") -> Any:
-            # Each network has randomness of its own: what others run beside it does not change its dropout.
+            # Each network has randomness of its own: other networks of the stage do not change its
+            # dropout.
             torch.manual_seed(self._seed("forward", step, network, *([number] if number else ())))
             module = self.stage.networks[network]
             with precision(self._precision, self._device):
                 return (module.get_submodule(part) if part else module)(*inputs)
 
         for name in self.stage.networks:
-            self._freeze(name, frozen=name not in move.trains)
-        optimisers = [self.optimisers[name] for name in move.trains if name in self.optimisers]
+            self._freeze(name, frozen=name not in optimiser_step.trains)
+        optimisers = [self.optimisers[name] for name in optimiser_step.trains if name in self.optimisers]
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
-        terms = move.losses(batch, forward)
+        terms = optimiser_step.losses(batch, forward)
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
-        if move.trains:
+        if optimiser_step.trains:
             torch.autograd.backward(total)
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}
 
     def _freeze(self, name: str, *, frozen: bool) -> None:
-        """Frozen: no gradient to what could learn, and evaluation mode. Parts that never learn keep theirs."""
+        """Set evaluation mode and stop gradients of trainable parameters, or undo both."""
         if self._frozen.get(name) == frozen:
             return
         self._frozen[name] = frozen
         self.stage.networks[name].train(not frozen)
-        for parameter in self._learnt[name]:
+        for parameter in self._trainable[name]:
             parameter.requires_grad_(not frozen)
 
 
-PROGRESS_S = 0.2  # five reports a second look continuous and cost nothing
+PROGRESS_S = 0.2  # five reports a second look continuous and cost no measurable time
 
 
 class Diverged(Exception):  # noqa: N818 - the name is the fact
-    """The loss is not finite, so that nothing which follows could be used; the message says where."""
+    """The loss is not finite, so that further training is useless; the message says where."""
 
 
-@dataclass(frozen=True)
-class StageRunner:
-    """How a stage is run.
+def run_stage(
+    loop: Loop,
+    batches: Batches,
+    *,
+    work: str,
+    checkpoints: Checkpoints,
+    checkpoint_s: float,
+    report: Callable[[int, int, Mapping[str, float]], None],
+    halted: Callable[[], bool],
+    clock: Callable[[], float],
+) -> float:
+    """Train to the last step, from the partial checkpoint of this ``work`` if there is one.
 
-    Attributes:
+    Args:
+        loop: at its first step.
+        batches: of the stage.
+        work: the digest that identifies the work.
         checkpoints: where partial checkpoints go.
         checkpoint_s: seconds between them.
-        report: gets step, steps and the newest losses, at most each ``PROGRESS_S`` seconds and after the last step.
-        halted: asked after each step.
+        report: gets step, steps and the newest losses, at most each ``PROGRESS_S`` seconds and
+            after the last step.
+        halted: called after each step; the stage stops once it returns true.
         clock: monotonic seconds.
+
+    Returns:
+        The seconds that the stage took, those before an interruption included.
+
+    Raises:
+        WorkInterrupted: ``halted`` returned true; the partial checkpoint is on disk.
+        Diverged: the total loss is not finite.
     """
-
-    checkpoints: Checkpoints
-    checkpoint_s: float
-    report: Callable[[int, int, Mapping[str, float]], None]
-    halted: Callable[[], bool]
-    clock: Callable[[], float]
-
-    def run(self, loop: Loop, batches: Batches, *, work: str) -> float:
-        """Train to the last step, from the partial checkpoint of this ``work`` if there is one.
-
-        Returns:
-            The seconds that it took, those before an interruption included.
-
-        Raises:
-            Interrupted: a halt came; the partial checkpoint is on disk.
-            Diverged: the total loss is not finite.
-        """
-        began, steps = self.clock(), loop.steps
-        saved = began
-        reported = -math.inf
-        partial = self.checkpoints.read_partial(work)
-        if partial is not None:
-            loop.load(partial.networks, partial.optimisers)
-            loop.resume(partial.record["step"], partial.record["sums"])
-            began -= partial.record["duration_s"]
-        for step in loop.run(batches):
-            now = self.clock()
-            if step == steps or now - reported >= PROGRESS_S:
-                losses = loop.losses()
-                if not math.isfinite(losses[TOTAL]):
-                    raise Diverged(f"the loss is {losses[TOTAL]} at step {step}")
-                self.report(step, steps, losses)
-                reported = now
-            if step == steps:
-                break
-            halted = self.halted()
-            if halted or now - saved >= self.checkpoint_s:
-                self._save(loop, work, now - began)
-                saved = now
-            if halted:
-                raise WorkInterrupted
-        return self.clock() - began
-
-    def _save(self, loop: Loop, work: str, duration_s: float) -> None:
-        record = {"work": work, "step": loop.step, "sums": loop.sums(), "duration_s": duration_s}
-        self.checkpoints.write_partial(loop.step, Checkpoint(record, loop.networks(), loop.moments()))
+    began, steps = clock(), loop.steps
+    saved = began
+    reported = -math.inf
+    partial = checkpoints.read_partial(work)
+    if partial is not None:
+        loop.load(partial.networks, partial.optimisers)
+        loop.resume(partial.record["step"], partial.record["sums"])
+        began -= partial.record["duration_s"]
+    for step in loop.run(batches):
+        now = clock()
+        if step == steps or now - reported >= PROGRESS_S:
+            losses = loop.losses()
+            if not math.isfinite(losses[TOTAL]):
+                raise Diverged(f"the loss is {losses[TOTAL]} at step {step}")
+            report(step, steps, losses)
+            reported = now
+        if step == steps:
+            break
+        stop = halted()
+        if stop or now - saved >= checkpoint_s:
+            record = {"work": work, "step": loop.step, "sums": loop.sums(), "duration_s": now - began}
+            checkpoints.write_partial(loop.step, Checkpoint(record, loop.networks(), loop.moments()))
+            saved = now
+        if stop:
+            raise WorkInterrupted
+    return clock() - began

@@ -1,4 +1,4 @@
-"""How good predictions are: of classes accuracy, macro F1 and AUC; of label maps Dice; of images PSNR and SSIM."""
+"""Accuracy, macro F1 and AUC of classes, Dice of label maps, PSNR and SSIM of images."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def measure(
     *,
     task: str,
 ) -> dict[str, float]:
-    """The task's metrics of everything in the batches, and the mean ``loss`` a sample; empty where there is none.
+    """The task's metrics over all batches, and the mean ``loss`` a sample; empty without samples.
 
-    Of label maps and images no prediction is kept beyond the next batch.
+    Predictions of label maps and images are dropped after their batch, so that memory is bounded.
 
     Args:
-        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, of images ``(b, c, *space)``; on any
-            device.
+        predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images ``(b, c,
+            *space)``; on any device.
         supervised_loss: the mean over a batch, of predictions and targets.
         batches: images and targets, on the CPU.
-        task: its kind; it says which of :func:`classification`, :func:`segmentation` and :func:`super_resolution`.
+        task: its kind; it chooses :func:`classification`, :func:`segmentation` or
+            :func:`super_resolution`.
     """
     return MEASURES[task](((predict(images).float(), targets) for images, targets in batches), supervised_loss)
 
@@ -116,11 +117,12 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
 
 
 def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
-    """How many places of each image have which true and which predicted class, ``(b, classes, classes)``.
+    """The confusion matrix of each image: places by true and predicted class, ``(b, classes,
+    classes)``.
 
     Args:
         predicted: classes ``(b, *space)``, int64.
-        labels: the true ones, alike and on the same device.
+        labels: the true classes, of the same shape and on the same device.
         classes: how many there are.
     """
     images = torch.arange(len(labels), device=labels.device)[:, None]
@@ -133,13 +135,15 @@ def segmentation(table: Counts) -> dict[str, float]:
     """The metrics of label maps.
 
     Args:
-        table: :func:`confusion` of each image, ``(n, classes, classes)``; class 0 is the background.
+        table: :func:`confusion` of each image, ``(n, classes, classes)``; class 0 is the
+            background.
 
     Returns:
-        ``dice``, twice the places that an image's predicted and true extent of a class share over the sum of both, its
-        mean over images and foreground classes, 1 where both are empty; with more than two classes also ``dice_1`` and
-        so on, the mean over images; ``pixel_accuracy``, the share of places with the right class; ``empty``, how many
-        pairs of image and foreground class are empty in both; ``samples``.
+        ``dice``, the mean over images and foreground classes of the Dice coefficient (twice the
+        places in both the predicted and the true extent, over the sum of both extents; 1 where both
+        are empty); with more than two classes also ``dice_1`` and so on, the mean over images;
+        ``pixel_accuracy``, the share of places with the right class; ``empty``, how many pairs of
+        image and foreground class are empty in both; ``samples``.
     """
     shared = np.diagonal(table, axis1=1, axis2=2)[:, 1:]
     extents = (table.sum(axis=1) + table.sum(axis=2))[:, 1:]
@@ -157,15 +161,16 @@ def segmentation(table: Counts) -> dict[str, float]:
 
 
 def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[np.float64]) -> dict[str, float]:
-    """The metrics of images whose values are in [0, 1]; predictions count as they are, not clipped to that range.
+    """The metrics of images with values in [0, 1]; predictions are not clipped to that range.
 
     Args:
         squared_errors: the mean over all values of each image, ``(n,)``.
         similarities: :func:`structural_similarity` of each image, ``(n,)``.
 
     Returns:
-        ``psnr`` in dB, the mean over the images; ``psnr_undefined``, how many are exact and have none; ``ssim``, the
-        mean over the images; ``samples``. Where all images are exact there is no ``psnr``.
+        ``psnr`` in dB, the mean over the images; ``psnr_undefined``, how many images are exact and
+        have none; ``ssim``, the mean over the images; ``samples``. Where all images are exact there
+        is no ``psnr``.
     """
     inexact = squared_errors[squared_errors > 0]
     metrics = {
@@ -179,14 +184,16 @@ def super_resolution(squared_errors: NDArray[np.float64], similarities: NDArray[
 
 
 def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
-    """The mean structural similarity (SSIM) of each image and its reference, float64 ``(b,)``, at most 1.
+    """The mean structural similarity (SSIM) of each image and its reference, float64 ``(b,)``, at
+    most 1.
 
-    Source: Wang et al. 2004, for values in [0, 1]: the mean over all places where a Gaussian window lies wholly inside,
-        and over the channels.
-    Differs: along an axis of fewer than 11 places the window has the largest odd number of places that fits.
+    Source: Wang et al. 2004, for values in [0, 1]: the mean over all places where a Gaussian window
+        lies wholly inside the image, and over the channels.
+    Differs: along an axis of fewer than 11 places the window has the largest odd number of places
+    that fits.
     Args:
         images: ``(b, c, *space)``.
-        references: alike.
+        references: of the same shape.
     """
     x, y = images.double(), references.double()
     mean_x, mean_y = _smooth(x), _smooth(y)
@@ -198,7 +205,7 @@ def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """The Gaussian mean at each place of ``(b, c, *space)`` where the window lies inside: one axis after the other."""
+    """The Gaussian mean of ``(b, c, *space)`` where the window lies inside, axis after axis."""
     for axis, window in enumerate(_windows(images.shape[2:]), start=2):
         offsets = torch.arange(window, dtype=torch.float64) - window // 2
         weights = torch.exp(-((offsets / SIGMA) ** 2) / 2)

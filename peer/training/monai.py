@@ -1,4 +1,4 @@
-"""MONAI, loaded without the libraries that it looks for on behalf of parts of it that are not used here."""
+"""Import MONAI without optional libraries that this program does not use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import importlib
 import sys
 
 LEFT_OUT = ("matplotlib", "mlflow", "scipy.signal", "sklearn", "tensorboard")
-"""Where they are installed, they are two thirds of the time that ``import monai`` takes."""
+"""Where they are installed, importing them takes two thirds of the time of ``import monai``."""
 
 
 def load() -> None:
-    """Import MONAI, unless it is here already; what it did without can be imported by others afterwards."""
+    """Import MONAI; other modules can import the libraries left out afterwards."""
     if "monai" in sys.modules:
         return
     absent = [name for name in LEFT_OUT if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import of it fails, and may
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None makes an import fail
     try:
         importlib.import_module("monai")
     finally:

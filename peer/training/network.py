@@ -1,4 +1,4 @@
-"""The networks that a site's configuration names, and the proof that a network fits the task."""
+"""Build the networks that a site's configuration names, and check that a network fits the task."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from peer.training.settings import TaskSettings, TrainingSettings
 
 def local_spec(settings: TrainingSettings) -> dict[str, Any]:
     """The spec of the site's own model."""
-    given = settings.model
-    taps: dict[str, Any] = {key: given[key] for key in ("features", "head") if given.get(key)}
-    return _spec(settings.task, given["name"], given.get("parameters", {}), taps)
+    table = settings.model
+    taps: dict[str, Any] = {key: table[key] for key in ("features", "head") if table.get(key)}
+    return _spec(settings.task, table["name"], table.get("parameters", {}), taps)
 
 
 def shared_spec(settings: TrainingSettings) -> dict[str, Any] | None:
-    """The spec of the network in ``[shared_model]``, or nothing where there is none."""
+    """The spec of the network in ``[shared_model]``, or none without that table."""
     if settings.shared_model is None:
         return None
-    given = dict(settings.shared_model)
-    name = given.pop("name")
+    table = dict(settings.shared_model)
+    name = table.pop("name")
     foreign = name not in models.MODELS
-    taps: dict[str, Any] = {key: given.pop(key) for key in ("features", "head") if foreign and key in given}
-    return _spec(settings.task, name, given, taps)
+    taps: dict[str, Any] = {key: table.pop(key) for key in ("features", "head") if foreign and key in table}
+    return _spec(settings.task, name, table, taps)
 
 
 def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,10 +39,12 @@ def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping
 
 
 def build_spec(spec: Mapping[str, Any], where: str) -> Network:
-    """The network of a spec from this site's configuration, with weights from torch's global generator.
+    """The network of a spec from this site's configuration, with weights from torch's global
+    generator.
 
     Raises:
-        ConfigurationError: it cannot be built; the message begins with ``where``, the table of the configuration.
+        UnusableConfigurationError: it cannot be built; the message begins with ``where``, the table
+            of the configuration.
     """
     try:
         return models.build(spec)
@@ -56,7 +58,7 @@ def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
     space = () if task.kind in CLASSIFYING else tuple(scale * side for side in input_size)
-    expect(output, (1, task.classes, *space))
+    check_prediction(output, (1, task.classes, *space))
     return output
 
 
@@ -66,11 +68,11 @@ def probe_head(head: nn.Module, own: Output) -> Output:
     feature = torch.zeros(1, models.head_width(head), *own.penultimate.shape[2:])
     with torch.no_grad():
         output = Output(head(feature), (), feature, feature)
-    expect(output, tuple(own.prediction.shape))
+    check_prediction(output, tuple(own.prediction.shape))
     return output
 
 
-def expect(output: Output, shape: tuple[int, ...]) -> None:
+def check_prediction(output: Output, shape: tuple[int, ...]) -> None:
     """``ValueError`` unless the prediction has this shape and is finite."""
     if output.prediction.shape != shape:
         raise ValueError(f"predicts {tuple(output.prediction.shape)} for one image, not {shape}")

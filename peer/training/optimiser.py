@@ -13,12 +13,12 @@ from peer.training.tensors import State
 
 
 def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that an optimiser may move, by name."""
+    """The parameters that an optimiser may change, by name."""
     return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 def adam(network: nn.Module, work: Work) -> torch.optim.Adam:
-    """A fresh Adam over what the network lets it move; a frozen parameter is not in it, so it is not decayed either."""
+    """A fresh Adam over the trainable parameters; weight decay spares the frozen ones."""
     parameters = list(trainable(network).values())
     return torch.optim.Adam(parameters, lr=work.learning_rate, weight_decay=work.weight_decay, fused=True)
 
@@ -34,9 +34,9 @@ def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
 
 
 def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what ``adam_state`` took; ``UnusableConfigurationError`` where it belongs to another network."""
-    moved = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
-    parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in moved}
+    """Load the result of ``adam_state``; ``UnusableConfigurationError`` where it does not fit."""
+    optimised = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    parameters = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in optimised}
     for key, value in state.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters.get(name)
@@ -47,9 +47,9 @@ def load_adam_state(optimiser: torch.optim.Optimizer, network: nn.Module, state:
         optimiser.state[parameter][moment] = value.to(parameter.device, copy=True)
 
 
-def fitting(state: Mapping[str, Tensor], network: nn.Module) -> State:
-    """The part of an optimiser's state that is of this network's parameters; what was made anew has none."""
+def fitting_moments(state: Mapping[str, Tensor], network: nn.Module) -> State:
+    """The part of an optimiser's state that fits the network; reshaped parameters lose theirs."""
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     owners = {key: key.rpartition("/")[0] for key in state}
-    anew = {owners[key] for key, value in state.items() if value.ndim and value.shape != shapes.get(owners[key])}
-    return {key: value for key, value in state.items() if owners[key] in shapes.keys() - anew}
+    reshaped = {owners[key] for key, value in state.items() if value.ndim and value.shape != shapes.get(owners[key])}
+    return {key: value for key, value in state.items() if owners[key] in shapes.keys() - reshaped}

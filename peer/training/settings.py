@@ -1,7 +1,8 @@
-"""The two configuration documents as training reads them: typed, with the plan's defaults filled in.
+"""The two configuration documents as training reads them: typed, with the plan's defaults filled
+in.
 
-The daemon has validated them (``peer.config.schema``); whoever drives a trainer without a daemon hands in the same
-documents.
+The daemon has validated them (``peer.config.schema``). A caller that uses a trainer without a
+daemon passes the same documents.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from peer.methods.registry import find_plan
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What every model of the federation maps to what."""
+    """The kind of prediction and the dimensions that every model of the federation shares."""
 
     kind: str
     spatial_dims: int
@@ -43,17 +44,17 @@ class AugmentationSettings:
 
     @property
     def active(self) -> bool:
-        """Whether it ever moves an image."""
-        moves = max(self.rotate_degrees, self.translate_share, self.scale_share)
-        return self.flip > 0 or (self.probability > 0 and moves > 0)
+        """Whether it changes any image."""
+        geometry = max(self.rotate_degrees, self.translate_share, self.scale_share)
+        return self.flip > 0 or (self.probability > 0 and geometry > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """Where the site's samples are and what becomes of an image before the network sees it.
+    """Where the site's samples are, and how an image is prepared for the network.
 
-    ``scale`` is how many times larger the target of super-resolution is than its image, of which ``input_size`` is the
-    size.
+    In super-resolution, the target is ``scale`` times as large as its image, whose size is
+    ``input_size``.
     """
 
     datalist: Path
@@ -70,7 +71,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Everything that training needs to know, and nothing that changes while it runs."""
+    """All settings that training needs; none changes while it runs."""
 
     site: SiteName
     federation: Sha256
@@ -96,17 +97,16 @@ class TrainingSettings:
 
     @property
     def artifacts(self) -> Path:
-        """The folder of artifact files."""
         return self.home / "artifacts"
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> TrainingSettings:
-        """The recipe in a setting; a key that is missing takes the default of ``peer.config.schema``."""
+        """The settings in the worker's documents, with the defaults of ``peer.config.schema``."""
         federation, site = setting.federation, setting.site
         method = dict(federation["method"])
         name = method.pop("name")
         plan = find_plan(name, method.pop("package", None))
-        training, egress = _given(site.get("training")), _given(site.get("egress"))
+        training, egress = _without_nulls(site.get("training")), _without_nulls(site.get("egress"))
         weighted = federation.get("weighting", "uniform") == "samples"
         return cls(
             site=SiteName(setting.site_name),
@@ -116,13 +116,13 @@ class TrainingSettings:
             home=Path(setting.home),
             method=name,
             plan=plan,
-            parameters={**plan.defaults(), **_given(method)},
+            parameters={**plan.defaults(), **_without_nulls(method)},
             works={stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()},
             task=TaskSettings(
                 **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
             ),
-            data=_data(_given(site["data"]), Path(setting.base_folder)),
-            model=_given(site["model"]),
+            data=_data(_without_nulls(site["data"]), Path(setting.base_folder)),
+            model=_without_nulls(site["model"]),
             allow_models=tuple(site.get("allow_models", ())),
             device=training.get("device", "auto"),
             precision=training.get("precision", "fp32"),
@@ -135,43 +135,43 @@ class TrainingSettings:
         )
 
 
-def _given(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The keys that have a value: absent options are null in a dumped document."""
+def _without_nulls(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys that have a value: pydantic dumps absent options as null."""
     return {key: value for key, value in (document or {}).items() if value is not None}
 
 
-def _shared(given: Mapping[str, Any] | None, plan: Plan, task: str) -> dict[str, Any] | None:
+def _shared(table: Mapping[str, Any] | None, plan: Plan, task: str) -> dict[str, Any] | None:
     """The table ``[shared_model]``, or the method's own choice for the task."""
-    if given is not None:
-        return _given(given)
+    if table is not None:
+        return _without_nulls(table)
     return {"name": plan.shared_default[task]} if task in plan.shared_default else None
 
 
 def _work(default: Work, stages: Mapping[str, Any] | None, stage: str) -> Work:
-    given = _given((stages or {}).get(stage))
+    table = _without_nulls((stages or {}).get(stage))
     return Work(
-        unit=given.get("unit", default.unit),
-        count=given.get("count", default.count),
-        learning_rate=float(given.get("learning_rate", default.learning_rate)),
-        weight_decay=float(given.get("weight_decay", default.weight_decay)),
-        decay=float(given.get("decay", default.decay)),
+        unit=table.get("unit", default.unit),
+        count=table.get("count", default.count),
+        learning_rate=float(table.get("learning_rate", default.learning_rate)),
+        weight_decay=float(table.get("weight_decay", default.weight_decay)),
+        decay=float(table.get("decay", default.decay)),
     )
 
 
 def _data(document: Mapping[str, Any], base_folder: Path) -> DataSettings:
     datalist = base_folder / document.get("datalist", "datalist.json")
-    given = {
+    options = {
         key: document[key]
         for key in ("normalise", "unreadable_share_max", "validation_share", "cache", "scale")
         if key in document
     }
-    # A signal that is reversed in time is another signal.
-    still = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
+    # A signal reversed in time is another signal.
+    no_flip = {"flip": 0.0} if len(document["input_size"]) == 1 else {}
     return DataSettings(
         datalist=datalist,
         root=base_folder / document["root"] if "root" in document else datalist.parent,
         input_size=tuple(document["input_size"]),
         regions=base_folder / document["regions"] if "regions" in document else None,
-        augmentation=AugmentationSettings(**still | _given(document.get("augmentation"))),
-        **given,
+        augmentation=AugmentationSettings(**no_flip | _without_nulls(document.get("augmentation"))),
+        **options,
     )

@@ -1,4 +1,4 @@
-"""From a sample to its image and its target: one reading for each kind of task."""
+"""From a sample to its image and its target: one reader for each kind of task."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor
 from peer.core.tasks import CLASSIFYING
 from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
-from peer.training.images import Preparation, load_image, load_images, resized
+from peer.training.images import Preparation, load_image, load_images, resize
 from peer.training.settings import DataSettings, TaskSettings
 
 Example: TypeAlias = tuple[Tensor, Tensor]
 """One image ``(c, *space)``, float32, and its target, on the CPU."""
 
-Reading: TypeAlias = Callable[[Sample], Example]
-"""Reads a sample's files; what cannot be used raises, with the reason. Its ``repr`` names everything that it does."""
+SampleReader: TypeAlias = Callable[[Sample], Example]
+"""Reads a sample's files, or raises why it cannot; its ``repr`` holds all its settings."""
 
-SMALL_CLASSES_MAX = 256  # a kept label map takes a byte a place where that is enough
+SMALL_CLASSES_MAX = 256  # a label map in memory takes one byte a place where that is enough
 
 
-def reading_of(task: TaskSettings, data: DataSettings) -> Reading:
-    """How this site reads its samples; ``UnusableConfigurationError`` where super-resolution has no scale."""
+def sample_reader(task: TaskSettings, data: DataSettings) -> SampleReader:
+    """This site's reader; ``UnusableConfigurationError`` where super-resolution has no scale."""
     if task.kind == "super_resolution":
         if data.scale is None:
             raise UnusableConfigurationError("[data] scale is missing; super-resolution needs 2, 4 or 8")
@@ -49,7 +49,8 @@ class ClassIndex:
 
 @dataclass(frozen=True, slots=True)
 class LabelMap:
-    """The target is a label map on the image's grid, brought to ``input_size`` by the nearest label.
+    """The target is a label map on the image's grid, resized to ``input_size`` by the nearest
+    label.
 
     Labels are whole numbers in [0, classes), 0 the background; uint8 up to 256 classes, else int32.
     """
@@ -59,7 +60,7 @@ class LabelMap:
 
     def __call__(self, sample: Sample) -> Example:
         """The image ``(c, *input_size)`` and its labels ``input_size``."""
-        image, labels = self.preparation.load(sample.images), self._load(_file(sample))
+        image, labels = self.preparation.load(sample.images), self._load(_label_file(sample))
         if labels.shape != image.shape[1:]:
             raise ValueError(f"has the shape {tuple(image.shape[1:])}, its label map {tuple(labels.shape)}")
         size = self.preparation.input_size
@@ -83,8 +84,9 @@ class LabelMap:
 class LargeImage:
     """The target is the image ``scale`` times as large, averaged down to ``scale * input_size``.
 
-    Without a label file it is the image itself, of which the input is the average over cells of ``scale``. Values are
-    in [0, 1], to which 8-bit pictures are brought; nothing is interpolated to a finer grid than its file has.
+    Without a label file, the target is the image itself, and the input its average over cells of
+    ``scale``. Values are in [0, 1]; 8-bit pictures are scaled to that range. No image is
+    interpolated to a finer grid than its file has.
     """
 
     in_channels: int
@@ -100,16 +102,16 @@ class LargeImage:
                 raise ValueError(
                     f"has no label file, and its {self.in_channels} channels are not [task] classes = {self.classes}"
                 )
-            target = self._reduced(image)
+            target = self._shrink_target(image)
             return F.interpolate(target[None], size=self.input_size, mode="area")[0], target
-        target = self._load([_file(sample)], channels=self.classes, key="classes")
-        expected = self._enlarged(image.shape[1:])
+        target = self._load([_label_file(sample)], channels=self.classes, key="classes")
+        expected = self._enlarge_size(image.shape[1:])
         if target.shape[1:] != expected:
             raise ValueError(
                 f"has the shape {tuple(image.shape[1:])}, its label file {tuple(target.shape[1:])}, "
                 f"which [data] scale = {self.scale} makes {expected}"
             )
-        return resized(image, self.input_size).contiguous(), self._reduced(target)
+        return resize(image, self.input_size).contiguous(), self._shrink_target(target)
 
     def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> Tensor:
         image = load_images(paths, spatial_dims=len(self.input_size), channels=channels, key=key, unit=True)
@@ -118,20 +120,20 @@ class LargeImage:
             raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
         return image
 
-    def _reduced(self, image: Tensor) -> Tensor:
-        size = self._enlarged(self.input_size)
-        if any(length < wanted for length, wanted in zip(image.shape[1:], size, strict=True)):
+    def _shrink_target(self, image: Tensor) -> Tensor:
+        size = self._enlarge_size(self.input_size)
+        if any(length < needed for length, needed in zip(image.shape[1:], size, strict=True)):
             raise ValueError(
                 f"gives a target of {tuple(image.shape[1:])}, smaller than scale * input_size = {size}; "
                 "lower [data] input_size"
             )
-        return resized(image, size).contiguous()
+        return resize(image, size).contiguous()
 
-    def _enlarged(self, size: Sequence[int]) -> tuple[int, ...]:
+    def _enlarge_size(self, size: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.scale * length for length in size)
 
 
-def _file(sample: Sample) -> Path:
+def _label_file(sample: Sample) -> Path:
     if not isinstance(sample.label, Path):
         raise ValueError(f"has the label {sample.label!r}, not a file")
     return sample.label

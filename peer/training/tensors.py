@@ -1,4 +1,4 @@
-"""States as bytes and as averages: what a network is on disk, on the wire, and in the mean of many sites."""
+"""States of networks, as bytes for disk and wire, and as means over several sites."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
 
 
 def state_of(network: nn.Module) -> State:
-    """A copy of the network's parameters and buffers on the CPU, sorted by name, each with memory of its own."""
-    found = network.state_dict()
-    return {name: found[name].detach().to("cpu", copy=True).contiguous() for name in sorted(found)}
+    """A copy of the state on the CPU, sorted by name; no two tensors share memory."""
+    state = network.state_dict()
+    return {name: state[name].detach().to("cpu", copy=True).contiguous() for name in sorted(state)}
 
 
 def pack(state: Mapping[str, Tensor]) -> bytes:
-    """The state as a safetensors file: the same tensors are the same bytes, whatever their order in the mapping."""
+    """The state as a safetensors file; the mapping's order does not change its bytes."""
     content: bytes = safetensors.torch.save({name: state[name] for name in sorted(state)})
     return content
 
@@ -47,8 +47,9 @@ def unpack(content: bytes) -> State:
 
 
 def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """Names, element types and shapes, sorted by name;
-    ``UnusableConfigurationError`` names a type that cannot travel.
+    """Names, element types and shapes, sorted by name.
+
+    ``UnusableConfigurationError`` names a type that no artifact can hold.
     """
     for name, tensor in state.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -59,7 +60,7 @@ def describe(state: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def non_finite(state: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a NaN or an infinity, or nothing."""
+    """The name of the first tensor that holds a NaN or an infinity, or none."""
     for name in sorted(state):
         tensor = state[name]
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -70,11 +71,12 @@ def non_finite(state: Mapping[str, Tensor]) -> str | None:
 def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> State:
     """The weighted mean of several states, the same bits at every site that averages the same ones.
 
-    Floating tensors, BN statistics among them, are summed in float64 in the order given and rounded once; of integer
-    buffers the largest value is taken, since a count has no mean.
+    The function sums floating tensors, BN statistics among them, in float64 in the order given, and
+    rounds once. Of integer buffers it takes the largest value, since a count has no mean.
 
     Args:
-        states: equal names, shapes and types; in ascending order of their origins, so that sites agree.
+        states: with equal names, shapes and types; in ascending order of their origins, so that
+            sites agree.
         weights: positive, one a state; default: all equal.
 
     Raises:

@@ -1,9 +1,10 @@
-"""The worker process: ``python -m peer.training.worker --fd N``, JSON lines on a socket that its daemon holds.
+"""The worker process: ``python -m peer.training.worker --fd N``, JSON lines on a socket that its
+daemon holds.
 
-The first line is a ``WorkerSetting``; after that each command is answered in order, except that a ``Halt`` also ends
-the work
-in hand. A worker never outlives its daemon: the end of the socket ends it at once, wherever it stands; everything that
-counts is on disk in one piece. ``WorkFailed`` is its last word: it exits, and the daemon decides about another one.
+The first line is a ``WorkerSetting``. After that the worker answers each command in order; a
+``Halt`` also ends the current work. A worker never outlives its daemon: it exits at once when the
+socket ends, since all state is on disk and complete at any time. After a ``WorkFailed`` the worker
+exits, and the daemon decides whether to start another one.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 EXIT_FAILED = 1
-EXIT_ORPHAN = 3  # nobody waits for it, but init logs it
+EXIT_ORPHAN = 3  # the daemon is gone; init logs the code
 
 
 class WorkerCommands(Protocol):
-    """Carries out a worker's orders."""
+    """Carries out a worker's commands."""
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Carry out one; the event answers it."""
+        """Carry out one command; the event answers it."""
 
 
 class Inbox:
-    """The commands that came, read by a thread of their own so that a ``Halt`` is noticed while work is in hand."""
+    """The received commands; a thread reads them, to notice a ``Halt`` while the trainer works."""
 
     def __init__(self, connection: socket.socket, *, ended: Callable[[], None]) -> None:
         """``ended`` is called, in the reading thread, when the daemon is gone."""
         self._commands: queue.SimpleQueue[commands.Command | Exception] = queue.SimpleQueue()
         self._ended = ended
-        # Each is written by one thread only: their difference needs no lock.
+        # One thread writes each counter: their difference needs no lock.
         self._halts_read = self._halts_taken = 0
         threading.Thread(target=self._read, args=(connection,), name="inbox", daemon=True).start()
 
     def take(self) -> commands.Command:
-        """The next command; waits for it. What cannot be understood raises ``ValueError``."""
+        """Wait for the next command; a line that is no command raises ``ValueError``."""
         command = self._commands.get()
         if isinstance(command, Exception):
             raise command
@@ -61,7 +62,7 @@ class Inbox:
         return command
 
     def halted(self) -> bool:
-        """Whether a ``Halt`` waits to be taken."""
+        """Whether a ``Halt`` waits in the inbox."""
         return self._halts_read > self._halts_taken
 
     def _read(self, connection: socket.socket) -> None:
@@ -78,18 +79,19 @@ class Inbox:
 
 
 def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
-    """Answer commands for ever; whatever goes wrong is sent as a ``WorkFailed`` and raised again."""
+    """Answer commands for ever; send any error as a ``WorkFailed`` and raise it again."""
     command = commands.Command()
     try:
         command = inbox.take()
         if not isinstance(command, WorkerSetting):
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
-        # Not before the inbox reads: torch and monai take seconds, in which the daemon may end.
-        hand = _hand(command, inbox, send)
-        gc.freeze()  # what was imported stays: later collections look at networks only and take no time
+        # Not before the inbox reads: importing torch and monai takes seconds, in which the daemon
+        # may end.
+        duty = _start_duty(command, inbox, send)
+        gc.freeze()  # imported objects stay: later collections look at networks alone and take no time
         while True:
             command = inbox.take()
-            if (event := _answer(hand, command)) is not None:
+            if (event := _answer(duty, command)) is not None:
                 send(event)
     except Exception as error:
         from peer.training.errors import fault_of, reason_of
@@ -100,8 +102,8 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         raise
 
 
-def _hand(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
-    """Who does the work: the trainer, or whoever measures guests beside one."""
+def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], None]) -> WorkerCommands:
+    """The object that carries out the commands: a trainer, or an evaluator of lent models."""
     from peer.training import monai
 
     monai.load()
@@ -114,21 +116,21 @@ def _hand(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Event], N
     return Trainer(setting, report=send, halted=inbox.halted)
 
 
-def _answer(hand: WorkerCommands, command: commands.Command) -> events.Event | None:
-    """The event that answers the command; nothing where a halt ended it, which has its own answer."""
+def _answer(duty: WorkerCommands, command: commands.Command) -> events.Event | None:
+    """The event that answers the command; none if a halt ended it, which is answered itself."""
     from peer.training.errors import WorkInterrupted
 
     if isinstance(command, commands.Halt):
         return events.Halted(command.generation, command.attempt)
     try:
-        return hand.perform(command)
+        return duty.perform(command)
     except WorkInterrupted:
         logger.info("work halted: command=%s", type(command).__name__)
         return None
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the thread that started it ends, however it ends; on Linux only."""
+    """Have the kernel kill this process when the thread that started it ends; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -143,7 +143,7 @@ def _check_manifest(manifest: Manifest) -> None:
     site("manifest.owner", artifact.owner)
     digest("manifest.sha256", artifact.sha256)
     number("manifest.bytes", artifact.bytes, minimum=1, maximum=limits.ARTIFACT_BYTES_MAX)
-    number("manifest.steps", artifact.steps)
+    number("manifest.steps", artifact.steps, maximum=limits.STEPS_MAX)
     if artifact.training_samples is not None:
         number("manifest.training_samples", artifact.training_samples)
     number("manifest.egress_count", manifest.egress_count)

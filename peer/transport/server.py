@@ -146,7 +146,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         guard = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
-        server = grpc.aio.server(options=tls.SERVER_OPTIONS)
+        server = grpc.aio.server(options=tls.server_options())
         rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, guard, self._reports), server)
         services = dict.fromkeys(("", SERVICE), lambda: True)  # a peer that gets an answer has reached a serving daemon
         health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(services, guard), server)
@@ -330,6 +330,8 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except TimeoutError:
             raise Refusal(Status.BUSY, f"no byte was taken for {limits.STALL_S:g} s") from None
         except OSError as error:
+            if error.errno in tls.NO_DESCRIPTORS:
+                raise Refusal(Status.BUSY, "this site has no file descriptor free") from error
             log.error("artifact not readable", extra={"path": str(grant.path), "reason": str(error)})
             raise Refusal(Status.MISSING, "the artifact cannot be read from this site's disk") from error
         except ValueError as error:

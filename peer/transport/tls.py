@@ -6,7 +6,9 @@ before the site listens or dials.
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE_S = 5.0  # two pings fit into the silence limit, so that a cut cable is noticed by both ends within it
 PING_INTERVAL_MIN_S = 2.0  # that a server accepts; below KEEPALIVE_S, or it would answer pings with GOAWAY
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of file descriptors is full for now
 HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
 RECONNECT_S = (0.1, 1.0)  # first and longest wait between dials of one channel: finds a restarted peer in a second
 STREAMS_PER_CONNECTION_MAX = 64  # calls in flight from one peer; a peer needs fewer than ten
@@ -63,6 +66,21 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
 )
+
+
+def server_options() -> tuple[Option, ...]:
+    """The options of a server, with a bound on connections that leaves file descriptors to this process.
+
+    gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
+    neither memory nor descriptors.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = limits.CONNECTIONS_MAX + limits.DESCRIPTORS_RESERVED
+    connections = min(limits.CONNECTIONS_MAX, max(1, descriptors - limits.DESCRIPTORS_RESERVED))
+    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections))
+
+
 CLIENT_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
     ("grpc.enable_retries", 0),  # the caller decides what to retry

@@ -1,8 +1,9 @@
-"""The yardstick's peer: ``python tests/bench/bare.py HOME FEDERATION SITE MEGABYTES``, with the site's own certificate.
+"""A bare peer to compare with: ``python tests/bench/bare.py HOME FEDERATION SITE MEGABYTES``.
 
-It serves one artifact as a bare grpc.aio stream over mutual TLS and prints ``PORT SHA256``. Its first input line is
-the JSON object of all peers, ``{site: [port, sha256]}``; each later one names a site, whose artifact it fetches and
-only hashes, and is answered by a line. The end of the input ends it.
+The process serves one artifact as a bare grpc.aio stream over mutual TLS, with the site's own
+certificate, and prints ``PORT SHA256``. Its first input line is the JSON object of all peers,
+``{site: [port, sha256]}``. Each later line names a site: the process fetches that site's artifact,
+only hashes it, and prints a line. It ends at the end of the input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import grpc
-from transfer import LARGE, Bare, artifact
+from transfer import LARGE, Bare, write_artifact
 
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -27,19 +28,19 @@ from peer.transport import tls
 
 
 async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> None:
-    """Serve, and fetch what the input names."""
+    """Serve one artifact, and fetch those of the sites that the input names."""
     pair = (certificates.key_pem(own.key), certificates.certificate_pem(own.certificate))
     server = grpc.aio.server(options=LARGE)
     rpc.add_ExchangeServicer_to_server(Bare(scratch), server)
     credentials = grpc.ssl_server_credentials([pair], certificates.certificate_pem(own.ca), require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
-    print(port, artifact(scratch, megabytes).sha256, flush=True)
+    print(port, write_artifact(scratch, megabytes).sha256, flush=True)
     peers = json.loads(sys.stdin.readline())
     stubs = {}
-    for name, (there, _) in peers.items():
+    for name, (peer_port, _) in peers.items():
         options = (*LARGE, ("grpc.ssl_target_name_override", name))
-        channel = grpc.aio.secure_channel(f"127.0.0.1:{there}", tls.channel_credentials(own), options=options)
+        channel = grpc.aio.secure_channel(f"127.0.0.1:{peer_port}", tls.channel_credentials(own), options=options)
         stubs[name] = rpc.ExchangeStub(channel)
     while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
         digest, sha256 = hashlib.sha256(), bytes.fromhex(peers[name][1])
@@ -52,7 +53,7 @@ async def serve(own: certificates.Identity, scratch: Path, megabytes: int) -> No
 
 
 def main() -> None:
-    """Take the site's certificate and serve."""
+    """Load the site's certificate and serve."""
     home, federation, name, megabytes = sys.argv[1:]
     _, _, own = startup.load(SiteFolder(Path(home), federation, SiteName(name)))
     with tempfile.TemporaryDirectory() as scratch:

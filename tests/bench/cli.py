@@ -1,4 +1,4 @@
-"""How long the commands take that a person waits for."""
+"""Duration of the commands for which a person waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ START_S_MAX = 0.3
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """``--help``, and ``status`` of a site whose daemon is down, which reads the configuration and the journal."""
+    """``--help``, and ``status`` of a site whose daemon is down, which reads the configuration and
+    the journal.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(EXAMPLES / "federation.toml", folder / "draft.toml")

@@ -1,9 +1,10 @@
-"""What a benchmark says, and how a module of this folder takes part.
+"""The row of a benchmark's table, and the form of a benchmark.
 
-A module ``NAME.py`` beside ``run.py`` that is listed in ``run.MODULES`` has ``measure(*, quick: bool) -> list[Row]``.
-``quick`` asks for sizes and repetitions that take seconds. ``run.py`` imports the module by its bare name, with this
-folder and the root on the path, and calls it once: importing it must measure nothing. Peak memory is that of a process
-of its own, started by the module. For example::
+A benchmark is a module ``NAME.py`` beside ``run.py``, listed in ``run.MODULES``, with
+``measure(*, quick: bool) -> list[Row]``. With ``quick``, it uses sizes and repetitions that take
+seconds. ``run.py`` imports the module by its bare name, with this folder and the root on the path,
+and calls ``measure`` once: the import must measure nothing. To measure peak memory, the module
+starts a process for it. For example::
 
     from row import Row, at_least, below
 
@@ -22,20 +23,20 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One line of the table; a figure without a target is there for comparison."""
+    """One line of the table; a figure without a target is for comparison."""
 
-    what: str
+    label: str
     figure: float
     unit: str
     target: str = ""
     met: bool | None = None
 
 
-def below(what: str, figure: float, unit: str, limit: float) -> Row:
+def below(label: str, figure: float, unit: str, limit: float) -> Row:
     """A figure that must stay below the limit."""
-    return Row(what, figure, unit, f"< {limit:g}", figure < limit)
+    return Row(label, figure, unit, f"< {limit:g}", figure < limit)
 
 
-def at_least(what: str, figure: float, unit: str, limit: float) -> Row:
+def at_least(label: str, figure: float, unit: str, limit: float) -> Row:
     """A figure that must reach the limit."""
-    return Row(what, figure, unit, f"≥ {limit:g}", figure >= limit)
+    return Row(label, figure, unit, f"≥ {limit:g}", figure >= limit)

@@ -1,6 +1,7 @@
-"""Measure what the program must hold and print one table: ``python tests/bench/run.py [--quick] [NAME ...]``.
+"""Measure the program against its targets: ``python tests/bench/run.py [--quick] [NAME ...]``.
 
-Exit status 1 when a target is missed or a measurement failed. The figures are those of an idle machine.
+The exit status is 1 if a target is missed or a measurement failed. The targets are for an idle
+machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VERDICT = {True: "met", False: "MISSED", None: ""}
 
 
 def main() -> int:
-    """Exit status: 0 when every target is met."""
+    """Run the benchmarks; the exit status is 0 if every target is met."""
     present = [name for name in MODULES if (HERE / f"{name}.py").is_file()]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*present, []], metavar="NAME", help=f"of {', '.join(present)}")
@@ -31,19 +32,19 @@ def main() -> int:
     sys.path.insert(0, str(HERE.parents[1]))
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {platform.python_version()}")
-    print(LINE.format("what", "figure", "unit", "target", "").rstrip())
-    fine = True
+    print(LINE.format("measurement", "figure", "unit", "target", "").rstrip())
+    all_met = True
     for name in arguments.names or present:
-        for row in measured(name, quick=arguments.quick):
+        for row in measure(name, quick=arguments.quick):
             print(
-                LINE.format(row.what, f"{row.figure:.4g}", row.unit, row.target, VERDICT[row.met]).rstrip(), flush=True
+                LINE.format(row.label, f"{row.figure:.4g}", row.unit, row.target, VERDICT[row.met]).rstrip(), flush=True
             )
-            fine = fine and row.met is not False
-    return 0 if fine else 1
+            all_met = all_met and row.met is not False
+    return 0 if all_met else 1
 
 
-def measured(name: str, *, quick: bool) -> list[Row]:
-    """A module's rows; a failure is a row, so that the others are still measured."""
+def measure(name: str, *, quick: bool) -> list[Row]:
+    """A module's rows; a failure is a row too, so that the other modules are still measured."""
     try:
         rows: list[Row] = importlib.import_module(name).measure(quick=quick)
     except Exception:

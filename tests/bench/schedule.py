@@ -1,4 +1,4 @@
-"""How long it takes to draw who receives from whom."""
+"""Duration of the computation of who receives from whom."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measure(*, quick: bool) -> list[Row]:
 
 
 def seconds(rounds: Iterable[int], sites: int) -> float:
-    """The time to draw these rounds."""
+    """The time to compute the schedule of these rounds."""
     start = time.perf_counter()
     for number in rounds:
         schedule.order(round_key=ROUND_KEY, federation_digest=FEDERATION, round=number, sites=sites)

@@ -1,7 +1,8 @@
-"""What similarity distillation costs: the two forms of the position term, and a training step with all of it.
+"""Cost of similarity distillation: of both forms of the position term, and of a training step with
+all terms.
 
-``python tests/bench/similarity.py FORM POSITIONS WIDTH`` runs one form in this process and prints its seconds and the
-memory, in MB, that it needed on top of the features.
+``python tests/bench/similarity.py FORM POSITIONS WIDTH`` runs one form in this process. It prints
+the seconds, and the memory in MB that the form needed in addition to the features.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ POSITIONS, WIDTH = 13824, 512
 
 STEP_RATIO_MAX = 1.25
 GROWTH_MAX = 1.25
-"""How much faster than N the memory of the linear form may grow: allocators round up."""
+"""The memory of the linear form may grow by this factor more than N, since allocators round up."""
 
 Form = Literal["direct", "linear"]
 KIB_A_MB = 1e6 / 1024
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """The position term in both forms, how the linear one grows, and the ratio of training steps."""
+    """Time and memory of both forms, the growth of the linear form, and the ratio of training
+    steps.
+    """
     positions = POSITIONS // 4 if quick else POSITIONS
     rows, shape = [], f"N={positions}, d={WIDTH}"
     for form in get_args(Form):
-        seconds, megabytes = alone(form, positions)
+        seconds, megabytes = run_process(form, positions)
         rows += [
             Row(f"position similarity, {form}, {shape}: time", seconds, "s"),
             Row(f"position similarity, {form}, {shape}: memory", megabytes, "MB"),
         ]
-    growth = alone("linear", 4 * positions)[1] / megabytes / 4
+    growth = run_process("linear", 4 * positions)[1] / megabytes / 4
     rows.append(below("position similarity, linear: memory at 4N / 4 · memory at N", growth, "", GROWTH_MAX))
     ratio, plain = step_ratio(size=24 if quick else 48, repetitions=3 if quick else 5)
     rows += [
@@ -48,23 +51,27 @@ def measure(*, quick: bool) -> list[Row]:
     return rows
 
 
-def alone(form: Form, positions: int) -> tuple[float, float]:
-    """Seconds and MB of one form, forwards and backwards, in a process of its own."""
+def run_process(form: Form, positions: int) -> tuple[float, float]:
+    """Seconds and MB of one form, forward and backward, in a process of its own."""
     command = [sys.executable, __file__, form, str(positions), str(WIDTH)]
     finished = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     seconds, megabytes = map(float, finished.stdout.split())
     return seconds, megabytes
 
 
-def once(form: Form, positions: int, width: int) -> tuple[float, float]:
-    """Seconds and MB of one form, forwards and backwards, in this process, whose peak must not have been higher."""
+def run_form(form: Form, positions: int, width: int) -> tuple[float, float]:
+    """Seconds and MB of one form, forward and backward, in this process, which must not have had a
+    higher peak.
+    """
     import torch
 
     from losses import position_similarity_loss
 
     torch.manual_seed(0)
     small = [torch.rand(1, 4, 8, requires_grad=True) for _ in range(2)]
-    torch.autograd.backward(position_similarity_loss(small[:1], small[1:], form=form))  # what is loaded at first use
+    torch.autograd.backward(
+        position_similarity_loss(small[:1], small[1:], form=form)
+    )  # libraries load code at first use
     dam, ktm = (torch.rand(1, width, positions, requires_grad=True) for _ in range(2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
@@ -74,9 +81,10 @@ def once(form: Form, positions: int, width: int) -> tuple[float, float]:
 
 
 def step_ratio(*, size: int, repetitions: int) -> tuple[float, float]:
-    """A step of two ResNet-10 with similarity distillation over the same without, batch 8; the seconds of the latter.
+    """The ratio of a step of two ResNet-10 with similarity distillation to one without it, and the
+    seconds of the latter.
 
-    Both run in turn, so that they see the same machine.
+    The batch has 8 samples. Both kinds of step run in turn, so that they see the same machine.
     """
     import torch
     import torch.nn.functional as F
@@ -108,11 +116,11 @@ def step_ratio(*, size: int, repetitions: int) -> tuple[float, float]:
             start = time.perf_counter()
             step()
             durations.append(time.perf_counter() - start)
-    # The fastest of each: what else runs on the machine only ever adds.
+    # The fastest of each: other load on the machine can only add time.
     plain_s, distilled_s = (min(durations[1:]) for durations in seconds.values())
     return distilled_s / plain_s, plain_s
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    print(*once("direct" if sys.argv[1] == "direct" else "linear", int(sys.argv[2]), int(sys.argv[3])))
+    print(*run_form("direct" if sys.argv[1] == "direct" else "linear", int(sys.argv[2]), int(sys.argv[3])))

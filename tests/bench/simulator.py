@@ -1,4 +1,6 @@
-"""The simulator without training: the sites' state machines, their rows and the schedule."""
+"""Duration of the simulator without training: the sites' state machines, their rows and the
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from peer.core.messages import Artifact
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import Rules
 from peer.methods.registry import PLANS
-from peer.research.simulated_network import Perform, SimulatedNetwork, place
+from peer.research.simulated_network import Perform, SimulatedNetwork, restore_site
 
 ROUNDS = 10
 SITES, SITES_QUICK = 1000, 200
@@ -24,15 +26,14 @@ class Rows(list[Any]):
     """A journal in memory."""
 
     def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:  # type: ignore[override]
-        """Keep one row."""
         super().append((kind, round, body))
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Seconds from the first event to the last site's end."""
+    """The seconds from the first event to the end of the last site."""
     sites = SITES_QUICK if quick else SITES
     roster = Roster.of([f"site-{number:04d}" for number in range(sites)])
-    places = {}
+    simulated_sites = {}
     for name in roster:
         rules = Rules(
             site=name,
@@ -43,18 +44,18 @@ def measure(*, quick: bool) -> list[Row]:
             plan=PLANS["fedskd"],
             rounds=ROUNDS,
         )
-        places[name] = place(rules, (), _untrained(rules), Rows(), None)
+        simulated_sites[name] = restore_site(rules, (), _untrained(rules), Rows(), None)
     began_s = time.perf_counter()
-    SimulatedNetwork(places).run()
+    SimulatedNetwork(simulated_sites).run()
     took_s = time.perf_counter() - began_s
-    committed = {site.round.memory.committed for site in places.values()}
+    committed = {site.machine.memory.committed for site in simulated_sites.values()}
     if committed != {ROUNDS}:
         raise RuntimeError(f"sites stopped after rounds {sorted(committed)}")
     return [below(f"simulator: {sites} sites x {ROUNDS} rounds, no training", took_s, "s", LIMIT_S)]
 
 
 def _untrained(rules: Rules) -> Perform:
-    """A worker that answers at once."""
+    """A worker that trains nothing and answers at once."""
 
     def artifact(round: int) -> Artifact:
         digest = Sha256(hashlib.sha256(f"{rules.site} {round}".encode()).hexdigest())
@@ -68,6 +69,6 @@ def _untrained(rules: Rules) -> Perform:
                 return events.Trained(generation, round, attempt, stage, f"{round}", artifact(round), {}, 1, 0.0)
             case commands.Evaluate(generation, round, attempt):
                 return events.Evaluated(generation, round, attempt, {})
-        raise ValueError(f"{type(command).__name__} belongs to no round that is measured")
+        raise ValueError(f"{type(command).__name__} does not occur in a measured round")
 
     return perform

@@ -1,4 +1,4 @@
-"""How soon a daemon answers its operator while every core of the machine trains."""
+"""Time in which a daemon answers its operator while every core of the machine trains."""
 
 from __future__ import annotations
 
@@ -45,31 +45,32 @@ START_S = 300.0
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """One training site a core, then many calls of ``status`` at one of them."""
+    """Start one training site a core, and call ``status`` of one of them many times."""
     calls = 100 if quick else 1000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        datalist = _synthetic(folder / "data")
-        with LocalFederation.found(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
+        datalist = _write_data(folder / "data")
+        with LocalFederation.create(folder, DRAFT, dict.fromkeys(SITES, SITE.format(datalist=datalist))) as loopback:
             for site in SITES:
                 loopback.start(site)
             _wait_for_training(loopback)
             with loopback.control(SITES[0]) as client:
-                took_ms = []
+                durations_ms = []
                 for _ in range(calls):
                     start = time.perf_counter()
                     client.show("status")
-                    took_ms.append(1000 * (time.perf_counter() - start))
+                    durations_ms.append(1000 * (time.perf_counter() - start))
             for site in SITES:
                 loopback.kill(site)
-    took_ms.sort()
+    durations_ms.sort()
+    p99_ms = durations_ms[int(0.99 * len(durations_ms))]
     return [
-        Row("status call while training, median", statistics.median(took_ms), "ms"),
-        below("status call while training, p99", took_ms[int(0.99 * len(took_ms))], "ms", ANSWER_MS_MAX),
+        Row("status call while training, median", statistics.median(durations_ms), "ms"),
+        below("status call while training, p99", p99_ms, "ms", ANSWER_MS_MAX),
     ]
 
 
-def _synthetic(folder: Path) -> Path:
+def _write_data(folder: Path) -> Path:
     folder.mkdir()
     random = np.random.default_rng(0)
     items = []

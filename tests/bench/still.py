@@ -1,8 +1,9 @@
 """A site's daemon without training: ``python tests/bench/still.py HOME FEDERATION SITE MEGABYTES``.
 
-Everything but the worker is the real thing. In the worker's place stands one that has a new artifact of the wanted size
-ready and waits. On its output stands ``ordered ROUND ORIGIN`` when a round's exchange is over and journalled, and
-``ready`` once the round's artifact is on disk; a line of input then ends the training. The end of the input stops it.
+Everything but the worker is real. The fake worker writes a new artifact of this size for each round
+and waits. The process prints ``ordered ROUND ORIGIN`` when a round's exchange is over and
+journalled, and ``ready`` once the round's artifact is on disk. A line of input then ends the
+training. The end of the input stops the daemon.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Coroutine
 from pathlib import Path
 
-from transfer import artifact
+from transfer import write_artifact
 
 from peer.config import logs
 from peer.config.site_folder import SiteFolder, make_private
@@ -29,8 +30,10 @@ from peer.transport.control import ControlServer
 STATE = "none"
 
 
-class Still:
-    """Stands where the foreman stands; it answers the orders that occur before the last round's training ends."""
+class FakeWorker:
+    """Replaces the daemon's worker process, for the orders that occur before the last round's
+    training ends.
+    """
 
     pid = None
 
@@ -51,10 +54,10 @@ class Still:
                 await self.close()
                 self._daemon.report(events.Halted(generation, attempt))
             case _:
-                raise ValueError(f"{type(order).__name__} belongs to no round that is measured")
+                raise ValueError(f"{type(order).__name__} does not occur in a measured round")
 
     async def close(self) -> None:
-        """Drop the order in hand."""
+        """Cancel the order that the worker carries out."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])
@@ -63,28 +66,30 @@ class Still:
         self._work = asyncio.create_task(work)
 
     async def _initialise(self, order: commands.Initialise) -> None:
-        made = await asyncio.to_thread(self._make)
-        self._daemon.report(events.Initialised(order.generation, order.attempt, STATE, made, {}, 1, "cpu"))
+        artifact = await asyncio.to_thread(self._write_artifact)
+        self._daemon.report(events.Initialised(order.generation, order.attempt, STATE, artifact, {}, 1, "cpu"))
 
     async def _train(self, order: commands.Train) -> None:
         print("ordered", order.round, *(source.origin for source in order.sources), flush=True)
-        made = None
+        artifact = None
         if order.round < self._daemon.federation.rounds:
-            made = await asyncio.to_thread(self._make)
+            artifact = await asyncio.to_thread(self._write_artifact)
         print("ready", flush=True)
         if not await self._lines.readline():
             self._daemon.report(events.StopRequested())
             return
-        said = (order.generation, order.round, order.attempt, order.stage)
-        self._daemon.report(events.Trained(*said, STATE, made, {}, 1, 0.0))
+        identity = (order.generation, order.round, order.attempt, order.stage)
+        self._daemon.report(events.Trained(*identity, STATE, artifact, {}, 1, 0.0))
 
-    def _make(self) -> Artifact:
-        """A new artifact, on disk, so that writing it back does not disturb the round that it is made for."""
+    def _write_artifact(self) -> Artifact:
+        """Write a new artifact and sync it, so that the kernel does not write it back during the
+        measured round.
+        """
         folder = self._daemon.artifacts
-        made: Artifact = artifact(folder, self._megabytes)
-        with (folder / f"{made.sha256}.safetensors").open("rb") as file:
+        artifact: Artifact = write_artifact(folder, self._megabytes)
+        with (folder / f"{artifact.sha256}.safetensors").open("rb") as file:
             os.fsync(file.fileno())
-        return dataclasses.replace(made, owner=self._daemon.own.name)
+        return dataclasses.replace(artifact, owner=self._daemon.own.name)
 
 
 async def serve(folder: SiteFolder, megabytes: int) -> None:
@@ -93,22 +98,22 @@ async def serve(folder: SiteFolder, megabytes: int) -> None:
     daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=folder.create_generation())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    daemon.worker_process = Still(daemon, megabytes, lines)  # type: ignore[assignment]  # all that a daemon asks of its foreman
+    daemon.worker_process = FakeWorker(daemon, megabytes, lines)  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
     daemon.stop_on_signals()
     try:
-        await daemon.run(listening)
+        await daemon.run(ignore_port)
     finally:
         await control.stop()
 
 
-async def listening(port: int) -> None:
-    """Nobody needs to be told."""
+async def ignore_port(port: int) -> None:
+    """The daemon calls it with its port, which no test needs."""
 
 
 def main() -> None:
-    """Hold the site's folder and serve."""
+    """Lock the site's folder and serve."""
     home, federation, name, megabytes = sys.argv[1:]
     folder = SiteFolder(Path(home), federation, SiteName(name))
     make_private(folder.logs)

@@ -1,6 +1,8 @@
-"""How fast an artifact moves, verified and on disk, against a bare grpc.aio stream over mutual TLS that only hashes.
+"""Speed of a transfer, verified and on disk, compared with a bare grpc.aio stream over mutual TLS
+that only hashes.
 
-Both ways run in turn, so that they see the same machine; the sender and the receiver are processes of their own.
+Both transfers run in turn, so that they see the same machine; sender and receiver are processes of
+their own.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def now() -> datetime.datetime:
 
 
 def admit(folder: Path) -> None:
-    """A CA and two sites."""
+    """Create a CA and the key folders of two sites."""
     authority, ca = certificates.new_authority("bench", now=now())
     for name in (EUROPE, AFRICA):
         key = certificates.new_key()
@@ -70,8 +72,8 @@ def pki(folder: Path, name: SiteName) -> Pki:
     return Pki(folder / name, name, (folder / name / certificates.CA_FILE).read_text(), now)
 
 
-def artifact(folder: Path, megabytes: int) -> Artifact:
-    """A safetensors file of that size, written piece by piece."""
+def write_artifact(folder: Path, megabytes: int) -> Artifact:
+    """Write a safetensors file of that size, piece by piece."""
     size = megabytes * MIB
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     digest, path = hashlib.sha256(), folder / "new"
@@ -80,18 +82,20 @@ def artifact(folder: Path, megabytes: int) -> Artifact:
             file.write(piece)
             digest.update(piece)
     path.rename(folder / f"{digest.hexdigest()}.safetensors")
-    return described(folder, Sha256(digest.hexdigest()))
+    return describe(folder, Sha256(digest.hexdigest()))
 
 
-def described(folder: Path, sha256: Sha256) -> Artifact:
-    """What a manifest says of such a file."""
+def describe(folder: Path, sha256: Sha256) -> Artifact:
+    """The file's description in a manifest."""
     size = (folder / f"{sha256}.safetensors").stat().st_size
     tensors = (TensorSpec("w", "U8", (size // MIB * MIB,)),)
     return Artifact("model", EUROPE, sha256, size, 0, {}, tensors)
 
 
-class Desk:
-    """Sends any artifact in a folder to anybody; the rest of a desk is not called."""
+class FolderService:
+    """The part of `PeerService` that a transfer calls: it sends any artifact of a folder to
+    anybody.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,11 +104,11 @@ class Desk:
         return Grant(self.folder / f"{sha256}.safetensors", 0)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: str) -> None:
-        """Nothing is recorded here."""
+        """Record nothing."""
 
 
 class Bare(rpc.ExchangeServicer):
-    """The yardstick's server: chunks of an artifact from disk, and nothing else."""
+    """The bare stream's server: it reads an artifact from disk and sends its chunks."""
 
     Hello = Beat = GetManifest = PutMetrics = None
 
@@ -121,7 +125,7 @@ async def serve(folder: Path, way: str) -> None:
     """Serve until stdin closes, then print the peak memory."""
     keys = pki(folder, EUROPE)
     if way == "ours":
-        ours = ExchangeServer(Desk(folder), pki=keys, roster=Roster.of([EUROPE, AFRICA]))
+        ours = ExchangeServer(FolderService(folder), pki=keys, roster=Roster.of([EUROPE, AFRICA]))
         print(await ours.start("127.0.0.1:0"), flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await ours.stop()
@@ -139,13 +143,15 @@ async def serve(folder: Path, way: str) -> None:
 
 
 async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: int) -> None:
-    """Print the seconds of both ways, timed in turn, and the peak memory after ours alone."""
-    wanted = described(folder, sha256)
+    """Print the seconds of both transfers, timed in turn, and the peak memory after the first of
+    ours.
+    """
+    artifact = describe(folder, sha256)
     keys = pki(folder, AFRICA)
     inbox = folder / "inbox"
     inbox.mkdir(exist_ok=True)
     client = ExchangeClient(pki=keys, federation=FEDERATION, address=lambda _: f"127.0.0.1:{ports['ours']}")
-    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, wanted)
+    manifest = Manifest(FEDERATION, 1, "bench", EUROPE, 1, artifact)
     offer = Offer(ArtifactRequest("model", 1, "train", EUROPE), SignedManifest(b"", b"", b""), manifest)
     own = keys.load()
     channel = grpc.aio.secure_channel(
@@ -164,19 +170,19 @@ async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: i
 
     async def bare() -> None:
         digest = hashlib.sha256()
-        async for chunk in stub.FetchArtifact(pb.FetchRequest(sha256=bytes.fromhex(wanted.sha256))):
+        async for chunk in stub.FetchArtifact(pb.FetchRequest(sha256=bytes.fromhex(artifact.sha256))):
             digest.update(chunk.data)
-        assert digest.hexdigest() == wanted.sha256
+        assert digest.hexdigest() == artifact.sha256
 
     await ours()
-    measured: dict[str, Any] = {"peak": peak_mib(), "bare": [], "ours": []}
+    figures: dict[str, Any] = {"peak": peak_mib(), "bare": [], "ours": []}
     await bare()
     for _ in range(rounds):
         for way in (bare, ours):
             began = time.perf_counter()
             await way()
-            measured[way.__name__].append(time.perf_counter() - began)
-    print(json.dumps(measured))
+            figures[way.__name__].append(time.perf_counter() - began)
+    print(json.dumps(figures))
     await client.close()
     await channel.close()
 
@@ -187,28 +193,28 @@ def peak_mib() -> int:
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Speed against the bare stream, and memory that does not grow with the artifact."""
+    """Speed compared with the bare stream, and memory, which must not grow with the artifact."""
     rows = []
     for megabytes in (20,) if quick else (20, 60, 250, 1024):
-        figures = timed(megabytes, 3 if quick or megabytes > 250 else 11)
+        figures = time_transfers(megabytes, 3 if quick or megabytes > 250 else 11)
         rows.append(at_least(f"transfer of {megabytes} MB: speed / bare stream", figures["ratio"], "", RATIO_MIN))
         for side in ("receiving", "sending"):
             rows.append(below(f"transfer of {megabytes} MB: memory {side}", figures[side], "MiB", MEMORY_MIB_MAX))
     return rows
 
 
-def timed(megabytes: int, rounds: int) -> dict[str, float]:
-    """The ratio of the medians of both ways, and the peak memory of both ends in MiB."""
+def time_transfers(megabytes: int, rounds: int) -> dict[str, float]:
+    """The ratio of the medians of both transfers, and the peak memory of both ends in MiB."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         admit(folder)
-        wanted = artifact(folder, megabytes)
+        artifact = write_artifact(folder, megabytes)
         servers = {}
         for way in ("bare", "ours"):
             command = [sys.executable, __file__, "serve", scratch, way]
             servers[way] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ports = {way: server.stdout.readline().strip() for way, server in servers.items()}
-        command = [sys.executable, __file__, "receive", scratch, wanted.sha256, str(rounds), *ports.values()]
+        command = [sys.executable, __file__, "receive", scratch, artifact.sha256, str(rounds), *ports.values()]
         received = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
         sender = {way: server.communicate()[0].strip() for way, server in servers.items()}
     bare, ours = (statistics.median(received[way]) for way in ("bare", "ours"))

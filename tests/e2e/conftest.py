@@ -120,7 +120,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
         stages = stages or STAGES.format(steps=steps)
         waits = {"linger_s": linger_s, "pace": pace}
         draft = DRAFT.format(rounds=rounds, stages=stages, shared=shared, method=method, top=top, **waits)
-        return (LocalFederation if cold else warm).found(root, draft, texts)
+        return (LocalFederation if cold else warm).create(root, draft, texts)
 
     return make
 

@@ -54,7 +54,7 @@ def test_region_similarity_trains_over_the_wire_with_116_aal_regions(tmp_path: P
     summary = atlas.prepare(tmp_path / "data")
     assert "synthetic" in json.dumps(summary).lower()
     sites = {name: SITE.format(folder=tmp_path / "data" / name, width=width) for name, width in SITES.items()}
-    with LocalFederation.found(tmp_path / "federation", DRAFT, sites) as loopback:
+    with LocalFederation.create(tmp_path / "federation", DRAFT, sites) as loopback:
         for name in sites:
             loopback.start(name)
         codes = tools.finish(loopback)

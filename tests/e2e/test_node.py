@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from fakes.still import SITE, StillProcess, draft
+from fakes.drafts import draft
+from fakes.still import SITE, StillProcess
 from peer.core import schedule
 from peer.demo.local_federation import LocalFederation
 from peer.identity.certificates import read_round_key
@@ -59,7 +60,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.found(
+    loopback = LocalFederation.create(
         tmp_path, draft("babel", top="seed = 1", method="gamma = 1e-5"), dict.fromkeys(SITES, SITE)
     )
     daemons: dict[str, StillProcess] = {}

@@ -53,7 +53,7 @@ def federation(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         text = (folder / "site.toml").read_text()
         text = text.replace('datalist = "', f'datalist = "{folder}/').replace('root = "', f'root = "{folder}/')
         sites[folder.name] = text
-    with LocalFederation.found(root, draft, sites) as loopback:
+    with LocalFederation.create(root, draft, sites) as loopback:
         yield loopback
 
 

@@ -99,7 +99,7 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
     labels = volume(tmp_path, "new", (20, 16, 14), seed=99)
     (tmp_path / "broken.nii.gz").write_bytes(b"not a volume")
     inputs, taken = [tmp_path / name for name in ("new.nii.gz", "broken.nii.gz")], tmp_path / "taken.onnx"
-    with LocalFederation.found(tmp_path / "federation", DRAFT, {"europe": site}) as loopback:
+    with LocalFederation.create(tmp_path / "federation", DRAFT, {"europe": site}) as loopback:
         loopback.start("europe", "--stay")
         tools.wait_until(
             lambda: loopback.show("europe", "status")["committed"] == ROUNDS, what=lambda: loopback.console("europe")

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from fakes.still import LIMIT_S, SITE, StillProcess, draft
+from fakes.drafts import draft
+from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
 from peer.core.messages import Heartbeat
@@ -90,7 +91,7 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.found(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
+        self.loopback = LocalFederation.create(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
@@ -224,7 +225,7 @@ def test_renewals_in_the_middle_of_a_transfer(begin: Callable[..., Trial], tools
         asyncio.run(trial.call_with_the_former_certificate())
 
     from_africa = tmp_path / "from-africa.json"
-    from_africa.write_bytes(evidence_files.encode(verification.witness(trial.loopback.folder(AFRICA), EUROPE)))
+    from_africa.write_bytes(evidence_files.encode(verification.make_witness(trial.loopback.folder(AFRICA), EUROPE)))
     proven = verification.verify(trial.loopback.folder(EUROPE), [from_africa])
     assert (proven["problems"], proven["vouched_rows"]) == ([], 2), "manifests of every key are proof"
 

@@ -15,28 +15,6 @@ STILL = Path(__file__).resolve().parents[1] / "bench" / "still.py"
 LIMIT_S = 60.0
 SITE = "[data]\ninput_size = [8]\n"
 """The ``site.toml`` of a site that never reads its data."""
-DRAFT = """
-name = "{name}"
-rounds = 3
-{top}
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-{method}
-[schedule]
-kind = "derangement"
-[pace]
-{pace}
-"""
-
-
-def draft(name: str, *, top: str = "", method: str = "", pace: str = "") -> str:
-    """A ``federation.toml`` without its sites; the keywords are lines of its tables."""
-    return DRAFT.format(name=name, top=top, method=method, pace=pace)
 
 
 class StillProcess:

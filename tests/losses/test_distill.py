@@ -96,7 +96,7 @@ def test_the_arithmetic_is_float32_whatever_the_caller_has_switched_on(loss):
     assert loss(local.float(), messenger.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize(("loss", "what"), [(distillation_kl, "logits"), (distillation_l1, "images")])
+@pytest.mark.parametrize(("loss", "kind"), [(distillation_kl, "logits"), (distillation_l1, "images")])
 @pytest.mark.parametrize(
     ("local", "messenger", "message"),
     [
@@ -106,8 +106,8 @@ def test_the_arithmetic_is_float32_whatever_the_caller_has_switched_on(loss):
         (torch.ones(4, 3), torch.ones(1, 3), r"the {} differ in shape: local \(4, 3\) and messenger \(1, 3\)"),
     ],
 )
-def test_predictions_that_do_not_fit_are_named(loss, what, local, messenger, message):
-    with pytest.raises(ValueError, match=message.format(what)):
+def test_predictions_that_do_not_fit_are_named(loss, kind, local, messenger, message):
+    with pytest.raises(ValueError, match=message.format(kind)):
         loss(local, messenger)
 
 

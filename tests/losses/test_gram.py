@@ -134,15 +134,15 @@ def test_the_linear_form_never_makes_a_square_matrix_of_positions():
     dam, ktm = features(width, items, seed=11), features(width, items, seed=12)
     saved: list[int] = []
     with (
-        LargestTensor() as seen,
+        LargestTensor() as largest,
         torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda x: x),
     ):
         dissimilarity(dam, ktm, form="auto", dtype=torch.float64).backward()
     assert saved == [items * width, items * width]
-    assert seen.elements == items * width
-    with LargestTensor() as seen:
+    assert largest.elements == items * width
+    with LargestTensor() as largest:
         dissimilarity(dam, ktm, form="direct", dtype=torch.float64).backward()
-    assert seen.elements == items**2
+    assert largest.elements == items**2
 
 
 def test_without_a_gradient_to_compute_none_is():

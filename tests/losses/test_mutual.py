@@ -188,14 +188,14 @@ def test_two_classes_that_disagree_feed_nothing_back():
 def test_the_private_model_alone_learns_backward(loss):
     private, proxy = (logits.requires_grad_() for logits in models(6, 4, 3))
     weights = torch.ones(6, 3, dtype=torch.float64, requires_grad=True)
-    for given in (None, 1.0, weights):
+    for chosen_weights in (None, 1.0, weights):
         private.grad = None
-        loss(private, proxy, top=2, weights=given).backward()
+        loss(private, proxy, top=2, weights=chosen_weights).backward()
         assert private.grad.any()
         assert proxy.grad is None
         assert weights.grad is None
         assert torch.autograd.gradcheck(
-            lambda w, given=given: loss(w, proxy.detach(), top=2, weights=given), (private,)
+            lambda w, chosen_weights=chosen_weights: loss(w, proxy.detach(), top=2, weights=chosen_weights), (private,)
         )
 
 

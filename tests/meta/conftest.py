@@ -1,4 +1,6 @@
-"""The repository as its own subject: the files that belong to it, and the parsed modules that are shipped."""
+"""The repository as the subject of its own tests: its files, and the parsed modules of its
+packages.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Module:
 
     @property
     def where(self) -> str:
-        """The path from the root, for messages."""
+        """The path from the root, for error messages."""
         return self.path.relative_to(ROOT).as_posix()
 
 
@@ -41,7 +43,9 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def files() -> list[Path]:
-    """The files of the repository, from the root: what git tracks, or would once it is added."""
+    """The repository's files relative to the root: those that git tracks, or would track once
+    added.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a git checkout, so nothing says which files belong to it")
@@ -52,7 +56,7 @@ def files() -> list[Path]:
 
 @pytest.fixture(scope="session")
 def modules() -> list[Module]:
-    """Every module of ``losses``, ``models`` and ``peer`` but the generated ones."""
+    """Every module of ``losses``, ``models`` and ``peer`` except the generated ones."""
     return [
         Module(dotted(path.relative_to(ROOT)), path, ast.parse(path.read_text("utf-8")))
         for package in PACKAGES
@@ -85,14 +89,14 @@ def release() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def build(release: ModuleType, files: list[Path]) -> Callable[[Path], Distributions]:
-    """Builds a copy that holds the repository's files only, in a folder that is not there yet."""
+    """Builds a clean copy of the repository's files, in a folder that does not exist yet."""
 
     def build(folder: Path) -> Distributions:
         for path in files:
             (folder / "source" / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, folder / "source" / path)
         (folder / "out").mkdir()
-        return Distributions(*release.distributions(folder / "source", folder / "out", EPOCH))
+        return Distributions(*release.build_distributions(folder / "source", folder / "out", EPOCH))
 
     return build
 

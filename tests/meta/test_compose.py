@@ -1,4 +1,4 @@
-"""The images and the test network of deploy/: what they promise, looked at without running a container."""
+"""The images and the test network of deploy/, checked without running a container."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes wit
 DEPLOY = Path("deploy")
 NETWORK = DEPLOY / "network"
 IMAGE_FOLDER = "/opt/network"
-"""Where the image has the files of deploy/network."""
+"""The folder of the image that has the files of deploy/network."""
 LIMIT_S = 20.0
 COMPOSE = ("docker", "podman-compose")
 INSTRUCTION = re.compile(r"^([A-Z]+) +(.*)$")
@@ -37,20 +37,20 @@ STAGE = re.compile(r"(\S+)(?: +AS +(\S+))?")
 
 @pytest.fixture(scope="module")
 def compose(root: Path) -> dict[str, Any]:
-    """The network."""
+    """The network's parsed compose.yaml."""
     return dict(yaml.safe_load((root / DEPLOY / "compose.yaml").read_text()))
 
 
 @pytest.fixture(scope="module")
 def trouble(root: Path) -> dict[str, Any]:
-    """What compose.trouble.yaml adds."""
+    """The parsed compose.trouble.yaml, which adds to compose.yaml."""
     return dict(yaml.safe_load((root / DEPLOY / "compose.trouble.yaml").read_text()))
 
 
 @pytest.fixture(scope="module")
 def stages(root: Path) -> dict[str, list[tuple[str, str]]]:
     """The instructions of each stage of the Dockerfile, the stage's own FROM first."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    stages: dict[str, list[tuple[str, str]]] = {}
     text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (root / DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE))
     for line in text.splitlines():
         instruction = INSTRUCTION.match(line)
@@ -60,10 +60,10 @@ def stages(root: Path) -> dict[str, list[tuple[str, str]]]:
         if instruction[1] == "FROM":
             stage = STAGE.fullmatch(instruction[2])
             assert stage, line
-            found[stage[2]] = []
-        if found:
-            list(found.values())[-1].append((instruction[1], instruction[2]))
-    return found
+            stages[stage[2]] = []
+        if stages:
+            list(stages.values())[-1].append((instruction[1], instruction[2]))
+    return stages
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def federation(root: Path) -> FederationConfig:
     return FederationConfig.load(root / NETWORK / "federation.toml")
 
 
-def named_files(document: Any) -> Iterator[str]:
+def files_run(document: Any) -> Iterator[str]:
     """The files of deploy/network that services run."""
     for service in document["services"].values():
         for word in service.get("command", ()):
@@ -81,15 +81,15 @@ def named_files(document: Any) -> Iterator[str]:
 
 
 def hospitals(compose: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The services that run a site, by site."""
+    """Site -> the service that runs it."""
     services = compose["services"].values()
     return {s["command"][1]: s for s in services if s["command"][0] == f"{IMAGE_FOLDER}/site.sh"}
 
 
 def test_there_is_one_service_for_each_site_of_the_draft(compose: dict[str, Any], federation: FederationConfig) -> None:
-    found = hospitals(compose)
-    assert set(found) == set(federation.roster)
-    for site, service in found.items():
+    services = hospitals(compose)
+    assert set(services) == set(federation.roster)
+    for site, service in services.items():
         assert compose["services"][site] is service, "the service's name is the site's address"
         assert federation.addresses[site] == f"{site}:7443"
     for name in ("data", "founder"):
@@ -142,7 +142,7 @@ def test_only_the_enrolment_folder_is_shared(compose: dict[str, Any]) -> None:
 def test_what_the_services_run_exists_and_may_be_run(
     root: Path, compose: dict[str, Any], trouble: dict[str, Any]
 ) -> None:
-    named = {*named_files(compose), *named_files(trouble)}
+    named = {*files_run(compose), *files_run(trouble)}
     assert named == {"data.sh", "founder.sh", "site.sh", "killed.sh", "cut.py"}
     for name in named:
         assert (root / NETWORK / name).is_file()
@@ -183,16 +183,16 @@ def test_the_image_is_built_once_and_never_pulled(
     assert policies == {**dict.fromkeys(services, "never"), "data": "build"}
 
 
-def typed(script: Path) -> Iterator[list[str]]:
-    """The words of every command of the program in a script."""
+def commands_in(script: Path) -> Iterator[list[str]]:
+    """The words of every call of the program in a script."""
     for line in script.read_text().replace("\\\n", " ").splitlines():
-        for found in COMMAND.finditer(line.strip()):
-            words = shlex.split(re.split(r" (?:[0-9]?>|\|)", found[1])[0], comments=True)
+        for match in COMMAND.finditer(line.strip()):
+            words = shlex.split(re.split(r" (?:[0-9]?>|\|)", match[1])[0], comments=True)
             yield words[1:]
 
 
 def test_every_command_in_the_scripts_can_be_typed(root: Path) -> None:
-    commands = [(path.name, words) for path in sorted((root / NETWORK).glob("*.sh")) for words in typed(path)]
+    commands = [(path.name, words) for path in sorted((root / NETWORK).glob("*.sh")) for words in commands_in(path)]
     assert {words[0] for _, words in commands} >= {"data", "federation", "site", "check", "start", "status"}
     wrong = [f"{name}: {shlex.join(words)}: {why}" for name, words in commands if (why := problem(words))]
     assert not wrong, "\n".join(wrong)
@@ -266,17 +266,17 @@ def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: l
 def test_a_wrong_command_in_a_script_is_found(tmp_path: Path, line: str) -> None:
     script = tmp_path / "wrong.sh"
     script.write_text(f'[ -e "$here" ] || exec {PROGRAM} {line} > /dev/null\n')
-    ((words),) = typed(script)
+    ((words),) = commands_in(script)
     assert problem(words)
 
 
 def test_whoever_cuts_the_network_leaves_when_the_container_is_stopped(root: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as asked:
-        asked.settimeout(LIMIT_S)
-        # Through a proxy, so that it asks here and not at the port that a real daemon may have.
-        environment = {**os.environ, "http_proxy": f"http://127.0.0.1:{asked.getsockname()[1]}", "no_proxy": ""}
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(LIMIT_S)
+        # The script asks this proxy, and not the port that a real daemon may have.
+        environment = {**os.environ, "http_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}", "no_proxy": ""}
         command = [sys.executable, str(root / NETWORK / "cut.py"), "99", "1"]
         with subprocess.Popen(command, env=environment) as process:
-            asked.accept()[0].close()
+            proxy.accept()[0].close()
             process.terminate()
             assert process.wait(LIMIT_S) == 128 + signal.SIGTERM, "by itself: else it is killed, and mends nothing"

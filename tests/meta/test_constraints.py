@@ -1,4 +1,4 @@
-"""Every package that comes in by way of pyproject.toml is pinned, at one version."""
+"""constraints.txt pins one version of every package that pyproject.toml brings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def reached(requirements: Iterable[str]) -> set[str]:
-    """The names of these requirements and of all that they bring, as far as they are installed here."""
+def resolve(requirements: Iterable[str]) -> set[str]:
+    """The names of these requirements and of their own requirements, of those that are installed
+    here.
+    """
     names: set[str] = set()
     waiting = [(Requirement(text), "") for text in requirements]
     while waiting:
         requirement, extra = waiting.pop()
         name = canonicalize_name(requirement.name)
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        if not wanted or name in names or not any(importlib.metadata.distributions(name=requirement.name)):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if not applies or name in names or not any(importlib.metadata.distributions(name=requirement.name)):
             continue
         names.add(name)
-        brought = importlib.metadata.requires(requirement.name) or []
-        waiting += [(Requirement(text), extra) for text in brought for extra in ("", *requirement.extras)]
+        required = importlib.metadata.requires(requirement.name) or []
+        waiting += [(Requirement(text), extra) for text in required for extra in ("", *requirement.extras)]
     return names
 
 
@@ -34,5 +36,5 @@ def test_everything_that_is_installed_is_pinned(root: Path) -> None:
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     assert all(str(pin.specifier).startswith("==") and "+" not in str(pin.specifier) for pin in pins)
     requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    unpinned = reached(requirements) - {canonicalize_name(pin.name) for pin in pins}
+    unpinned = resolve(requirements) - {canonicalize_name(pin.name) for pin in pins}
     assert not unpinned, f"constraints.txt does not pin {sorted(unpinned)}"

@@ -1,4 +1,4 @@
-"""What is shipped to run and watch a site fits the program, and the tools that will read it find nothing wrong."""
+"""The files to run and watch a site fit the program, and the tools that read them find no error."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PROCESS = frozenset(
     f"process_{name}"
     for name in ("cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds")
 )
-"""What ``prometheus_client`` shows of a process; of the worker with a prefix."""
+"""The metrics that ``prometheus_client`` has of a process; those of the worker have a prefix."""
 TARGET = frozenset({"job", "instance"})
 """Labels that Prometheus adds."""
 SELECTOR = re.compile(r"\b((?:mhfl_|process_)\w+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 WAITS = "waiting for the bundle: send this request to the founder, and read the fingerprint out over the telephone\n"
 VERSION = "1.34"
-"""Of Kubernetes; unhealthyPodEvictionPolicy, the newest that is asked for, is of 1.31."""
+"""The version of Kubernetes; the newest field, unhealthyPodEvictionPolicy, came with 1.31."""
 
 
 # --- metrics in rules and pictures -----------------------------------------------------------------------------------
@@ -50,12 +50,12 @@ def rules(root: Path) -> list[dict[str, Any]]:
 
 def panels(root: Path) -> list[dict[str, Any]]:
     """Every panel of the dashboard."""
-    found: list[dict[str, Any]] = json.loads((root / GRAFANA).read_text())["panels"]
-    return found
+    panels: list[dict[str, Any]] = json.loads((root / GRAFANA).read_text())["panels"]
+    return panels
 
 
 def expressions(root: Path) -> Iterator[tuple[str, str]]:
-    """Where each expression stands, and the expression."""
+    """The title of each alert, panel or annotation, and its expression."""
     for rule in rules(root):
         yield rule["alert"], rule["expr"]
     for panel in panels(root):
@@ -105,7 +105,7 @@ def test_the_table_of_metrics_is_the_program_s(root: Path) -> None:
 
 
 def promtool(root: Path, *arguments: str | Path) -> None:
-    """Run promtool in the folder of the rules; its own words when it fails."""
+    """Run promtool in the folder of the rules; show its output if it fails."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool (Debian package prometheus) is not installed")
@@ -119,10 +119,10 @@ def test_promtool_accepts_configuration_and_rules_and_their_tests_pass(root: Pat
 
 
 def test_promtool_accepts_every_expression_of_the_dashboard(root: Path, tmp_path: Path) -> None:
-    found = [expression for _, expression in expressions(root)]
+    texts = [expression for _, expression in expressions(root)]
     for variable, value in (("$site", "here"), ("$__rate_interval", "1m"), ("$__range", "1h")):
-        found = [expression.replace(variable, value) for expression in found]
-    recorded = [{"record": f"r{number}", "expr": expression} for number, expression in enumerate(found)]
+        texts = [text.replace(variable, value) for text in texts]
+    recorded = [{"record": f"r{number}", "expr": text} for number, text in enumerate(texts)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": recorded}]}))
     promtool(root, "check", "rules", "--lint=none", tmp_path / "rules.yml")
 
@@ -151,22 +151,23 @@ def test_the_dashboard_can_be_imported_anywhere(root: Path) -> None:
     assert len(set(cells)) == len(cells), "panels overlap"
 
 
-def area(place: dict[str, int]) -> Iterable[tuple[int, int]]:
+def area(position: dict[str, int]) -> Iterable[tuple[int, int]]:
     """The cells of the grid that a panel covers."""
-    assert place["x"] + place["w"] <= 24
-    columns, lines = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+    x, y = position["x"], position["y"]
+    assert x + position["w"] <= 24
+    columns, lines = range(x, x + position["w"]), range(y, y + position["h"])
     return [(x, y) for x in columns for y in lines]
 
 
 # --- systemd ---------------------------------------------------------------------------------------------------------
 def unit(root: Path, name: str = "mhfl-peer@.service") -> dict[str, list[str]]:
-    """The settings of a unit file, each with its values."""
-    found: dict[str, list[str]] = {}
+    """Setting of a unit file -> its values."""
+    settings: dict[str, list[str]] = {}
     for line in (root / SYSTEMD / name).read_text().splitlines():
         key, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
+            settings.setdefault(key, []).append(value)
+    return settings
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -181,10 +182,10 @@ def test_systemd_accepts_the_unit_and_finds_it_confined(root: Path, tmp_path: Pa
         shutil.copytree(root / SYSTEMD / "mhfl-peer@.service.d", tmp_path / "mhfl-peer@europe.service.d")
     verified = subprocess.run([program, "verify", installed], capture_output=True, text=True)
     assert (verified.returncode, verified.stderr) == (0, "")
-    judge = [program, "security", "--offline=true", "--threshold=20", "--no-pager", installed]
-    judged = subprocess.run(judge, capture_output=True, text=True)
-    assert judged.returncode == 0, judged.stdout
-    exposure = re.search(r"exposure level for \S+: ([0-9.]+)", judged.stdout)
+    command = [program, "security", "--offline=true", "--threshold=20", "--no-pager", installed]
+    rated = subprocess.run(command, capture_output=True, text=True)
+    assert rated.returncode == 0, rated.stdout
+    exposure = re.search(r"exposure level for \S+: ([0-9.]+)", rated.stdout)
     assert exposure is not None
     stated = (root / SYSTEMD / ("mhfl-peer@.service.d/gpu.conf" if gpu else "mhfl-peer@.service")).read_text()
     assert f"says {exposure[1]}" in re.sub(r"\n# ", " ", stated)
@@ -201,12 +202,12 @@ def test_the_unit_starts_what_the_program_understands(root: Path) -> None:
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------------
 def documents(root: Path) -> dict[str, dict[str, Any]]:
-    """The objects of the base by kind; of several of a kind the last."""
-    found = {}
+    """Kind -> object of the base; of several objects of a kind, the last."""
+    objects = {}
     for path in sorted((root / KUBERNETES / "base").glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
-            found[document["kind"]] = document
-    return found
+            objects[document["kind"]] = document
+    return objects
 
 
 def test_every_file_of_the_base_is_named_and_there(root: Path) -> None:
@@ -219,8 +220,8 @@ def test_every_file_of_the_base_is_named_and_there(root: Path) -> None:
 
 
 def test_the_pod_is_confined_and_watched(root: Path) -> None:
-    found = documents(root)
-    spec = found["StatefulSet"]["spec"]
+    objects = documents(root)
+    spec = objects["StatefulSet"]["spec"]
     pod = spec["template"]["spec"]
     assert spec["replicas"] == 1
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -238,17 +239,17 @@ def test_the_pod_is_confined_and_watched(root: Path) -> None:
     assert daemon["livenessProbe"]["exec"]["command"] == ["mhfl-peer", "health"]
     assert {port["name"]: port["containerPort"] for port in daemon["ports"]} == {"peers": 7443, "metrics": 9464}
     assert pod["terminationGracePeriodSeconds"] >= 90
-    assert found["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert objects["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_every_selector_finds_the_pod(root: Path) -> None:
-    found = documents(root)
-    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    objects = documents(root)
+    labels = objects["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert labels
-    assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
-    assert found["Service"]["spec"]["selector"] == labels
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
-    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert objects["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
+    assert objects["Service"]["spec"]["selector"] == labels
+    assert objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
 
 
 def test_nobody_but_peers_and_monitoring_is_let_in(root: Path) -> None:
@@ -270,7 +271,9 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
 
 
 def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
-    """The script that runs before the daemon, with the folders that the pod mounts for it."""
+    """Run the script that a pod runs before its daemon, with the folders that the pod mounts for
+    it.
+    """
     draft = (root / "deploy" / "examples" / "federation.toml").read_text()
     authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=datetime.now(UTC))
     etc = tmp_path / "etc"
@@ -289,11 +292,11 @@ def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tm
     running = {"env": {**os.environ, "PATH": programs, **settings}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, **running) as pod:
         assert pod.stdout is not None
-        told = "".join(iter(pod.stdout.readline, WAITS))
-        shown = re.search(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){31}\b", told)
-        assert shown is not None, told
-        request = told[told.index("-----BEGIN CERTIFICATE REQUEST") :].encode()
-        admitted = authority.admit(request, fingerprint=shown[0], now=datetime.now(UTC))
+        log = "".join(iter(pod.stdout.readline, WAITS))
+        fingerprint = re.search(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){31}\b", log)
+        assert fingerprint is not None, log
+        request = log[log.index("-----BEGIN CERTIFICATE REQUEST") :].encode()
+        admitted = authority.admit(request, fingerprint=fingerprint[0], now=datetime.now(UTC))
         write_atomically(etc / "bundle" / "europe.bundle", admitted.bundle)
         pod.communicate(timeout=30)
     folder = SiteFolder(tmp_path / "state", "fedasd", SiteName("europe"))
@@ -314,11 +317,11 @@ def test_what_kustomize_makes_of_it_is_what_kubernetes_knows(root: Path) -> None
     built = subprocess.run([kubectl, "kustomize", root / KUBERNETES / "europe"], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     objects = list(yaml.safe_load_all(built.stdout))
-    names = {one["kind"]: one["metadata"]["name"] for one in objects}
-    assert names["StatefulSet"] == "europe-site"
-    kept = next(one["spec"] for one in objects if one["kind"] == "StatefulSet")["template"]["spec"]
-    for container in (*kept["initContainers"], *kept["containers"]):
+    by_kind = {document["kind"]: document for document in objects}
+    assert by_kind["StatefulSet"]["metadata"]["name"] == "europe-site"
+    pod = by_kind["StatefulSet"]["spec"]["template"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
         assert {"name": "SITE", "value": "europe"} in container["env"]
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    for one in objects:
-        kubernetes_validate.validate(one, VERSION, strict=True)
+    for document in objects:
+        kubernetes_validate.validate(document, VERSION, strict=True)

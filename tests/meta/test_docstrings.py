@@ -1,4 +1,4 @@
-"""Losses and networks say where they come from, what they take and give, and show it."""
+"""Losses and networks state their source, arguments and results, and show a running example."""
 
 from __future__ import annotations
 
@@ -28,41 +28,43 @@ NETWORKS = {
 
 
 def sections(documented: Any) -> dict[str, str]:
-    """The sections of a docstring by heading, with their text."""
+    """Heading of a docstring's section -> its text."""
     return {heading: text.rstrip() for heading, text in SECTION.findall(inspect.getdoc(documented) or "")}
 
 
 def arguments_differ(function: Callable[..., Any], text: str) -> set[str]:
-    """The names that either the signature or the section has, but not both."""
+    """The names that only the signature or only the section has."""
     return set(inspect.signature(function).parameters) ^ set(ENTRY.findall(text))
 
 
-def lacking(found: dict[str, str], *wanted: str) -> list[str]:
-    """The wanted sections that are missing or empty, or an example that runs nothing."""
-    silent = [heading for heading in wanted if not found.get(heading, "").strip()]
-    return silent + (["Example with >>>"] if ">>>" not in found.get("Example", "") else [])
+def missing_sections(documented: dict[str, str], *required: str) -> list[str]:
+    """The required sections that are missing or empty, and an example that runs nothing."""
+    missing = [heading for heading in required if not documented.get(heading, "").strip()]
+    return missing + (["Example with >>>"] if ">>>" not in documented.get("Example", "") else [])
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_tells_everything(name: str) -> None:
-    found = sections(LOSSES[name])
-    assert not lacking(found, "Source", "Differs", "Args", "Returns", "Raises", "Example")
-    assert not arguments_differ(LOSSES[name], found["Args"])
+    documented = sections(LOSSES[name])
+    assert not missing_sections(documented, "Source", "Differs", "Args", "Returns", "Raises", "Example")
+    assert not arguments_differ(LOSSES[name], documented["Args"])
 
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_a_factory_tells_what_it_takes_and_gives(name: str) -> None:
-    found = sections(FACTORIES[name])
-    assert not lacking(found, "Args", "Returns", "Raises", "Example")
-    assert not arguments_differ(FACTORIES[name], found["Args"])
+    documented = sections(FACTORIES[name])
+    assert not missing_sections(documented, "Args", "Returns", "Raises", "Example")
+    assert not arguments_differ(FACTORIES[name], documented["Args"])
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_tells_everything(name: str) -> None:
-    assert not lacking(sections(NETWORKS[name]), "Source", "Differs", "Shapes", "Gradient flow", "Raises", "Example")
+    assert not missing_sections(
+        sections(NETWORKS[name]), "Source", "Differs", "Shapes", "Gradient flow", "Raises", "Example"
+    )
 
 
 def test_every_network_is_covered() -> None:
-    made = {type(models.create_model(name, spatial_dims=1, in_channels=1, classes=2)) for name in models.MODELS}
-    assert made <= set(NETWORKS.values()), "MODELS has an entry whose class this file does not see"
+    kinds = {type(models.create_model(name, spatial_dims=1, in_channels=1, classes=2)) for name in models.MODELS}
+    assert kinds <= set(NETWORKS.values()), "MODELS has an entry whose class this file does not see"
     assert all(issubclass(kind, Network) for kind in NETWORKS.values())

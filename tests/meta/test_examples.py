@@ -1,4 +1,4 @@
-"""The example files are what the program reads, and explain every key that it reads."""
+"""The program can read the example files, and they show every key that it reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer.config.schema import FederationConfig, SiteConfig, check_site
 
 EXAMPLES = Path("deploy", "examples")
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
-"""What stands before a key that is shown at its default."""
+"""The mark before a key that is shown with its default value."""
 
 
 def known_keys(annotation: Any) -> Iterator[str]:

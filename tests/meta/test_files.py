@@ -1,4 +1,4 @@
-"""What lies where, and what no file of this repository may say."""
+"""The places of files, and texts that no file of this repository may contain."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SUITE_FOLDERS = {"bench", "e2e", "fakes", "meta", "scenarios"}
 
 
 def texts(root: Path, files: list[Path]) -> dict[Path, str]:
-    """The files that are text."""
-    found = {}
+    """Path -> content of the files that are text."""
+    contents = {}
     for path in files:
         try:
-            found[path] = (root / path).read_text("utf-8")
+            contents[path] = (root / path).read_text("utf-8")
         except UnicodeDecodeError:
             continue
-    return found
+    return contents
 
 
 def matches(pattern: re.Pattern[str], root: Path, files: list[Path]) -> list[str]:
-    """Where a pattern stands: path, line and the words."""
+    """Path, line and text of every match."""
     return [
         f"{path}:{number}: {match.group()}"
         for path, text in texts(root, files).items()
@@ -44,9 +44,9 @@ def test_nothing_is_left_for_later(root: Path, files: list[Path]) -> None:
     assert not matches(UNFINISHED, root, files)
 
 
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_file_tells(what: str, root: Path, files: list[Path]) -> None:
-    assert not matches(FORBIDDEN[what], root, files)
+@pytest.mark.parametrize("content", FORBIDDEN)
+def test_no_file_tells(content: str, root: Path, files: list[Path]) -> None:
+    assert not matches(FORBIDDEN[content], root, files)
 
 
 def test_tests_are_no_package(files: list[Path]) -> None:

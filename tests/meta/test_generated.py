@@ -1,4 +1,4 @@
-"""What is committed and generated is what its source says."""
+"""Generated files that are committed are up to date with their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every command explains itself with an example that can be typed, and shows scripts the documents of its type."""
+"""Every command's help has an example that can be typed, and its ``--json`` prints a document of
+its type.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ from peer.cli import PROGRAM, main
 from peer.records import documents as records
 
 WITHOUT_EXAMPLE: dict[str, str] = {}
-"""Commands whose help may do without an example, and why."""
+"""Commands whose help needs no example, with the reason."""
 
 WITHOUT_JSON = {
     "start": "runs until the site leaves; its log can be JSON",
     "completion": "prints a script for a shell",
 }
-"""Commands that show nothing which a script could read, and why."""
+"""Commands without ``--json``, with the reason."""
 
 DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
-"""By command, the type of the document that ``--json`` prints."""
+"""Command -> type of the document that ``--json`` prints."""
 
 DRAFT = """
 name = "trial"
@@ -45,7 +47,9 @@ name = "asia"
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something by itself, with the words that call it."""
+    """The words that call a command, and the command; groups only where they do something by
+    themselves.
+    """
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -61,21 +65,25 @@ COMMANDS = dict(commands())
 
 
 def examples(command: click.Command) -> list[list[str]]:
-    """The words of every line of a help text that calls this program, in its paragraphs that keep their lines."""
+    """The words of every example of a help text: of the lines of this program in paragraphs after
+    ``\\b``.
+    """
     parts = inspect.cleandoc(command.help or "").split("\n\n")
-    kept = [part.partition("\n")[2] for part in parts if part.startswith("\b\n")]
-    lines = [line.strip() for part in kept for line in part.splitlines()]
-    typed = [re.sub(r"^eval \"\$\((.*)\)\"$", r"\1", line).partition(" > ")[0] for line in lines]
-    return [shlex.split(line)[1:] for line in typed if line.startswith(f"{PROGRAM} ")]
+    verbatim = [part.partition("\n")[2] for part in parts if part.startswith("\b\n")]
+    lines = [line.strip() for part in verbatim for line in part.splitlines()]
+    calls = [re.sub(r"^eval \"\$\((.*)\)\"$", r"\1", line).partition(" > ")[0] for line in lines]
+    return [shlex.split(line)[1:] for line in calls if line.startswith(f"{PROGRAM} ")]
 
 
 def shows(command: click.Command) -> bool:
-    """Whether it has ``--json``."""
+    """Whether the command has ``--json``."""
     return any("--json" in parameter.opts for parameter in command.params)
 
 
 def keys(kind: Any) -> tuple[set[str], set[str]]:
-    """The keys that every object of a document has, and those that it may lack; a list's are its elements'."""
+    """The keys that a document always has, and those that it may lack; of a list, those of its
+    elements.
+    """
     record = get_args(kind)[-1] if get_args(kind) else kind
     hints = get_type_hints(record, include_extras=True)
     optional = {name for name, hint in hints.items() if NotRequired in (get_origin(hint), get_origin(hint_of(hint)))}
@@ -83,7 +91,7 @@ def keys(kind: Any) -> tuple[set[str], set[str]]:
 
 
 def hint_of(annotation: Any) -> Any:
-    """What is annotated, without its meaning."""
+    """The annotated type, without its meaning."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
@@ -99,11 +107,11 @@ def test_a_command_explains_itself_with_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_can_be_typed(name: str) -> None:
     for words in examples(COMMANDS[name]):
-        found = max((path for path in COMMANDS if words[: len(path.split())] == path.split()), key=len)
-        command = COMMANDS[found]
-        parser = command.make_parser(click.Context(command, info_name=found))
-        values, _, _ = parser.parse_args(words[len(found.split()) :])  # an option that is not there raises
-        missing = [one.name for one in command.params if one.required and not values.get(str(one.name))]
+        called = max((path for path in COMMANDS if words[: len(path.split())] == path.split()), key=len)
+        command = COMMANDS[called]
+        parser = command.make_parser(click.Context(command, info_name=called))
+        values, _, _ = parser.parse_args(words[len(called.split()) :])  # raises for an unknown option
+        missing = [param.name for param in command.params if param.required and not values.get(str(param.name))]
         assert not missing, f"{shlex.join(words)} leaves out {missing}"
 
 
@@ -121,19 +129,19 @@ def test_every_document_has_a_type() -> None:
     showing = {name for name, command in COMMANDS.items() if shows(command)}
     missing = {name for name in showing if not {name, *parents(name)} & DOCUMENTS.keys()}
     assert not missing, f"no DOCUMENTS has {sorted(missing)}"
-    unknown = {name for name in DOCUMENTS if not any(name in (one, *parents(one)) for one in showing)}
+    unknown = {name for name in DOCUMENTS if not any(name in (command, *parents(command)) for command in showing)}
     assert not unknown, f"DOCUMENTS has commands without --json: {sorted(unknown)}"
 
 
 def parents(name: str) -> list[str]:
-    """The groups of a command, whose row may speak for all of them."""
+    """The groups of a command; the type of a group's document holds for all of its commands."""
     words = name.split()
     return [" ".join(words[:count]) for count in range(1, len(words))]
 
 
 @pytest.fixture(scope="module")
 def call(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Runs a command in a folder of its own, and gives its document."""
+    """Calls a command in a folder of its own, and returns its document."""
     folder = tmp_path_factory.mktemp("help")
 
     def run(*words: str) -> Any:
@@ -147,7 +155,7 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 
 
 def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> None:
-    """Of the commands that answer at once: a site is founded, enrolled and looked at."""
+    """Found a federation, enrol a site, and check the commands that answer at once."""
     shown = {
         "federation create": call("federation", "create", "@draft.toml", "--out", "@ca"),
         "federation show": call("federation", "show", "@ca/federation.toml"),
@@ -164,10 +172,10 @@ def test_documents_have_the_keys_of_their_types(call: Callable[..., Any]) -> Non
     shown["scalars"] = call("scalars", "--tensorboard", "@runs")
     wrong = {}
     for name, document in shown.items():
-        there = set(document[0] if isinstance(document, list) else document)
+        present = set(document[0] if isinstance(document, list) else document)
         needed, optional = keys(DOCUMENTS[name])
-        if not needed <= there <= needed | optional:
-            wrong[name] = f"lacks {sorted(needed - there)}, and has {sorted(there - needed - optional)}"
+        if not needed <= present <= needed | optional:
+            wrong[name] = f"lacks {sorted(needed - present)}, and has {sorted(present - needed - optional)}"
     assert not wrong, "\n".join(f"{name}: {why}" for name, why in wrong.items())
 
 

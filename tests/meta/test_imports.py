@@ -1,4 +1,6 @@
-"""Imports point one way, without a cycle, to declared packages; and the command line does without torch."""
+"""Imports point one way, have no cycle, and are of declared packages; the command line loads no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 
-# Which room a module belongs to: the longest name that fits. "peer" are the few modules beside the packages.
+# Module or package -> its layer; the longest name that fits counts. "peer" are the modules beside
+# the packages.
 LAYER = {
     "losses": "losses",
     "models": "models",
@@ -53,7 +56,7 @@ LAYER = {
     "peer.training": "training",
     "peer.transport": "transport",
 }
-# What a room may import of this repository beside itself; single modules where it is not the whole room.
+# Layer -> the layers that it may import beside itself; a module's name allows this module alone.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "losses": frozenset(),
     "spec": frozenset(),
@@ -69,7 +72,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "transport": frozenset({"ground", "core", "pb", "identity"}),
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
     "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
-    "model files": frozenset({"ground", "daemon", "plans", "core", "config", "records", "spec", "transport"}),
+    "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
     "preflight": frozenset(
         {
             "ground",
@@ -112,9 +115,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             "model files",
         }
     ),
-    "notebook": frozenset(
-        {"ground", "core", "config", "records", "transport", "daemon", "model files", "inference", "training"}
-    ),
+    "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
         {
             "ground",
@@ -136,7 +137,8 @@ CORE_STDLIB = frozenset(
     "__future__ bisect collections dataclasses enum functools hashlib heapq hmac itertools json math operator re "  # noqa: SIM905
     "statistics string struct types typing".split()
 )
-"""Nothing that reads a clock, draws a number, opens a file or waits."""
+"""The modules that ``core`` may import: none reads a clock, draws a number, opens a file or waits.
+"""
 
 TENSORS = frozenset({"monai", "numpy", "torch"})
 LIBRARIES: dict[str, frozenset[str]] = {
@@ -149,7 +151,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "partition": frozenset({"numpy", "pydantic"}),
     "statistics": frozenset({"numpy", "scipy"}),
 }
-"""The libraries that a layer may import; one that is not here may import what pyproject.toml declares."""
+"""Layer -> the libraries that it may import; a layer that is not here may import all that
+pyproject.toml declares.
+"""
 
 NEVER: dict[str, frozenset[str]] = {
     "ground": frozenset({"grpc"}),
@@ -171,21 +175,23 @@ TORCH_FREE = frozenset(LAYER.values()) - {
     "notebook",
 }
 LOADS_TORCH_LATE = frozenset({"peer.api"})
-"""Modules that use torch, but not to be imported."""
+"""Modules that load torch only when it is used, not when they are imported."""
 COMES_WITH = {"ifaddr": "zeroconf", "pydantic_core": "pydantic"}
 OURS = frozenset({"losses", "models", "peer"})
 
 
 def layer(name: str) -> str:
-    """The layer that a module belongs to. A method's plan lies beside its stages, and below them."""
+    """The layer of a module; a method's plan lies beside its stages, but belongs to a lower layer."""
     if name.startswith("peer.methods.") and name.endswith(".plan"):
         return "plans"
     return LAYER[max((key for key in LAYER if name == key or name.startswith(f"{key}.")), key=len)]
 
 
 def imported(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Each module that the source imports anywhere, also inside functions, with its line; ``from a import b`` is
-    ``a.b`` where that is a module."""
+    """Each module that the source imports, also inside functions, with the line of the import.
+
+    ``from a import b`` imports ``a.b`` where that is a module, else ``a``.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -199,7 +205,7 @@ def imported(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, int]
 
 @pytest.fixture(scope="module")
 def edges(modules: list[Any]) -> list[tuple[Any, str, int]]:
-    """(module, what it imports, line)."""
+    """(importing module, imported module, line)."""
     names = {module.name for module in modules} | {"peer.pb.peer_pb2", "peer.pb.peer_pb2_grpc"}
     return [(module, target, line) for module in modules for target, line in imported(module.tree, names)]
 

@@ -1,4 +1,4 @@
-"""The experiments that come with the program: all are read, none is wrong, and no published row is forgotten."""
+"""The shipped experiments: the program can read all of them, and they cover every published row."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from peer.config.schema import FederationConfig, NamedParameters
 from peer.data.adapters import PACKAGED, PUBLISHED
 from peer.research.experiment import Experiment
 from peer.research.report import published
-from peer.research.report.comparison import matched
-from peer.research.report.published import Published, beside, plain
+from peer.research.report.comparison import match_sites
+from peer.research.report.published import Published, normalise_name, reference_tables
 from peer.research.sweep import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 PRESETS = sorted((EXAMPLES / "experiments").glob("[!_]*.toml"))
 BASES = sorted((EXAMPLES / "experiments").glob("_*.toml"))
-"""What the presets extend."""
+"""The files that presets extend."""
 TRAINED = ("comparison", "disconnection")
-"""Kinds of published tables whose rows are methods; the others are made from the runs of these."""
+"""Kinds of published tables whose rows are methods; the other tables come from the same runs."""
 SHOWN = re.compile(r"^#(?=[\w\[])", re.MULTILINE)
-"""What stands before a key that is shown at its default."""
+"""The mark before a key that is shown with its default value."""
 
 
 @pytest.fixture(params=PRESETS, ids=[path.stem for path in PRESETS])
@@ -39,13 +39,13 @@ def experiment(request: pytest.FixtureRequest) -> Experiment:
     return Experiment.load(request.param)
 
 
-def referred(experiment: Experiment) -> list[Published]:
-    """The published tables that a preset trains the rows of."""
+def referenced_tables(experiment: Experiment) -> list[Published]:
+    """The published tables whose rows a preset trains."""
     if (reference := experiment.reference) is None:
         return []
     return [
         table
-        for table in beside(reference.model_dump())
+        for table in reference_tables(reference.model_dump())
         if table.kind in TRAINED and table.document["table"] == reference.table
     ]
 
@@ -59,8 +59,8 @@ def networks(experiment: Experiment) -> Iterator[NamedParameters]:
 
 
 def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
-    assert experiment.name == experiment.where.stem
-    assert f" {experiment.where.name} " in experiment.where.read_text().replace("experiments/", " ")
+    assert experiment.name == experiment.path.stem
+    assert f" {experiment.path.name} " in experiment.path.read_text().replace("experiments/", " ")
     assert experiment.title
     assert experiment.differs
     paper = experiment.reference is not None
@@ -70,9 +70,9 @@ def test_a_preset_says_what_it_is(experiment: Experiment) -> None:
 
 def test_every_row_is_a_federation_that_daemons_would_take(experiment: Experiment) -> None:
     ran = set()
-    for partition, chosen, _, label in experiment.combinations():
+    for partition, network_set, _, label in experiment.combinations():
         sites = experiment.partitions[partition].sites
-        text = experiment.federation_text(label, chosen, sites, seed=0)
+        text = experiment.federation_text(label, network_set, sites, seed=0)
         assert FederationConfig.parse(text, label).plan is experiment.plan(label)
         ran.add(label)
     assert ran == experiment.methods.keys()
@@ -88,31 +88,31 @@ def test_every_network_exists_with_these_hyper_parameters(experiment: Experiment
 
 
 def test_every_published_row_is_trained_or_said_not_to_be(experiment: Experiment) -> None:
-    tables = referred(experiment)
+    tables = referenced_tables(experiment)
     assert bool(tables) == (experiment.reference is not None)
-    absent = {plain(row.method) for row in experiment.not_run}
-    labels = {plain(label) for label in experiment.methods}
-    names = labels | {plain(experiment.method_name(label)) for label in experiment.methods}
+    absent = {normalise_name(row.method) for row in experiment.not_run}
+    labels = {normalise_name(label) for label in experiment.methods}
+    names = labels | {normalise_name(experiment.method_name(label)) for label in experiment.methods}
     for table in tables:
-        rows = {plain(label) for label in table.labels}
+        rows = {normalise_name(label) for label in table.labels}
         assert rows <= names | absent, f"{table.source}: {sorted(rows - names - absent)}"
         assert absent <= rows, f"{table.source} has no {sorted(absent - rows)}"
         assert not absent & labels
 
 
 def test_the_sites_are_the_published_columns(experiment: Experiment) -> None:
-    for table in referred(experiment):
+    for table in referenced_tables(experiment):
         metrics = {metric for test, _, metric in table.document["columns"] if test == "local"}
         for metric in metrics:
             for partition in experiment.partitions.values():
-                assert matched(table, partition.sites, metric) is not None, table.sites(metric)
+                assert match_sites(table, partition.sites, metric) is not None, table.sites(metric)
 
 
 def test_every_published_table_has_a_preset() -> None:
     everything = json.loads(Path(published.__file__).with_name("published.json").read_text())["tables"]
-    wanted = {_key(table) for table in everything if table["kind"] in TRAINED}
-    found = {_key(table.document) for path in PRESETS for table in referred(Experiment.load(path))}
-    assert wanted == found
+    published_tables = {_key(table) for table in everything if table["kind"] in TRAINED}
+    trained_tables = {_key(table.document) for path in PRESETS for table in referenced_tables(Experiment.load(path))}
+    assert published_tables == trained_tables
 
 
 def test_several_presets_extend_every_base() -> None:
@@ -122,8 +122,8 @@ def test_several_presets_extend_every_base() -> None:
 
 
 def test_the_list_of_presets_is_whole() -> None:
-    listed = (EXAMPLES / "experiments" / "README.md").read_text()
-    assert [path.name for path in PRESETS if f"`{path.stem}`" not in listed] == []
+    readme = (EXAMPLES / "experiments" / "README.md").read_text()
+    assert [path.name for path in PRESETS if f"`{path.stem}`" not in readme] == []
 
 
 def test_the_example_is_read_and_shows_every_key() -> None:
@@ -143,9 +143,9 @@ def test_a_public_sets_preset_is_ready_once_the_set_is_there(tmp_path: Path) -> 
         for folder, pixels in (("CXR_png", picture), ("masks", 255 * np.uint8(picture > 128))):
             (tmp_path / "unpacked" / folder).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(tmp_path / "unpacked" / folder / f"MCUCXR_{index:04d}_0.png")
-    found = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
-    assert [run.document["method"] for run in found] == ["central", "proxyfl", "feddal"]
-    lists = [json.loads(found[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
+    runs = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
+    assert [run.document["method"] for run in runs] == ["central", "proxyfl", "feddal"]
+    lists = [json.loads(runs[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
     assert [len(sides["training"]) + len(sides["test"]) for sides in lists] == [18, 18, 4]
 
 

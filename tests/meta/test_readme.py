@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists, and the exit codes that they promise are the program's."""
+"""Commands and links of the documents exist, and their exit codes are the program's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ EXIT_CODE_ROW = re.compile(r"^\|\s*`?(\d+)`?\s*\|(.*)$", re.MULTILINE)
 
 
 def simple_commands(document: str) -> Iterator[list[str]]:
-    """The words of every command in a document's fenced shell blocks, without prompt, assignments and ``sudo``."""
+    """The words of every command in a document's fenced shell blocks, without prompt, assignments
+    and ``sudo``.
+    """
     for language, block in FENCE.findall(document):
         if language not in SHELL:
             continue
@@ -50,20 +52,20 @@ def simple_commands(document: str) -> Iterator[list[str]]:
 
 
 def words_of(line: str) -> list[list[str]]:
-    """A shell line's simple commands, comments left out."""
+    """A shell line's simple commands, without comments."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     for word in lexer:
         if OPERATOR.fullmatch(word):
-            found.append([])
+            commands.append([])
         else:
-            found[-1].append(word)
-    return found
+            commands[-1].append(word)
+    return commands
 
 
 def problem(arguments: list[str]) -> str | None:
-    """Why the program would not understand these arguments, found without running anything."""
+    """Why the program would refuse these arguments, or None; nothing is run."""
     command: click.Command = main
     context = click.Context(command, info_name=PROGRAM)
     try:
@@ -73,10 +75,10 @@ def problem(arguments: list[str]) -> str | None:
                 check_value(parameter, values.get(str(parameter.name)), context)
             if not isinstance(command, click.Group) or not rest:
                 return f"unexpected argument {rest[0]!r}" if rest else None
-            found = command.get_command(context, rest[0])
-            if found is None:
+            subcommand = command.get_command(context, rest[0])
+            if subcommand is None:
                 return f"no command {rest[0]!r}"
-            command, arguments = found, rest[1:]
+            command, arguments = subcommand, rest[1:]
             context = click.Context(command, info_name=rest[0], parent=context)
     except click.UsageError as error:
         return error.format_message()
@@ -84,8 +86,8 @@ def problem(arguments: list[str]) -> str | None:
 
 def check_value(parameter: click.Parameter, value: object, context: click.Context) -> None:
     """Refuse a missing argument and a value of the wrong type; paths need not exist."""
-    given = list(value) if isinstance(value, list | tuple) else [value]
-    texts = [text for text in given if isinstance(text, str)]
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    texts = [text for text in values if isinstance(text, str)]
     if parameter.required and not texts:
         raise click.MissingParameter(param=parameter, ctx=context)
     if not isinstance(parameter.type, click.Path | click.File | click.Tuple):
@@ -95,27 +97,27 @@ def check_value(parameter: click.Parameter, value: object, context: click.Contex
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_can_be_typed(root: Path, name: str) -> None:
-    typed = [command for command in simple_commands((root / name).read_text()) if Path(command[0]).name == PROGRAM]
-    assert typed or name not in SHOWS_COMMANDS, f"{name} shows no command of {PROGRAM}"
-    wrong = [f"{shlex.join(command)}: {why}" for command in typed if (why := problem(command[1:]))]
+    calls = [command for command in simple_commands((root / name).read_text()) if Path(command[0]).name == PROGRAM]
+    assert calls or name not in SHOWS_COMMANDS, f"{name} shows no command of {PROGRAM}"
+    wrong = [f"{shlex.join(command)}: {why}" for command in calls if (why := problem(command[1:]))]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_make_target_exists(root: Path, name: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(), re.MULTILINE))
-    made = {
+    called = {
         word
         for command in simple_commands((root / name).read_text())
         if command[0] == "make"
         for word in command[1:]
         if "=" not in word and not word.startswith("-")
     }
-    assert made <= targets
+    assert called <= targets
 
 
 def anchors(document: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, in GitHub's form."""
     headings = HEADING.findall(FENCE.sub("", document))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -145,9 +147,9 @@ def test_readme_is_short(root: Path) -> None:
 
 
 def test_the_table_of_exit_codes_is_the_programs(root: Path) -> None:
-    found = EXIT_CODE_SECTION.search((root / "deploy" / "reference.md").read_text())
-    assert found, "reference.md has no section with 'exit codes' in its heading"
-    documented = {int(code): text for code, text in EXIT_CODE_ROW.findall(found.group(1))}
+    section = EXIT_CODE_SECTION.search((root / "deploy" / "reference.md").read_text())
+    assert section, "reference.md has no section with 'exit codes' in its heading"
+    documented = {int(code): text for code, text in EXIT_CODE_ROW.findall(section.group(1))}
     expected = "\n".join(f"| {code} | {row.meaning} | {row.remedy} |" for code, row in EXIT_CODES.items())
     assert documented.keys() - {0, INTERNAL_ERROR} == EXIT_CODES.keys(), f"the table should have\n{expected}"
     assert all(row.meaning in documented[code] for code, row in EXIT_CODES.items()), f"it should have\n{expected}"

@@ -1,4 +1,6 @@
-"""`make dist`: one version everywhere, the same bytes for the same files, and nothing that is not committed."""
+"""`make dist`: one version in all files, the same bytes for the same files, and only committed
+files.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,10 @@ def test_a_tree_with_changes_is_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "deploy").mkdir()
     script = Path(shutil.copy(root / "deploy" / "release.py", tmp_path / "deploy"))
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("not committed, and so not in a release:\n?? deploy/\n")
-    assert "--allow-dirty" in done.stderr
+    process = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr.startswith("not committed, and so not in a release:\n?? deploy/\n")
+    assert "--allow-dirty" in process.stderr
     assert not (tmp_path / "dist").exists()
 
 

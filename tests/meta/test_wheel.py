@@ -1,4 +1,4 @@
-"""What is shipped: the three packages and nothing else, and it runs by itself."""
+"""The wheel holds the three packages and nothing else, and the installed program runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 PACKAGES = ("losses", "models", "peer")
 BESIDE = ("deploy", "proto", "requirements", "tests")
-"""What the sdist has beside the packages."""
+"""The folders of the sdist beside the packages."""
 
 
 def pip(*arguments: str | Path) -> None:
-    """Run pip without a network; its own words when it fails."""
+    """Run pip; show its output if it fails."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr

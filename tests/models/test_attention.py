@@ -17,7 +17,7 @@ def features(dims: int, channels: int, space: tuple[int, ...] | None = None) -> 
     return torch.randn(2, channels, *(GRIDS[dims] if space is None else space), dtype=torch.float64)
 
 
-def projected(layer: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+def project(layer: torch.nn.Module, x: np.ndarray) -> np.ndarray:
     """A linear layer or a 1x1 convolution, position by position."""
     weight = layer.weight.detach().numpy()
     y = np.einsum("oc,bc...->bo...", weight.reshape(*weight.shape[:2]), x)
@@ -26,12 +26,12 @@ def projected(layer: torch.nn.Module, x: np.ndarray) -> np.ndarray:
     return y
 
 
-def attended(attention: ChannelAttention, asking: np.ndarray, answering: np.ndarray) -> np.ndarray:
+def attended(attention: ChannelAttention, query_feature: np.ndarray, value_feature: np.ndarray) -> np.ndarray:
     """Equations 8 to 11, one output channel after the other."""
-    space = tuple(range(2, asking.ndim))
-    q = projected(attention.query, asking).mean(space)
-    k = projected(attention.key, answering).mean(space)
-    w = projected(attention.value, answering)
+    space = tuple(range(2, query_feature.ndim))
+    q = project(attention.query, query_feature).mean(space)
+    k = project(attention.key, value_feature).mean(space)
+    w = project(attention.value, value_feature)
     d = q.shape[1]
     out = np.zeros_like(w)
     for b in range(len(q)):
@@ -51,7 +51,7 @@ def test_receiver_and_transmitter_by_the_equations(dims):
     u, v = features(dims, 5), features(dims, 3)
     receiver, transmitter = (kind(3, 5, spatial_dims=dims).double() for kind in (Receiver, Transmitter))
     for module, asks_with_messenger in ((receiver, True), (transmitter, False)):
-        local = projected(module.project, v.numpy())
+        local = project(module.project, v.numpy())
         pair = (u.numpy(), local) if asks_with_messenger else (local, u.numpy())
         out = module(u, v)
         assert out.shape == u.shape
@@ -108,8 +108,8 @@ def test_biases_are_of_the_vector_form_alone():
 )
 def test_the_papers_sizes_are_a_client_with_one_attention_and_the_messenger(name, millions):
     with torch.device("meta"):
-        given = {"spatial_dims": 2, "in_channels": 3, "classes": 8}
-        parts = create_model(name, **given), create_model("messenger_classification", **given), Receiver(512, 512)
+        sizes = {"spatial_dims": 2, "in_channels": 3, "classes": 8}
+        parts = create_model(name, **sizes), create_model("messenger_classification", **sizes), Receiver(512, 512)
     assert sum(p.numel() for part in parts for p in part.parameters()) / 1e6 == pytest.approx(millions, abs=5.1e-4)
 
 
@@ -136,5 +136,5 @@ def test_what_does_not_fit_is_named():
         vector(torch.ones(2, 5), torch.ones(2, 4, 6, 6))
     with pytest.raises(ValueError, match=r"the messenger's feature must have 5 channels and 2 .*\(2, 5, 4\)"):
         dense(torch.ones(2, 5, 4), torch.ones(2, 3, 4))
-    with pytest.raises(ValueError, match=r"the answering feature must have 5 channels and 0 .*\(2, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"the value feature must have 5 channels and 0 .*\(2, 5, 4\)"):
         ChannelAttention(5)(torch.ones(2, 5), torch.ones(2, 5, 4))

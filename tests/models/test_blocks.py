@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.blocks import Residual, conv, initialise, normed, pool, pooled, resize, run_files, stepwise
+from models.blocks import Residual, conv, conv_norm, crop, initialise, mean_over_space, pool, resize, run_stages
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -31,10 +31,10 @@ def test_a_residual_adds_then_rectifies():
 
 
 def test_stages_run_one_after_the_other():
-    one, two = nn.Identity(), nn.ReLU()
+    first, second = nn.Identity(), nn.ReLU()
     x = torch.tensor([-1.0, 1.0])
-    assert [tap.tolist() for tap in stepwise([one, two], x)] == [[-1.0, 1.0], [0.0, 1.0]]
-    assert stepwise([], x) == []
+    assert [tap.tolist() for tap in run_stages([first, second], x)] == [[-1.0, 1.0], [0.0, 1.0]]
+    assert run_stages([], x) == []
 
 
 def test_resize_interpolates_between_the_centres_of_cells():
@@ -44,18 +44,18 @@ def test_resize_interpolates_between_the_centres_of_cells():
 
 
 def test_crop_keeps_the_leading_corner():
-    assert run_files(torch.arange(6.0).reshape(1, 1, 2, 3), (1, 2)).tolist() == [[[[0.0, 1.0]]]]
+    assert crop(torch.arange(6.0).reshape(1, 1, 2, 3), (1, 2)).tolist() == [[[[0.0, 1.0]]]]
 
 
 def test_pooled_is_the_mean_over_space():
-    assert pooled(torch.arange(8.0).reshape(1, 2, 2, 2)).tolist() == [[1.5, 5.5]]
+    assert mean_over_space(torch.arange(8.0).reshape(1, 2, 2, 2)).tolist() == [[1.5, 5.5]]
     vector = torch.ones(1, 2)
-    assert pooled(vector) is vector
+    assert mean_over_space(vector) is vector
 
 
 def test_initialisation_is_by_the_fan_out():
     torch.manual_seed(0)
-    network = normed(2, 4, 256, 3).append(nn.Linear(4, 2))
+    network = conv_norm(2, 4, 256, 3).append(nn.Linear(4, 2))
     initialise(network.modules())
     assert network[0].weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.05)
     assert network[2].bias.tolist() == [0.0, 0.0]

@@ -101,11 +101,11 @@ def test_the_papers_messengers_are_counted_with_their_buffers(spec, values):
 
 
 def test_the_operations_of_the_papers_messenger():
-    found = [
+    counts = [
         describe("messenger_classification", (side, side), in_channels=channels)["multiply_accumulates"]
         for side, channels in ((384, 3), (256, 1))
     ]
-    assert found == [pytest.approx(70.4e6, rel=2e-3), pytest.approx(12.3e6, rel=2e-3)]
+    assert counts == [pytest.approx(70.4e6, rel=2e-3), pytest.approx(12.3e6, rel=2e-3)]
 
 
 def test_without_an_input_size_only_what_follows_from_it_is_unknown():

@@ -31,31 +31,31 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return e / e.sum(0)
 
 
-def mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], Tensor]:
+def make_mixture(dims: int, **options) -> tuple[Mixture, dict[str, nn.Module], Tensor]:
     """Of site b, with the heads of a and c, which take 4 and 7 features; and a feature of width 5."""
     torch.manual_seed(0)
-    made = Mixture(own="b", features=5, classes=CLASSES, spatial_dims=dims, common=6, **options)
+    mixture = Mixture(own="b", features=5, classes=CLASSES, spatial_dims=dims, common=6, **options)
     heads = {site: linear(dims, width, CLASSES).double() for site, width in (("c", 7), ("a", 4), ("b", 5))}
     for site, width in (("c", 7), ("a", 4)):
-        assert made.invite(site, width)
-    return made.double(), heads, torch.randn(2, 5, *GRIDS[dims], dtype=torch.float64)
+        assert mixture.add_expert(site, width)
+    return mixture.double(), heads, torch.randn(2, 5, *GRIDS[dims], dtype=torch.float64)
 
 
-def mixed(made: Mixture, feature: Tensor, heads: dict[str, nn.Module]) -> Tensor:
+def mix(mixture: Mixture, feature: Tensor, heads: dict[str, nn.Module]) -> Tensor:
     """The mixture of all heads, of which the own one speaks before."""
     others = {site: head for site, head in heads.items() if site != "b"}
-    return made(feature, heads["b"](feature), others)
+    return mixture(feature, heads["b"](feature), others)
 
 
-def literal(made: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, per_sample: bool) -> np.ndarray:
+def literal(mixture: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, per_sample: bool) -> np.ndarray:
     """METHODS' equations with the experts in a list and the classes summed one by one."""
     predictions = [
-        mapped(heads["a"], mapped(made.transform.own["site:a"], mapped(made.transform.shared, feature))),
+        mapped(heads["a"], mapped(mixture.transform.own["site:a"], mapped(mixture.transform.shared, feature))),
         mapped(heads["b"], feature),
-        mapped(heads["c"], mapped(made.transform.own["site:c"], mapped(made.transform.shared, feature))),
+        mapped(heads["c"], mapped(mixture.transform.own["site:c"], mapped(mixture.transform.shared, feature))),
     ]
     space = tuple(range(2, feature.ndim))
-    query = mapped(made.mixing.query, feature.mean(space, keepdims=True) if per_sample and space else feature)
+    query = mapped(mixture.mixing.query, feature.mean(space, keepdims=True) if per_sample and space else feature)
     keys = [p.mean(space, keepdims=True) if per_sample and space else p for p in predictions]
     scores = np.stack([sum(query[:, c] * key[:, c] for c in range(CLASSES)) / np.sqrt(CLASSES) for key in keys])
     return sum(weight[:, None] * p for weight, p in zip(softmax(scores), predictions, strict=True))
@@ -64,90 +64,90 @@ def literal(made: Mixture, heads: dict[str, nn.Module], feature: np.ndarray, *, 
 @pytest.mark.parametrize("attention", ["per_pixel", "per_sample"])
 @pytest.mark.parametrize("dims", GRIDS)
 def test_the_mixture_by_the_equations(dims, attention):
-    made, heads, feature = mixture(dims, attention=attention)
-    out = mixed(made, feature, heads)
-    expected = literal(made, heads, feature.numpy(), per_sample=attention == "per_sample")
+    mixture, heads, feature = make_mixture(dims, attention=attention)
+    out = mix(mixture, feature, heads)
+    expected = literal(mixture, heads, feature.numpy(), per_sample=attention == "per_sample")
     np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("dims", GRIDS)
 @pytest.mark.parametrize("options", [{}, {"attention": "per_sample"}, {"mixing": "gate"}])
 def test_without_other_heads_the_mixture_is_the_own_prediction(dims, options):
-    made, heads, feature = mixture(dims, **options)
-    assert torch.equal(mixed(made, feature, {"b": heads["b"]}), heads["b"](feature))
+    mixture, heads, feature = make_mixture(dims, **options)
+    assert torch.equal(mix(mixture, feature, {"b": heads["b"]}), heads["b"](feature))
 
 
 @pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
 def test_the_order_of_arrival_does_not_matter(options):
-    made, heads, feature = mixture(0, **options)
-    assert torch.equal(mixed(made, feature, heads), mixed(made, feature, dict(reversed(heads.items()))))
+    mixture, heads, feature = make_mixture(0, **options)
+    assert torch.equal(mix(mixture, feature, heads), mix(mixture, feature, dict(reversed(heads.items()))))
 
 
 def test_an_absent_expert_is_out_of_the_softmax():
-    made, heads, feature = mixture(0)
+    mixture, heads, feature = make_mixture(0)
     del heads["c"]
-    predictions = {"a": heads["a"](made.transform(feature, "a")), "b": heads["b"](feature)}
-    weights = made.mixing.weights(feature, predictions)
+    predictions = {"a": heads["a"](mixture.transform(feature, "a")), "b": heads["b"](feature)}
+    weights = mixture.mixing.weights(feature, predictions)
     torch.testing.assert_close(weights.sum(1), torch.ones(2, dtype=torch.float64))
     expected = weights[:, :1] * predictions["a"] + weights[:, 1:] * predictions["b"]
-    torch.testing.assert_close(mixed(made, feature, heads), expected)
+    torch.testing.assert_close(mix(mixture, feature, heads), expected)
 
 
 @pytest.mark.parametrize("dims", [0, 2])
 def test_gradients_reach_the_feature_and_every_weight(dims):
-    made, heads, feature = mixture(dims)
-    assert torch.autograd.gradcheck(lambda x: mixed(made, x, heads), feature.requires_grad_())
-    mixed(made, feature, heads).square().sum().backward()
-    parameters = [*made.parameters(), *(p for head in heads.values() for p in head.parameters())]
+    mixture, heads, feature = make_mixture(dims)
+    assert torch.autograd.gradcheck(lambda x: mix(mixture, x, heads), feature.requires_grad_())
+    mix(mixture, feature, heads).square().sum().backward()
+    parameters = [*mixture.parameters(), *(p for head in heads.values() for p in head.parameters())]
     assert all(p.grad.any() for p in parameters)
 
 
 def test_vectors_do_not_know_the_difference_between_pixel_and_sample():
-    (pixel, heads, feature), (sample, _, _) = mixture(0), mixture(0, attention="per_sample")
+    (pixel, heads, feature), (sample, _, _) = make_mixture(0), make_mixture(0, attention="per_sample")
     sample.load_state_dict(pixel.state_dict())
-    assert torch.equal(mixed(pixel, feature, heads), mixed(sample, feature, heads))
+    assert torch.equal(mix(pixel, feature, heads), mix(sample, feature, heads))
 
 
 def test_per_sample_weighs_all_pixels_alike():
-    made, heads, feature = mixture(2, attention="per_sample")
+    mixture, heads, feature = make_mixture(2, attention="per_sample")
     predictions = {site: torch.randn(2, CLASSES, 3, 4, dtype=torch.float64) for site in heads}
-    assert made.mixing.weights(feature, predictions).shape == (2, 3, 1, 1)
-    assert mixture(2)[0].mixing.weights(feature, predictions).shape == (2, 3, 3, 4)
+    assert mixture.mixing.weights(feature, predictions).shape == (2, 3, 1, 1)
+    assert make_mixture(2)[0].mixing.weights(feature, predictions).shape == (2, 3, 3, 4)
 
 
 @pytest.mark.parametrize("dims", [0, 2])
 def test_the_gate_by_its_formula(dims):
-    made, heads, feature = mixture(dims, mixing="gate")
+    mixture, heads, feature = make_mixture(dims, mixing="gate")
     x = feature.numpy()
-    scores = np.stack([mapped(made.mixing.rows[f"site:{site}"], x)[:, 0] for site in "abc"])
+    scores = np.stack([mapped(mixture.mixing.rows[f"site:{site}"], x)[:, 0] for site in "abc"])
     inputs = {"b": x} | {
-        site: mapped(made.transform.own[f"site:{site}"], mapped(made.transform.shared, x)) for site in "ac"
+        site: mapped(mixture.transform.own[f"site:{site}"], mapped(mixture.transform.shared, x)) for site in "ac"
     }
     expected = sum(
         w[:, None] * mapped(heads[site], inputs[site]) for w, site in zip(softmax(scores), "abc", strict=True)
     )
-    out = mixed(made, feature, heads)
+    out = mix(mixture, feature, heads)
     np.testing.assert_allclose(out.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_without_a_transform_heads_take_the_feature_as_it_is():
     torch.manual_seed(0)
-    made = Mixture(own="b", features=5, classes=CLASSES, transform=False)
-    assert not made.invite("a", 5)
+    mixture = Mixture(own="b", features=5, classes=CLASSES, transform=False)
+    assert not mixture.add_expert("a", 5)
     with pytest.raises(ValueError, match=r"the head of c takes 7 features, this site's body gives 5: without a transf"):
-        made.invite("c", 7)
+        mixture.add_expert("c", 7)
     head, feature = nn.Linear(5, CLASSES), torch.randn(2, 5)
-    torch.testing.assert_close(mixed(made, feature, {"a": head, "b": head}), head(feature))
-    assert {name.split(".")[0] for name, _ in made.named_parameters()} == {"mixing"}
+    torch.testing.assert_close(mix(mixture, feature, {"a": head, "b": head}), head(feature))
+    assert {name.split(".")[0] for name, _ in mixture.named_parameters()} == {"mixing"}
 
 
 def test_a_transform_is_kept_until_the_head_has_another_width():
     transform = FeatureTransform(5, common=6).double()
-    assert transform.invite("a", 4)
+    assert transform.add_expert("a", 4)
     before = transform.own["site:a"]
-    assert not transform.invite("a", 4)
+    assert not transform.add_expert("a", 4)
     assert transform.own["site:a"] is before
-    assert transform.invite("a", 7)
+    assert transform.add_expert("a", 7)
     assert transform(torch.ones(1, 5, dtype=torch.float64), "a").shape == (1, 7)
     assert transform.own["site:a"].weight.dtype == torch.float64
 
@@ -159,51 +159,51 @@ def test_the_widths_between_the_maps():
 
 @pytest.mark.parametrize("site", ["keys", "type", "own", "training", "a-b"])
 def test_any_sites_name_will_do(site):
-    made = Mixture(own="b", features=5, classes=CLASSES, mixing="gate")
-    made.invite(site, 4)
-    assert made(torch.ones(1, 5), torch.ones(1, CLASSES), {site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
+    mixture = Mixture(own="b", features=5, classes=CLASSES, mixing="gate")
+    mixture.add_expert(site, 4)
+    assert mixture(torch.ones(1, 5), torch.ones(1, CLASSES), {site: nn.Linear(4, CLASSES)}).shape == (1, CLASSES)
 
 
 def test_autocast_does_not_reach_the_mixture():
     torch.manual_seed(0)
-    made, heads = Mixture(own="b", features=5, classes=CLASSES), {"a": nn.Linear(4, CLASSES)}
-    made.invite("a", 4)
-    feature, said = torch.randn(2, 5).bfloat16(), torch.randn(2, CLASSES).bfloat16()
+    mixture, heads = Mixture(own="b", features=5, classes=CLASSES), {"a": nn.Linear(4, CLASSES)}
+    mixture.add_expert("a", 4)
+    feature, own_prediction = torch.randn(2, 5).bfloat16(), torch.randn(2, CLASSES).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = made(feature, said, heads)
+        inside = mixture(feature, own_prediction, heads)
     assert inside.dtype == torch.float32
-    assert torch.equal(inside, made(feature.float(), said.float(), heads))
+    assert torch.equal(inside, mixture(feature.float(), own_prediction.float(), heads))
 
 
 # --- averaged ---------------------------------------------------------------------------------------------------------
-def sites(**options) -> dict[str, Mixture]:
+def make_sites(**options) -> dict[str, Mixture]:
     """Mixtures of a, b and c, each with weights for the two others, of bodies that give 5 features."""
-    made = {}
+    mixtures = {}
     for number, own in enumerate("abc"):
         torch.manual_seed(number)
-        made[own] = Mixture(own=own, features=5, classes=CLASSES, common=6, **options)
+        mixtures[own] = Mixture(own=own, features=5, classes=CLASSES, common=6, **options)
         for other in "abc".replace(own, ""):
-            made[own].invite(other, 5)
-        for value in made[own].parameters():
+            mixtures[own].add_expert(other, 5)
+        for value in mixtures[own].parameters():
             nn.init.normal_(value, std=10.0 ** (4 * number))  # float32 sums of these depend on their order
-    return made
+    return mixtures
 
 
-def joined(own: str, made: dict[str, Mixture]) -> dict[str, Tensor]:
+def averaged_state(own: str, mixtures: dict[str, Mixture]) -> dict[str, Tensor]:
     """The state of a site after it averaged with the others."""
-    mine = copy.deepcopy(made[own])
-    mine.average({site: other for site, other in made.items() if site != own})
+    mine = copy.deepcopy(mixtures[own])
+    mine.average({site: other for site, other in mixtures.items() if site != own})
     return mine.state_dict()
 
 
 @pytest.mark.parametrize("options", [{}, {"mixing": "gate"}, {"transform": False}])
 def test_an_average_is_the_mean_of_whoever_has_the_layer(options):
-    made = sites(**options)
-    states = {site: mixture.state_dict() for site, mixture in made.items()}
+    mixtures = make_sites(**options)
+    states = {site: mixture.state_dict() for site, mixture in mixtures.items()}
     for own in "abc":
-        found = joined(own, made)
-        assert found.keys() == states[own].keys()
-        for name, value in found.items():
+        state = averaged_state(own, mixtures)
+        assert state.keys() == states[own].keys()
+        for name, value in state.items():
             of = [state[name].double() for _, state in sorted(states.items()) if name in state]
             assert len(of) == (2 if name.startswith("transform.own") else 3)
             assert torch.equal(value, (sum(of[1:], of[0]) / len(of)).float())
@@ -211,46 +211,46 @@ def test_an_average_is_the_mean_of_whoever_has_the_layer(options):
 
 @pytest.mark.parametrize("options", [{}, {"mixing": "gate"}])
 def test_every_site_comes_to_the_same_bits_in_whatever_order_the_others_came(options):
-    made = sites(**options)
-    found = {own: joined(own, made) for own in "abc"}
+    mixtures = make_sites(**options)
+    states = {own: averaged_state(own, mixtures) for own in "abc"}
     for own in "abc":
-        again = joined(own, dict(reversed(made.items())))
-        assert all(torch.equal(value, again[name]) for name, value in found[own].items())
+        again = averaged_state(own, dict(reversed(mixtures.items())))
+        assert all(torch.equal(value, again[name]) for name, value in states[own].items())
         for other in "abc":
-            shared = found[own].keys() & found[other].keys()
+            shared = states[own].keys() & states[other].keys()
             assert {
                 "transform.shared.weight",
                 *(f"transform.own.site:{s}.bias" for s in {*"abc"} - {own, other}),
             } <= shared
-            assert all(torch.equal(found[own][name], found[other][name]) for name in shared)
+            assert all(torch.equal(states[own][name], states[other][name]) for name in shared)
 
 
 def test_what_others_know_is_taken_over_and_a_transform_for_the_own_head_is_not():
-    made = sites()
+    mixtures = make_sites()
     new = Mixture(own="b", features=5, classes=CLASSES, common=6)
-    new.average({"a": made["a"]})
+    new.average({"a": mixtures["a"]})
     assert set(new.transform.own) == {"site:c"}
-    assert torch.equal(new.transform.own["site:c"].weight, made["a"].transform.own["site:c"].weight)
+    assert torch.equal(new.transform.own["site:c"].weight, mixtures["a"].transform.own["site:c"].weight)
     assert new(torch.ones(1, 5), torch.ones(1, CLASSES), {"c": nn.Linear(5, CLASSES)}).shape == (1, CLASSES)
 
 
 def test_an_average_of_nobody_changes_no_bit():
-    made = sites()["a"]
-    before = {name: value.clone() for name, value in made.state_dict().items()}
-    made.average({})
-    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    mixture = make_sites()["a"]
+    before = {name: value.clone() for name, value in mixture.state_dict().items()}
+    mixture.average({})
+    assert all(torch.equal(value, before[name]) for name, value in mixture.state_dict().items())
 
 
 def test_an_expert_is_its_head():
     head = nn.Linear(4, CLASSES)
-    expert, feature = Expert(head, sites()["a"]), torch.randn(2, 4)
+    expert, feature = Expert(head, make_sites()["a"]), torch.randn(2, 4)
     assert torch.equal(expert(feature), head(feature))
     assert head_width(expert) == 4
 
 
 def test_the_sites_of_a_state():
-    made = sites(mixing="gate")["b"]
-    assert sites_in(made.state_dict()) == ["a", "b", "c"]
+    mixture = make_sites(mixing="gate")["b"]
+    assert sites_in(mixture.state_dict()) == ["a", "b", "c"]
     assert sites_in(["mixing.query.weight", "transform.own.site:a.bias", "fc.site:a.weight"]) == []
 
 

@@ -268,14 +268,14 @@ def example(distribution, monkeypatch):
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_a_network_of_a_package_travels_with_its_package(example, dims):
     example()
-    made = create_model("two_convolutions", spatial_dims=dims, in_channels=2, classes=3, width=4)
-    assert made.spec["package"] == "mhfl-example==1.0"
-    assert remote_spec_problem(made.spec) is None
-    again = build(json.loads(json.dumps(made.spec)))
-    assert again.spec == made.spec
-    again.load_state_dict(made.state_dict())
-    output = made(torch.randn(2, 2, *EVEN[dims]))
-    assert torch.equal(made.head(output.penultimate), output.prediction)
+    network = create_model("two_convolutions", spatial_dims=dims, in_channels=2, classes=3, width=4)
+    assert network.spec["package"] == "mhfl-example==1.0"
+    assert remote_spec_problem(network.spec) is None
+    again = build(json.loads(json.dumps(network.spec)))
+    assert again.spec == network.spec
+    again.load_state_dict(network.state_dict())
+    output = network(torch.randn(2, 2, *EVEN[dims]))
+    assert torch.equal(network.head(output.penultimate), output.prediction)
 
 
 def test_a_network_of_a_package_is_refused_where_it_is_not_the_same_one(example, distribution):

@@ -93,12 +93,12 @@ def test_the_prediction_is_the_networks_own_and_the_head_makes_it(model, spec):
 
 def test_taps_are_what_the_named_layers_give(model, spec):
     model.eval()
-    seen = []
+    outputs_seen = []
     for layer in spec["features"]:
-        model.network.get_submodule(layer).register_forward_hook(lambda *call: seen.append(call[2]))
+        model.network.get_submodule(layer).register_forward_hook(lambda *call: outputs_seen.append(call[2]))
     output = model(sample(spec))
     assert len(output.taps) == len(spec["features"])
-    assert all(tap is value for tap, value in zip(output.taps, seen, strict=True))
+    assert all(tap is value for tap, value in zip(output.taps, outputs_seen, strict=True))
     sizes = [tap.shape[2] for tap in output.taps]
     assert sizes == sorted(sizes, reverse=True)
 

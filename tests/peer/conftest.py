@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fakes.drafts import draft
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
@@ -29,23 +30,7 @@ from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"
 LIMIT_S = 30.0
-DRAFT = """
-name = "trial"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[schedule]
-kind = "derangement"
-[pace]
-beat_s = 0.2
-silence_s = 5
-linger_s = 5
-"""
+PACE = "beat_s = 0.2\nsilence_s = 5\nlinger_s = 5"
 SITE = """
 [data]
 datalist = "datalist.json"
@@ -110,7 +95,9 @@ def multicast() -> None:
 
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
-    return LocalFederation.found(tmp_path_factory.mktemp("daemons"), DRAFT, dict.fromkeys(("asia", "europe"), SITE))
+    return LocalFederation.create(
+        tmp_path_factory.mktemp("daemons"), draft("trial", pace=PACE), dict.fromkeys(("asia", "europe"), SITE)
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A site in a notebook: its documentation as it would be typed, records with the keys they promise, and the model."""
+"""A site in a notebook: the documentation's examples run, records have their documented keys, and
+the model predicts.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,14 @@ import pytest
 import torch
 
 from peer import api
-from peer.config.schema import FederationConfig
-from peer.config.schema import SiteConfig as Configuration
+from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core import commands, events
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, DataError, ModelError, StateError, UsageError
 from peer.inference import model_state
-from peer.inference.notebook import undisturbed
+from peer.inference.notebook import preserve_torch_settings
 from peer.inference.predict import predict
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -70,13 +71,13 @@ def signals(folder: Path) -> Path:
 
 
 def train(folder: SiteFolder, *, rounds: int) -> None:
-    """What a daemon and its worker leave behind after these rounds in which nobody else took part."""
+    """Write the files of a daemon and its worker after so many rounds without another site."""
     number = folder.create_generation()
-    federation, site = FederationConfig.load(folder.federation_toml), Configuration.load(folder.site_toml)
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
     with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
         journal.append("began", 0, {"generation": number})
         journal.append("initialised", 0, {"state": INITIAL, "artifact": None, "samples": {}, "publish": None})
-        setting = model_state.standing(folder, federation, site).setting
+        setting = model_state.read_newest(folder, federation, site).setting
         trainer = Trainer(setting)
         trainer.perform(commands.Initialise(number, 1))
         state = INITIAL
@@ -112,16 +113,19 @@ def train(folder: SiteFolder, *, rounds: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
-    """A site with two finished rounds and their weights, whose daemon is down; nobody may change it."""
+    """A site with two finished rounds and their weights, whose daemon is down.
+
+    Tests must not change it.
+    """
     root = tmp_path_factory.mktemp("notebook")
     text = SITE.format(datalist=signals(root / "data"))
-    loopback = LocalFederation.found(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
+    loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
-    with undisturbed():
+    with preserve_torch_settings():
         train(folder, rounds=2)
     with contextlib.closing(Ledger(folder.egress_db)) as ledger:
-        what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1}
-        ledger.settle(ledger.intend(**what, sha256="cd" * 32, bytes=2048), bytes=2048, outcome="complete")
+        facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1}
+        ledger.settle(ledger.intend(**facts, sha256="cd" * 32, bytes=2048), bytes=2048, outcome="complete")
     return folder
 
 
@@ -229,9 +233,9 @@ def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFed
 # --- the model -------------------------------------------------------------------------------------------------------
 def test_predictions_are_those_that_the_command_line_gets(site: api.SiteHandle, tmp_path: Path) -> None:
     config = site.config
-    with undisturbed(), model_state.trained(site.folder) as (_, standing):
+    with preserve_torch_settings(), model_state.open_trained(site.folder) as (_, standing):
         trainer = Trainer(standing.setting)
-        trainer.hold(standing.state, standing.sources)
+        trainer.load(standing.checkpoint, standing.sources)
         theirs = predict(trainer, [Path(config.data.datalist)], tmp_path)["predictions"]
     folder = Path(config.data.datalist).parent
     by_path = site.predict([folder / row["file"] for row in theirs])

@@ -1,4 +1,4 @@
-"""Scores of probabilities: scikit-learn's, and by hand."""
+"""Metrics of class probabilities, beside scikit-learn's and values by hand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_the_others_are_those_of_scikit_learn(seed: int, samples: int, classes: 
     draw = np.random.default_rng(seed)
     probabilities = draw.dirichlet(np.ones(classes), size=samples).round(1)
     labels = draw.integers(0, classes, size=samples)
-    predicted, found = probabilities.argmax(axis=1), class_scores(probabilities, labels)
+    predicted, scores = probabilities.argmax(axis=1), class_scores(probabilities, labels)
     recalls = reference.recall_score(labels, predicted, labels=np.unique(labels), average="macro")
-    assert found.balanced_accuracy == pytest.approx(recalls)
+    assert scores.balanced_accuracy == pytest.approx(recalls)
     every = reference.f1_score(labels, predicted, labels=range(classes), average="macro", zero_division=0)
-    assert found.f1_macro_all == pytest.approx(every)
+    assert scores.f1_macro_all == pytest.approx(every)
 
 
 def test_scores_by_hand() -> None:
@@ -54,8 +54,8 @@ def test_f1_counts_a_class_that_is_only_predicted() -> None:
 
 def test_two_classes_have_the_area_of_class_1() -> None:
     probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]])
-    found = class_scores(probabilities, np.array([0, 1, 0]))
-    assert (found.auc, found.auc_undefined) == (0.5, 0)
+    scores = class_scores(probabilities, np.array([0, 1, 0]))
+    assert (scores.auc, scores.auc_undefined) == (0.5, 0)
 
 
 def test_one_class_only_has_no_area() -> None:
@@ -66,7 +66,7 @@ def test_one_class_only_has_no_area() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "labels", "said"),
+    ("probabilities", "labels", "message"),
     [
         (np.ones((3, 2)), np.array([0, 1]), r"shape \(3, 2\) do not fit 2 labels"),
         (np.ones((2, 1)), np.array([0, 0]), r"shape \(2, 1\) do not fit"),
@@ -76,8 +76,8 @@ def test_one_class_only_has_no_area() -> None:
         (np.ones((2, 2)), np.array([-1, 0]), r"labels are in \[-1, 0\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(probabilities: np.ndarray, labels: np.ndarray, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_fit_is_refused(probabilities: np.ndarray, labels: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         class_scores(probabilities, labels)
 
 
@@ -86,7 +86,7 @@ def test_the_area_of_a_resample_is_that_of_its_samples() -> None:
     scores = random.integers(6, size=30) / 5  # with ties
     positive = random.random(30) < 0.4
     counts = np.stack([np.bincount(random.integers(30, size=12), minlength=30) for _ in range(200)])
-    found = resampled_area(scores, positive, counts)
-    for row, value in zip(counts, found, strict=True):
+    areas = resampled_area(scores, positive, counts)
+    for row, value in zip(counts, areas, strict=True):
         expected = area_under_curve(np.repeat(scores, row), np.repeat(positive, row))
         assert np.isnan(value) if expected is None else value == pytest.approx(expected)

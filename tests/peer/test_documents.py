@@ -23,9 +23,9 @@ def records(kind: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("command", DOCUMENTS)
 def test_every_record_and_key_has_a_meaning(command: str) -> None:
-    found = list(records(DOCUMENTS[command]))
-    assert found
-    for record in found:
+    documented = list(records(DOCUMENTS[command]))
+    assert documented
+    for record in documented:
         assert record.__doc__, f"{record.__name__} has no docstring"
         for key, hint in typing.get_type_hints(record, include_extras=True).items():
             (meaning,) = getattr(hint, "__metadata__", ("",))

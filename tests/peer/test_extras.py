@@ -1,4 +1,4 @@
-"""What is said where a Python package is not installed; a subprocess in which it cannot be imported shows it."""
+"""The errors about missing Python packages, in a subprocess that cannot import them."""
 
 from __future__ import annotations
 

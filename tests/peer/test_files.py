@@ -1,4 +1,4 @@
-"""Files and folders that appear whole."""
+"""Files and folders that are written whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Data sets that ``mhfl-peer data prepare`` turns into datalists that a site, or an experiment, can train on.
+"""Data sets that ``mhfl-peer data prepare`` turns into datalists for sites and experiments.
 
-Every module has ``prepare(out, *, ...) -> summary``; it is imported only when its data set is asked for. The module of
-an installed package's data set has an entry point.
+The module of each data set has ``prepare(out, *, ...) -> summary``, and is imported only when its
+data set is prepared. An installed package names the modules of its data sets by entry points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGED: dict[str, str] = {
     "lidc": "peer.data.adapters.lidc",
     "mni-tissue": "peer.data.adapters.tissue",
 }
-"""Read from installed packages: ``prepare(out, *, seed=0, ...)`` writes one folder a site."""
+"""Read from installed packages; ``prepare(out, *, seed=0, ...)`` writes sites' folders or a pool."""
 
 PUBLISHED: dict[str, str] = {
     "abide": "peer.data.adapters.abide",
@@ -35,22 +35,22 @@ PUBLISHED: dict[str, str] = {
     "polyp": "peer.data.adapters.polyp",
     "sleep-edf": "peer.data.adapters.sleep",
 }
-"""Read from a folder that the user has downloaded: ``prepare(out, *, source, ...)`` writes ``pool.json``."""
+"""Read from a downloaded folder; ``prepare(out, *, source, ...)`` writes ``pool.json``."""
 
 DATASETS: dict[str, str] = {**PACKAGED, **PUBLISHED}
 
 ENTRY_POINTS = "mhfl_peer.datasets"
-"""The group in which an installed package names the modules of its data sets: ``name = "module"``."""
+"""The group in which an installed package names the modules of its data sets: ``name = "module"``.
+"""
 
 
 def installed_datasets() -> list[str]:
-    """The data sets of installed packages."""
     names = {entry_point.name for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     return sorted(names - DATASETS.keys())
 
 
 def dataset_module(name: str) -> ModuleType:
-    """The module that prepares a data set; ``DataError`` where an installed package gives none."""
+    """The module that prepares a data set; ``DataError`` unless exactly one package has it."""
     if name in DATASETS:
         return importlib.import_module(DATASETS[name])
     entry_points = list(importlib.metadata.entry_points(group=ENTRY_POINTS, name=name))

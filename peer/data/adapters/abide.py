@@ -1,12 +1,13 @@
-"""ABIDE I as the Preprocessed Connectomes Project publishes it: maps of resting-state activity, autism or control.
+"""ABIDE I as the Preprocessed Connectomes Project publishes it: maps of resting-state activity,
+autism or control.
 
-Layout: ``Phenotypic_V1_0b_preprocessed1.csv`` and, below ``ccs/filt_noglobal`` (band-pass, no global signal), the maps
-``<FILE_ID>_<derivative>.nii.gz``: in a folder for each derivative as the project's bucket has them, or all in one as
-nilearn stores them.
+Layout: ``Phenotypic_V1_0b_preprocessed1.csv`` and, below ``ccs/filt_noglobal`` (band-pass, no
+global signal), the maps ``<FILE_ID>_<derivative>.nii.gz``. They lie in one folder for each
+derivative, as in the project's bucket, or all in one folder, as nilearn stores them.
 
-FedSKD's FedASD: four maps a subject are the channels, the 871 subjects that all three raters passed (the rule that
-nilearn calls quality-checked gives their numbers), 17 institutions in four regions. All samples are in training: folds
-come from the experiment.
+This is FedASD of FedSKD: an image has four maps of a subject as channels. The 871 subjects are
+those that all three raters passed (nilearn's rule "quality-checked" gives the same numbers), from
+17 institutions in four regions. All samples are in training: the experiment draws the folds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from peer.data.adapters.public_set import (
     PublicSet,
     PublishedCount,
     by_class,
-    number,
+    parse_number,
     read_table,
     site_name,
 )
@@ -30,7 +31,7 @@ PHENOTYPES = "Phenotypic_V1_0b_preprocessed1.csv"
 MAPS = "ccs/filt_noglobal"
 CLASSES = ("control", "autism")
 DEGREES = ("degree_weighted", "degree_binarize")
-"""The two published kinds of degree centrality; the paper does not say which it takes."""
+"""The two published kinds of degree centrality; the paper does not say which one it uses."""
 
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
@@ -38,7 +39,8 @@ REGIONS: Mapping[str, tuple[str, ...]] = {
     "central-us": ("UM", "PITT", "CMU"),
     "east-us": ("NYU", "YALE", "KKI", "OLIN"),
 }
-"""The institutions of each site; LEUVEN_1 and LEUVEN_2, UCLA_1 and UCLA_2, UM_1 and UM_2 are one each."""
+"""The institutions of each site; LEUVEN_1 and LEUVEN_2 are one institution, likewise UCLA and UM.
+"""
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "qc_rater_1": ("OK",),
@@ -47,7 +49,7 @@ PASSES: Mapping[str, tuple[str, ...]] = {
     "qc_anat_rater_3": ("OK",),
     "qc_func_rater_3": ("OK",),
 }
-"""What each rater must have said of a subject."""
+"""Column of a rater -> the ratings with which a subject passes."""
 
 NO_FILE = "no_filename"
 DIAGNOSES = {"1": 1, "2": 0}  # DX_GROUP: autism, control
@@ -91,7 +93,7 @@ def gather(pool: PublicSet, table: Path, maps: Path, *, degree: str = DEGREES[0]
 
 
 def region_of(site_id: str) -> tuple[str, str]:
-    """The region and the institution of a ``SITE_ID``; ``KeyError`` where it is none of ABIDE I's."""
+    """The region and the institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
     institution = site_id.removesuffix("_1").removesuffix("_2")
     return {member: region for region, members in REGIONS.items() for member in members}[institution], institution
 
@@ -103,8 +105,8 @@ def _add(
         region, institution = region_of(row["SITE_ID"])
         label = DIAGNOSES[row["DX_GROUP"]]
     except KeyError:
-        what = f"SITE_ID {row['SITE_ID']} and DX_GROUP {row['DX_GROUP']}"
-        raise DataError(f"{table}: {row['SUB_ID']} has {what}, unknown in ABIDE I", PUBLICATION.remedy) from None
+        values = f"SITE_ID {row['SITE_ID']} and DX_GROUP {row['DX_GROUP']}"
+        raise DataError(f"{table}: {row['SUB_ID']} has {values}, unknown in ABIDE I", PUBLICATION.remedy) from None
     names = [f"{row['FILE_ID']}_{name}.nii.gz" for name in maps]
     absent = [name for name in names if name not in files]
     if absent:
@@ -119,7 +121,7 @@ def _add(
             "site": region,
             "institution": site_name(institution),
             "sex": SEXES.get(row["SEX"]),
-            "age": number(row["AGE_AT_SCAN"]),
+            "age": parse_number(row["AGE_AT_SCAN"]),
         }
     )
 

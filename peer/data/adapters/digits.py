@@ -1,7 +1,7 @@
 """Handwritten digits, 8 x 8 pixels (scikit-learn's ``load_digits``): small, quick, and not medical.
 
-Source: the test part of the UCI data set "Optical Recognition of Handwritten Digits"; 1,797 images by 13 writers, who
-are not named, so that every image is a subject of its own.
+Source: the test part of the UCI data set "Optical Recognition of Handwritten Digits"; 1,797 images
+by 13 writers, who are not named, so that every image counts as a subject of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from peer.data.adapters import prepared_folder
 from peer.extras import require_extra
 
 LEVEL_MAX = 16.0
-"""Grey levels of a pixel."""
+"""The brightest value of a pixel."""
 
 
 def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Write one pool for an experiment to divide; nothing is drawn, so the seed changes nothing.
+    """Write one pool for an experiment to divide; there is no random choice, so the seed has no
+    effect.
 
     Args:
         out: a folder that is empty or not there.
@@ -37,15 +38,15 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
     from sklearn.datasets import load_digits
 
     prepared_folder.make_empty(out)
-    found = load_digits()
+    digits = load_digits()
     (out / "images").mkdir()
     entries = []
-    for index, (image, label) in enumerate(zip(found.images, found.target, strict=True)):
+    for index, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         name = f"images/{index:04d}.npy"
         np.save(out / name, (image / LEVEL_MAX).astype(np.float32))
         entries.append({"image": name, "label": int(label), "subject": f"digit-{index:04d}"})
     prepared_folder.write_json(out / "pool.json", {"training": entries, "test": []})
-    counts = {str(label): int(count) for label, count in enumerate(np.bincount(found.target))}
+    counts = {str(label): int(count) for label, count in enumerate(np.bincount(digits.target))}
     summary = {"dataset": "digits", "samples": len(entries), "classes": counts, "source": "scikit-learn load_digits"}
     prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
     return summary

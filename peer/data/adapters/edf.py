@@ -1,7 +1,8 @@
-"""The European Data Format: signals, and the annotations of EDF+, read from whole files.
+"""Reader of the European Data Format: the signals, and the annotations of EDF+.
 
-Source: Kemp et al., Electroencephalogr Clin Neurophysiol 82, 1992, 391-393; Kemp and Olivan, Clin Neurophysiol 114,
-2003, 1755-1761. Only what recordings need that are continuous: a gap between records (EDF+D) is refused.
+Source: Kemp et al., Electroencephalogr Clin Neurophysiol 82, 1992, 391-393; Kemp and Olivan, Clin
+Neurophysiol 114, 2003, 1755-1761. Only continuous recordings can be read: a file with gaps between
+records (EDF+D) is refused.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from peer.errors import DataError
 
 HEADER_BYTES = 256  # of the file, and again of each signal
-SIGNALS_MAX = 512  # the format's own limit is 9999: a file that says more than this is damaged
+SIGNALS_MAX = 512  # the format allows 9999, but a file with more than 512 is damaged
 ANNOTATIONS = "EDF Annotations"
 FIELDS = (16, 80, 8, 8, 8, 8, 8, 80, 8, 32)
-"""Bytes of each signal's fields: label, transducer, unit, smallest and largest physical value, the same digital,
-filter, samples in a record, reserved. The header has them field by field, not signal by signal."""
+"""Bytes of each signal's fields: label, transducer, unit, smallest and largest physical value,
+smallest and largest digital value, filter, samples in a record, reserved. The header has them field
+by field, not signal by signal.
+"""
 ANNOTATION = re.compile(
     rb"(?P<onset>[+-][0-9]+(?:\.[0-9]*)?)(?:\x15(?P<length>[0-9]+(?:\.[0-9]*)?))?\x14(?P<texts>[^\x00]*)\x14"
 )
@@ -29,7 +32,10 @@ REMEDY = "download it again"
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal's place in a record and its scale: a stored number times ``gain`` plus ``shift`` is in ``unit``."""
+    """One signal: its position in a record, and its scale.
+
+    A stored number times ``gain`` plus ``shift`` is in ``unit``.
+    """
 
     label: str
     unit: str
@@ -41,7 +47,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the head of a file says.
+    """The header of a file.
 
     Attributes:
         patient: the local identification, in EDF+ ``code sex birthdate name``.
@@ -58,12 +64,12 @@ class Header:
     offset: int
 
     def rate_hz(self, signal: Signal) -> float:
-        """How many samples a second a signal has."""
+        """The signal's samples a second."""
         return signal.samples / self.record_s
 
 
 def read_header(path: Path) -> Header:
-    """The head of an EDF file; ``DataError`` where it is none."""
+    """The header of an EDF file; ``DataError`` where the file is none."""
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES).decode("latin-1")
@@ -97,7 +103,7 @@ def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str
 
     Args:
         path: an EDF file.
-        label: the signal's.
+        label: the signal's label.
 
     Returns:
         The values ``(steps,)`` in the signal's unit, the rate in Hz, and the unit.
@@ -115,7 +121,8 @@ def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str
 
 
 def read_annotations(path: Path) -> list[tuple[float, float, str]]:
-    """The annotations of an EDF+ file: onset and length in seconds from the file's beginning, and the text.
+    """The annotations of an EDF+ file: onset and length in seconds from the file's beginning, and
+    the text.
 
     Raises:
         DataError: the file is damaged, or has no annotations.
@@ -134,7 +141,7 @@ def read_annotations(path: Path) -> list[tuple[float, float, str]]:
 
 
 def _records(path: Path, header: Header) -> NDArray[np.int16]:
-    """The whole records as they are stored, one a row; a last one that was cut off is left out."""
+    """The records as they are stored, one a row; a truncated last record is left out."""
     width = sum(signal.samples for signal in header.signals)
     try:
         stored = np.fromfile(path, dtype="<i2", offset=header.offset)

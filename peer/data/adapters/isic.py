@@ -1,12 +1,13 @@
 """Fed-ISIC2019 of FLamby: dermoscopy in eight classes, six centres, the published split of each.
 
-Layout: ``ISIC_2019_Training_Input_preprocessed/<image>.jpg`` as FLamby's scripts make it (or the pictures as
-downloaded, ``ISIC_2019_Training_Input``), FLamby's table ``train_test_split`` and, for lesion, sex and age,
-``ISIC_2019_Training_Metadata.csv``.
+Layout: ``ISIC_2019_Training_Input_preprocessed/<image>.jpg`` as FLamby's scripts write it (or the
+downloaded pictures, ``ISIC_2019_Training_Input``), FLamby's table ``train_test_split`` and, for
+lesion, sex and age, ``ISIC_2019_Training_Metadata.csv``.
 
-FLamby split pictures, not lesions: pictures of one lesion are on both sides. By default that split is kept, as the
-papers do: ``subject`` is then the picture, ``lesion`` a key of its own, and a warning counts the lesions concerned.
-With ``lesions_apart`` those are taken out of training, and ``subject`` is the lesion.
+FLamby split pictures, not lesions: some lesions have pictures in both splits. By default the
+adapter keeps FLamby's split, as the papers do: ``subject`` is then the picture, ``lesion`` a key of
+its own, and a warning counts those lesions. With ``lesions_apart``, it leaves their training
+pictures out, and ``subject`` is the lesion.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from peer.data.adapters.public_set import (
     PublishedCount,
     by_site,
     locate,
-    number,
+    parse_number,
     read_table,
 )
 from peer.errors import DataError
@@ -55,36 +56,42 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, table: Path, images: Path, *, lesions_apart: bool = False) -> None:
-    """Add every picture of the table; with ``lesions_apart`` none to train on whose lesion is in a test set."""
+    """Add every picture; with ``lesions_apart``, no training picture of a lesion of a test set."""
     rows = read_table(table, ("image", "target", "center", "fold"))
-    known = _metadata(pool.source, needed=lesions_apart)
-    lesions = {side: _lesions(rows, known, side) for side in SIDES}
+    metadata = _read_metadata(pool.source, needed=lesions_apart)
+    lesions = {side: _lesions(rows, metadata, side) for side in SIDES}
     shared = lesions["train"] & lesions["test"]
     for row in rows:
-        lesion = known.get(row["image"], {}).get("lesion_id")
+        lesion = metadata.get(row["image"], {}).get("lesion_id")
         if lesions_apart and row["fold"] == "train" and lesion in shared:
             pool.dropped["the lesion is in a test set"] += 1
         else:
-            _add(pool, row, table, images, known.get(row["image"], {}), lesions_apart=lesions_apart)
+            _add(pool, row, table, images, metadata.get(row["image"], {}), lesions_apart=lesions_apart)
     if shared and not lesions_apart:
         pool.warnings.append(f"{len(shared)} lesions are in training and in test; --lesions-apart keeps them apart")
-    elif not known:
+    elif not metadata:
         pool.warnings.append(f"{METADATA} is not there: lesion, sex and age are not known")
 
 
 def _add(
-    pool: PublicSet, row: Mapping[str, str], table: Path, images: Path, known: Mapping[str, str], *, lesions_apart: bool
+    pool: PublicSet,
+    row: Mapping[str, str],
+    table: Path,
+    images: Path,
+    metadata: Mapping[str, str],
+    *,
+    lesions_apart: bool,
 ) -> None:
     try:
         label, site, side = int(float(row["target"])), SITES[int(float(row["center"]))], SIDES[row["fold"]]
     except (ValueError, IndexError, KeyError):
-        found = f"target {row['target']!r}, center {row['center']!r}, fold {row['fold']!r}"
-        raise DataError(f"{table}: {row['image']} has {found}", PUBLICATION.remedy) from None
+        values = f"target {row['target']!r}, center {row['center']!r}, fold {row['fold']!r}"
+        raise DataError(f"{table}: {row['image']} has {values}", PUBLICATION.remedy) from None
     path = images / f"{row['image']}.jpg"
     if not path.is_file():
         pool.absent.append(path.name)
         return
-    lesion = known.get("lesion_id") or None
+    lesion = metadata.get("lesion_id") or None
     pool.add(
         {
             "image": str(path),
@@ -92,15 +99,15 @@ def _add(
             "subject": (lesion if lesions_apart else None) or row["image"],
             "site": site,
             "lesion": lesion,
-            "sex": known.get("sex") or None,
-            "age": number(known.get("age_approx", "")),
-            "location": known.get("anatom_site_general") or None,
+            "sex": metadata.get("sex") or None,
+            "age": parse_number(metadata.get("age_approx", "")),
+            "location": metadata.get("anatom_site_general") or None,
         },
         side=side,
     )
 
 
-def _metadata(source: Path, *, needed: bool) -> dict[str, dict[str, str]]:
+def _read_metadata(source: Path, *, needed: bool) -> dict[str, dict[str, str]]:
     try:
         path = locate(source, METADATA, publication=PUBLICATION)
     except DataError as error:
@@ -110,8 +117,8 @@ def _metadata(source: Path, *, needed: bool) -> dict[str, dict[str, str]]:
     return {row["image"]: row for row in read_table(path, ("image", "lesion_id"))}
 
 
-def _lesions(rows: list[dict[str, str]], known: Mapping[str, Mapping[str, str]], side: str) -> set[str]:
-    named = {known.get(row["image"], {}).get("lesion_id", "") for row in rows if row["fold"] == side}
+def _lesions(rows: list[dict[str, str]], metadata: Mapping[str, Mapping[str, str]], side: str) -> set[str]:
+    named = {metadata.get(row["image"], {}).get("lesion_id", "") for row in rows if row["fold"] == side}
     return named - {""}
 
 

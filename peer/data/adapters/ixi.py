@@ -1,7 +1,9 @@
-"""Fed-IXI of FLamby: T1-weighted brains with brain masks, three hospitals, the published split of each.
+"""Fed-IXI of FLamby: T1-weighted brains with brain masks, three hospitals, the published split of
+each.
 
-Layout: ``IXI_sample/IXI<number>-<hospital>-<scan>/{T1,label}/*.nii.gz`` (the sample of IXI on Mendeley Data) and
-FLamby's ``metadata_tiny.csv``, which has the split. The hospital is in the folder's name, as everywhere in IXI.
+Layout: ``IXI_sample/IXI<number>-<hospital>-<scan>/{T1,label}/*.nii.gz`` (the sample of IXI on
+Mendeley Data) and FLamby's ``metadata_tiny.csv``, which has the split. The folder's name contains
+the hospital.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, base: Path, table: Path) -> None:
-    """Add every brain whose side the table says."""
+    """Add every brain whose split is in the table."""
     sides = {row["Patient ID"].zfill(3): row["Split"] for row in read_table(table, ("Patient ID", "Split"))}
     for path in sorted(base.iterdir()):
         match = FOLDER.fullmatch(path.name)
@@ -45,12 +47,12 @@ def gather(pool: PublicSet, base: Path, table: Path) -> None:
         files = [sorted((path / kind).glob("*.nii.gz")) for kind in ("T1", "label")]
         if not all(files):
             pool.absent += [
-                f"{path.name}/{kind}" for kind, found in zip(("T1", "label"), files, strict=True) if not found
+                f"{path.name}/{kind}" for kind, matches in zip(("T1", "label"), files, strict=True) if not matches
             ]
         elif sides.get(match["number"]) not in SIDES:
             pool.dropped[f"not in {TABLE}"] += 1
         else:
-            image, label = (found[0] for found in files)
+            image, label = (matches[0] for matches in files)
             pool.add(
                 {
                     "image": str(image),

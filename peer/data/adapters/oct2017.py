@@ -1,9 +1,8 @@
 """OCT2017: optical coherence tomography of the retina, four classes.
 
-Layout: ``{train,val,test}/{CNV,DME,DRUSEN,NORMAL}/<class>-<patient>-<number>.jpeg``. Equal patients' numbers of
-different classes and published sides count as one subject; all pictures are in ``training``, with the published side as
-``published_split``, and a fold made by ``subject`` divides no patient. The counts are those of the second release; the
-third has 108,309 pictures to train on.
+Layout: ``{train,val,test}/{CNV,DME,DRUSEN,NORMAL}/<class>-<patient>-<number>.jpeg``. Equal patient
+numbers of different classes and published splits count as one subject (see `class_folders`). The
+counts are those of the second release; the third has 108,309 training pictures.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PUBLICATION = Publication(
         *by_split(SIDES, (83484, 32, 968)),
     ),
 )
-ADAPTER = class_folders.adapter(
+ADAPTER = class_folders.make_adapter(
     PUBLICATION, marker="train/CNV", site="oct2017", name=re.compile(r"[A-Z]+-([0-9]+)-[0-9]+")
 )
 prepare = ADAPTER.prepare

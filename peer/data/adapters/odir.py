@@ -1,8 +1,9 @@
 """ODIR-5K: colour pictures of the fundus of both eyes, eight classes.
 
-Layout: ``full_df.csv`` (the table of the set's release on Kaggle, with one label an eye) and the pictures in ``Training
-Images`` or, cut and resized, in ``preprocessed_images``; the former is taken where both are there. The original
-``data.xlsx`` labels patients, not eyes, and is not enough. The papers use 6,400 pictures; the table lists 6,392.
+Layout: ``full_df.csv`` (the table of the set's release on Kaggle, with one label an eye), and the
+pictures in ``Training Images`` or, cropped and resized, in ``preprocessed_images``; where both
+exist, the adapter reads the former. The original ``data.xlsx`` is not enough, since it labels
+patients, not eyes. The papers use 6,400 pictures; the table lists 6,392.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class, number, read_table
+from peer.data.adapters.public_set import (
+    Adapter,
+    Publication,
+    PublicSet,
+    PublishedCount,
+    by_class,
+    parse_number,
+    read_table,
+)
 from peer.errors import DataError
 
 CODES = ("N", "D", "G", "C", "A", "H", "M", "O")
@@ -54,7 +63,7 @@ def gather(pool: PublicSet, table: Path, images: Path) -> None:
                 "site": SITE,
                 "eye": "left" if "left" in picture.stem else "right",
                 "sex": row["Patient Sex"].lower() or None,
-                "age": number(row["Patient Age"]),
+                "age": parse_number(row["Patient Age"]),
             }
         )
 

@@ -1,6 +1,7 @@
-"""Published pictures and masks as the trainer reads them: of one mode, and with labels for values.
+"""Published pictures and masks in a form that the trainer can read: pictures of one mode, and maps
+of labels.
 
-What the trainer can read as it is stays where it is; of everything else a PNG is made.
+A picture that the trainer can read stays where it is; of every other one, this module writes a PNG.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ def size(path: Path) -> tuple[int, int]:
         raise DataError(f"{path} is no picture: {error}", REMEDY) from error
 
 
-def readable(path: Path, *, mode: str, copy: Path) -> Path:
-    """A picture that the trainer can read.
+def make_readable(path: Path, *, mode: str, copy: Path) -> Path:
+    """Convert a picture where the trainer cannot read it.
 
     Args:
-        path: the published one.
+        path: the published picture.
         mode: "L" for grey, "RGB" for colours.
-        copy: the PNG that is made where the ending or the mode is another; greys of 16 bits are scaled by their
-            largest value.
+        copy: the PNG to write where the ending or the mode differs; greys of 16 bits are divided by
+            their largest value.
 
     Returns:
-        ``path`` or ``copy``.
+        ``path``, or ``copy`` where it was written.
 
     Raises:
-        DataError: it is no picture.
+        DataError: the file is no picture.
         DiskError: the copy cannot be written.
     """
     try:
@@ -48,7 +49,7 @@ def readable(path: Path, *, mode: str, copy: Path) -> Path:
             if image.mode == mode and path.suffix.lower() in READABLE:
                 return path
             wide = image.mode.startswith(("I", "F"))
-            converted = Image.fromarray(_levels(np.asarray(image))) if wide else image
+            converted = Image.fromarray(_scale_levels(np.asarray(image))) if wide else image
             converted = converted.convert(mode)
     except OSError as error:
         raise DataError(f"{path} is no picture: {error}", REMEDY) from error
@@ -56,40 +57,41 @@ def readable(path: Path, *, mode: str, copy: Path) -> Path:
     return copy
 
 
-def entry(path: Path, *, mode: str, out: Path, copy: Path) -> str:
-    """The picture, or its `readable` copy below ``out``, as a datalist in ``out`` names it."""
-    return str(path if readable(path, mode=mode, copy=out / copy) == path else copy)
+def readable_path(path: Path, *, mode: str, out: Path, copy: Path) -> str:
+    """The picture's path, or that of its readable copy, as a datalist in ``out`` names it."""
+    return str(path if make_readable(path, mode=mode, copy=out / copy) == path else copy)
 
 
-def label_map(path: Path, *, picture: Path, made: Path) -> None:
-    """Make a map of the labels 0 and 1 from a published mask, whose foreground is bright: 255, or 1 of 1.
+def write_label_map(mask: Path, *, picture: Path, target: Path) -> None:
+    """Write a map of the labels 0 and 1 from a published mask.
 
-    Masks stored as JPEG have some values in between; the nearer label is taken.
+    The foreground of a mask is bright: 255, or 1 where no value is larger. Masks stored as JPEG
+    have values in between, which become the nearer label.
 
     Args:
-        path: the mask.
-        picture: what it belongs to.
-        made: the PNG to write.
+        mask: the published mask.
+        picture: the picture that the mask belongs to.
+        target: the PNG to write.
 
     Raises:
-        DataError: it is no picture, or of another size than its picture.
+        DataError: the mask is no picture, or has another size than its picture.
         DiskError: the map cannot be written.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(mask) as image:
             levels = np.asarray(image.convert("RGB" if image.mode == "P" else image.mode))
     except OSError as error:
-        raise DataError(f"{path} is no picture: {error}", REMEDY) from error
+        raise DataError(f"{mask} is no picture: {error}", REMEDY) from error
     levels = levels[..., :3].max(axis=-1) if levels.ndim == 3 else levels
     width, height = size(picture)
     if levels.shape != (height, width):
-        found = f"{levels.shape[1]} x {levels.shape[0]}"
-        raise DataError(f"the mask {path} has {found} pixels, its picture {width} x {height}", REMEDY)
+        mask_size = f"{levels.shape[1]} x {levels.shape[0]}"
+        raise DataError(f"the mask {mask} has {mask_size} pixels, its picture {width} x {height}", REMEDY)
     brightest = 1 if levels.max() <= 1 else LEVEL_MAX
-    _save(Image.fromarray((levels > brightest / 2).astype(np.uint8)), made)
+    _save(Image.fromarray((levels > brightest / 2).astype(np.uint8)), target)
 
 
-def _levels(greys: NDArray[np.generic]) -> NDArray[np.uint8]:
+def _scale_levels(greys: NDArray[np.generic]) -> NDArray[np.uint8]:
     values = greys.astype(np.float64)
     scaled: NDArray[np.uint8] = np.round(values * (LEVEL_MAX / max(values.max(), 1))).astype(np.uint8)
     return scaled

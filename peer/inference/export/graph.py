@@ -1,4 +1,4 @@
-"""A network as one file that runs without this program: torch's ``.pt2`` and ONNX, written and read in memory."""
+"""A network as one file that runs without this program: torch's ``.pt2`` and ONNX."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INPUT, PROBABILITIES, ENLARGED = "image", "probabilities", "enlarged"
 """Names of the input, and of the output by whether classes are predicted."""
 
 OPSET = 20
-"""Of ONNX, from 2023: the first whose GridSample and Gelu are whole, and every runtime in use has it."""
+"""Of ONNX, from 2023: the first with complete GridSample and Gelu, and every runtime in use has it."""
 
 BATCH_MAX, SIDE_MAX = 4096, 1 << 16
-"""Bounds of the free dimensions, which the exporter wants to know; samples, and places along a side."""
+"""Bounds of the free dimensions, which the exporter needs; samples, and places along a side."""
 
 CARD = "card.json"
 """The model card's facts: the extra file of a ``.pt2``, the metadata of an ONNX file."""
@@ -34,34 +34,34 @@ Run: TypeAlias = Callable[[Tensor], Tensor]
 """The output ``(b, classes, ...)`` for images ``(b, c, *space)``, float32 on the CPU."""
 
 
-def traced(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> ExportedProgram:
+def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> ExportedProgram:
     """The module as a graph of operators, for any batch.
 
     Args:
         module: in evaluation mode, on the CPU; takes one tensor and gives one.
-        image: a prepared image ``(c, *space)``; its size is the only one that the graph takes.
-        free_space: whether other sizes are taken, too: of all images that the network takes.
+        image: a prepared image ``(c, *space)``; the graph takes its size alone.
+        free_space: whether the graph takes all sizes that the network takes.
         name: the network's, for errors.
 
     Raises:
-        ConfigurationError: the network does what no graph can hold; the message names it.
+        UnusableConfigurationError: the network does what no graph can hold; the message names it.
     """
-    # Two samples: the exporter takes a batch of one for a constant.
+    # Two samples: the exporter treats a batch of one as a constant.
     example = torch.stack([image, image])
     free: dict[int, Any] = {0: Dim("batch", min=1, max=BATCH_MAX)}
     if free_space:
         free |= {axis: Dim(f"side{axis - 1}", min=2, max=SIDE_MAX) for axis in range(2, example.ndim)}
     try:
         with quiet(), torch.no_grad():
-            module(example)  # what a network checks once, it checks before it is traced
+            module(example)  # a network's one-time checks run before the trace
             program = torch.export.export(module, (example,), dynamic_shapes=(free,), strict=False)
     except Exception as error:
-        raise UnusableConfigurationError(_unfit(name, "pt2", error)) from error
+        raise UnusableConfigurationError(_cannot_export(name, "pt2", error)) from error
     _forget_sources(program)
     return program
 
 
-def pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
+def to_pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
     """The content of a ``.pt2`` file, with the card's facts as ``extra/card.json``."""
     buffer = io.BytesIO()
     with quiet():
@@ -70,10 +70,10 @@ def pt2(program: ExportedProgram, card: Mapping[str, Any]) -> bytes:
 
 
 def run_pt2(content: bytes) -> tuple[Run, str]:
-    """What a ``.pt2`` file computes, and its card as text, empty where it has none.
+    """The function of a ``.pt2`` file, and its card as text, empty where it has none.
 
-    Reading one can run code that its author put into it: it may hold pickled weights, and expressions that are
-    evaluated. Whoever calls this has made sure that the content is what somebody trusted wrote.
+    Reading such a file can run its author's code: it may hold pickled weights, and expressions that
+    torch evaluates. The caller must make sure that the content comes from somebody trusted.
     """
     cards = {CARD: ""}
     with quiet():
@@ -89,22 +89,22 @@ def run_pt2(content: bytes) -> tuple[Run, str]:
     return run, text.decode() if isinstance(text, bytes) else text
 
 
-def onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
+def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
     """The graph in ONNX, weights inside.
 
     Args:
-        program: of :func:`traced`.
+        program: of :func:`trace`.
         output: the output's name.
         name: the network's, for errors.
 
     Raises:
-        ConfigurationError: ONNX lacks one of its operators, the file would be over the 2 GiB that one can hold, or the
-            packages that write it are not installed.
+        UnusableConfigurationError: ONNX lacks one of its operators, the file would exceed ONNX's
+            limit of 2 GiB, or the packages that write it are not installed.
     """
     _require("onnx", "onnxscript")
     try:
         with quiet(), torch.no_grad():
-            made = torch.onnx.export(
+            onnx_program = torch.onnx.export(
                 program,
                 input_names=[INPUT],
                 output_names=[output],
@@ -114,15 +114,15 @@ def onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
                 external_data=False,
                 verbose=False,
             )
-            assert made is not None
-            content: bytes = made.model_proto.SerializeToString()
+            assert onnx_program is not None
+            content: bytes = onnx_program.model_proto.SerializeToString()
     except Exception as error:
-        raise UnusableConfigurationError(_unfit(name, "onnx", error)) from error
+        raise UnusableConfigurationError(_cannot_export(name, "onnx", error)) from error
     return content
 
 
-def with_card(content: bytes, card: Mapping[str, Any]) -> bytes:
-    """An ONNX file with the card's facts in its metadata, as one JSON text and as texts of their own."""
+def add_card(content: bytes, card: Mapping[str, Any]) -> bytes:
+    """An ONNX file with the card's facts in its metadata, as one JSON text and as single texts."""
     import onnx as library
 
     model = library.load_from_string(content)
@@ -133,13 +133,13 @@ def with_card(content: bytes, card: Mapping[str, Any]) -> bytes:
 
 
 def run_onnx(content: bytes) -> tuple[Run, str]:
-    """What an ONNX file computes, on the CPU, and its card as text, empty where it has none.
+    """The function of an ONNX file, on the CPU, and its card as text, empty where it has none.
 
-    Weights outside the file are not looked for: onnxruntime refuses them where it is given the content alone.
+    onnxruntime gets the content alone, and then refuses weights outside the file.
 
     Raises:
-        ConfigurationError: onnxruntime is not installed.
-        Exception: whatever onnxruntime finds wrong with the file.
+        UnusableConfigurationError: onnxruntime is not installed.
+        Exception: onnxruntime cannot use the file.
     """
     _require("onnxruntime")
     import onnxruntime  # type: ignore[import-untyped]
@@ -148,17 +148,17 @@ def run_onnx(content: bytes) -> tuple[Run, str]:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    (taken,) = session.get_inputs()
+    (graph_input,) = session.get_inputs()
 
     def run(images: Tensor) -> Tensor:
-        (found,) = session.run(None, {taken.name: images.contiguous().numpy()})
-        return torch.from_numpy(found)
+        (output,) = session.run(None, {graph_input.name: images.contiguous().numpy()})
+        return torch.from_numpy(output)
 
     return run, session.get_modelmeta().custom_metadata_map.get(CARD, "")
 
 
 def _forget_sources(program: ExportedProgram) -> None:
-    """Drop the file and line that each operator comes from: paths of this machine are nobody else's business."""
+    """Drop the source file and line of each operator: paths of this machine must not leave."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
@@ -167,14 +167,14 @@ def _forget_sources(program: ExportedProgram) -> None:
 
 def _free_axes(program: ExportedProgram) -> dict[int, str]:
     """The names of the input's free dimensions by axis."""
-    (taken,) = program.graph_signature.user_inputs
-    (shape,) = (node.meta["val"].shape for node in program.graph.nodes if node.name == taken)
+    (graph_input,) = program.graph_signature.user_inputs
+    (shape,) = (node.meta["val"].shape for node in program.graph.nodes if node.name == graph_input)
     names = ["batch", "channels", *(f"side{number}" for number in range(1, len(shape)))]
     return {axis: names[axis] for axis, size in enumerate(shape) if not isinstance(size, int)}
 
 
 def _require(*modules: str) -> None:
-    """``UnusableConfigurationError`` unless they are installed, before minutes are spent."""
+    """``UnusableConfigurationError`` unless the modules are installed, before minutes of work."""
     try:
         require_extra("export", "ONNX", modules)
     except ConfigError as error:
@@ -182,11 +182,11 @@ def _require(*modules: str) -> None:
 
 
 def _texts(card: Mapping[str, Any]) -> dict[str, str]:
-    """The card's plain values for whoever looks at the file with another program."""
+    """The card's plain values, for readers with another program."""
     return {key: str(value) for key, value in card.items() if isinstance(value, str | int | float)}
 
 
-def _unfit(name: str, form: str, error: Exception) -> str:
+def _cannot_export(name: str, form: str, error: Exception) -> str:
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     return f"{name} cannot be exported to {form}: {reason}; export it as a bundle"
@@ -194,7 +194,7 @@ def _unfit(name: str, form: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without other programs' words about how they work: what concerns an operator is raised."""
+    """Silence warnings and logs of libraries; what concerns an operator is raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

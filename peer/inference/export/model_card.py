@@ -1,6 +1,8 @@
-"""The model card: what an exported model is, where it comes from and what it is not good for, as facts and as text.
+"""The model card of an export as facts and as text: what the model is, its origin, its checks and
+its limits.
 
-The facts travel inside every exported file; ``reading`` makes of them what a prediction needs.
+The facts travel inside every exported file; ``read`` returns them with the settings that a
+prediction needs.
 """
 
 from __future__ import annotations
@@ -38,30 +40,30 @@ PRIVACY = (
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What :func:`peer.inference.predict.predict` must know of a model beside how it predicts."""
+    """The settings of an exported model that :func:`peer.inference.predict.predict` needs."""
 
     task: TaskSettings
     data: DataSettings
 
 
-def facts(given: Mapping[str, Any], settings: TrainingSettings, listed: Datalist) -> dict[str, Any]:
-    """What is known before anything is written.
+def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist: Datalist) -> dict[str, Any]:
+    """The facts that are known before the export writes a file.
 
     Args:
-        given: from the site's journal: ``form, site, federation, method, generation, round, rounds, metrics,
-            contributors, left_out, precision, licence, exported``.
+        facts: from the site's journal: ``form, site, federation, method, generation, round, rounds,
+            metrics, contributors, left_out, precision, licence, exported``.
         settings: the site's.
-        listed: its datalist.
+        datalist: its datalist.
     """
     task, data = settings.task, settings.data
     free = task.kind == "super_resolution"
     kind = task.kind.replace("_", " ")
     return {
         "schema": SCHEMA,
-        **given,
+        **facts,
         "summary": (
-            f"The model with which site {given['site']} of federation {given['federation']['name']} predicts "
-            f"({kind}), after round {given['round']} of {given['rounds']}, trained with {settings.method}."
+            f"The model with which site {facts['site']} of federation {facts['federation']['name']} predicts "
+            f"({kind}), after round {facts['round']} of {facts['rounds']}, trained with {settings.method}."
         ),
         "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
         "input": {
@@ -73,9 +75,9 @@ def facts(given: Mapping[str, Any], settings: TrainingSettings, listed: Datalist
         },
         "data": {
             split: {
-                "samples": len(getattr(listed, split)),
-                "classes": {str(index): count for index, count in listed.counts(split).items()},
-                "subjects": len(listed.subjects(split)),
+                "samples": len(getattr(datalist, split)),
+                "classes": {str(index): count for index, count in datalist.counts(split).items()},
+                "subjects": len(datalist.subjects(split)),
             }
             for split in ("training", "test")
         },
@@ -88,18 +90,18 @@ def facts(given: Mapping[str, Any], settings: TrainingSettings, listed: Datalist
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that had a part in it, where they are installed."""
-    found = {"python": platform.python_version()}
+    """The versions of Python and of the installed libraries that made the file."""
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
-    """The facts in an exported file, and what a prediction needs of them; ``ValueError`` says what is wrong."""
+    """The facts in an exported file and its settings; ``ValueError`` says what is wrong."""
     if not text:
         raise ValueError("it holds no model card of `mhfl-peer export`, which says how images are prepared")
     card = json.loads(text)
@@ -107,22 +109,23 @@ def read(text: str, file: Path) -> tuple[dict[str, Any], CardFacts]:
         raise ValueError(f"its model card is not of schema {SCHEMA}, the one that this version reads")
     try:
         task: TaskSettings = from_json(TaskSettings, card["task"], path="task")
-        given = card["input"]
-        if task.kind not in OUTPUTS or given["normalise"] not in NORMALISED:
+        input_facts = card["input"]
+        if task.kind not in OUTPUTS or input_facts["normalise"] not in NORMALISED:
             raise ValueError("its task or its normalisation is unknown to this version")
-        size = from_json(tuple[int, ...], given["size"], path="input.size")
+        size = from_json(tuple[int, ...], input_facts["size"], path="input.size")
         if len(size) != task.spatial_dims or min(size) < 1:
             raise ValueError(f"its input size {list(size)} is not one of {task.spatial_dims} dimensions")
         for key, kind in (("site", str), ("generation", int), ("round", int)):
             from_json(kind, card[key], path=key)
     except (KeyError, TypeError) as error:
         raise ValueError(f"its model card is incomplete: {error}") from error
-    # No datalist is its own: the paths of every one that is predicted are relative to that one's folder.
-    data = DataSettings(file, file.parent, size, normalise=given["normalise"], scale=given.get("scale"))
+    # The model has no datalist of its own: paths in a predicted datalist are relative to that
+    # datalist's folder.
+    data = DataSettings(file, file.parent, size, normalise=input_facts["normalise"], scale=input_facts.get("scale"))
     return card, CardFacts(task, data)
 
 
-def markdown(card: Mapping[str, Any]) -> str:
+def render_markdown(card: Mapping[str, Any]) -> str:
     """The model card as text for people."""
     task, federation, method = card["task"], card["federation"], card["method"]
     sections = [
@@ -242,22 +245,23 @@ def _others(card: Mapping[str, Any]) -> list[str]:
 
 def _data(data: Mapping[str, Any]) -> list[str]:
     lines = []
-    for split, found in data.items():
-        classes = "".join(f"; class {index}: {count}" for index, count in found["classes"].items())
-        subjects = f" of {found['subjects']} subjects" if found["subjects"] else ""
-        lines.append(f"- {split}: {found['samples']} samples{subjects}{classes}")
+    for split, counts in data.items():
+        classes = "".join(f"; class {index}: {count}" for index, count in counts["classes"].items())
+        subjects = f" of {counts['subjects']} subjects" if counts["subjects"] else ""
+        lines.append(f"- {split}: {counts['samples']} samples{subjects}{classes}")
     return lines
 
 
 def _metrics(card: Mapping[str, Any]) -> list[str]:
-    found = card["metrics"]
+    metrics = card["metrics"]
     lines = []
-    if found["site"]:
+    if metrics["site"]:
         lines.append(
-            f"- What the site predicts with, on its test split, after round {found['round']}: {_pairs(found['site'])}"
+            f"- What the site predicts with, on its test split, after round {metrics['round']}: "
+            f"{_pairs(metrics['site'])}"
         )
-    if found.get("exported"):
-        lines.append(f"- This export, on the same split: {_pairs(found['exported'])}")
+    if metrics.get("exported"):
+        lines.append(f"- This export, on the same split: {_pairs(metrics['exported'])}")
     return lines or ["Not measured."]
 
 

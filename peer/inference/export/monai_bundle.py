@@ -1,7 +1,9 @@
-"""A MONAI bundle: the network, its preprocessing and its inference as MONAI's configuration, and the weights.
+"""A MONAI bundle: the network, its preprocessing and its inference as MONAI's configuration, and
+the weights.
 
-Source: MONAI Bundle Specification, https://docs.monai.io/en/stable/mb_specification.html
-A network of MONAI's own is named as MONAI names it; any other by ``build`` of this package, which must then be there.
+Source: MONAI Bundle Specification, https://docs.monai.io/en/stable/mb_specification.html A bundle
+names a network of MONAI's own as MONAI does; any other by ``build`` of this package, which loading
+then needs.
 """
 
 from __future__ import annotations
@@ -35,16 +37,17 @@ METADATA, INFERENCE, WEIGHTS, README, CARD, LICENCE = (
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 BUILD = f"{build.__module__}.{build.__qualname__}"
 READERS = ("PydicomReader", "PILReader", "NumpyReader", "NibabelReader")
-"""MONAI's, of which the last is tried first: each refuses what is not its own."""
+"""MONAI's; MONAI tries the last one first, and each refuses files of other formats."""
 
 FREE_SIDE = 16
-"""Places along a side that MONAI's check takes where any number may be."""
+"""Places along a side that MONAI's check uses where any number is allowed."""
 
 Config = dict[str, Any]
 
 
 def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays: str) -> str:
-    """Write everything but the model card into a folder that is there; gives the name of what makes the network.
+    """Write all files but the model card into an existing folder; return the name of the network's
+    constructor.
 
     Args:
         folder: the bundle's root.
@@ -56,15 +59,15 @@ def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays
     content = io.BytesIO()
     torch.save({name: tensor.detach().contiguous() for name, tensor in weights.items()}, content)
     inference = {"network_def": network, **_inference(card, arrays=arrays)}
-    put(folder, INFERENCE, json.dumps(inference, indent=2).encode())
-    put(folder, WEIGHTS, content.getvalue())
-    put(folder, LICENCE, f"{card['licence']}\n".encode())
-    put(folder, METADATA, json.dumps(_metadata(card), indent=2).encode())
+    write_new(folder, INFERENCE, json.dumps(inference, indent=2).encode())
+    write_new(folder, WEIGHTS, content.getvalue())
+    write_new(folder, LICENCE, f"{card['licence']}\n".encode())
+    write_new(folder, METADATA, json.dumps(_metadata(card), indent=2).encode())
     definition: str = network["_target_"]
     return definition
 
 
-def put(folder: Path, name: str, content: bytes) -> None:
+def write_new(folder: Path, name: str, content: bytes) -> None:
     """Write a file of the bundle, durably."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,43 +77,45 @@ def put(folder: Path, name: str, content: bytes) -> None:
 def network_def(
     predictor: Predictor, description: Mapping[str, Any], size: Sequence[int]
 ) -> tuple[Config, dict[str, Tensor]]:
-    """The configuration that makes the network, and the weights under the names that it then has.
+    """The configuration of the network, and the weights under the names in that network.
 
-    A network of MONAI's is itself, unless it gives no plain tensor: an inferer could not use a list of one.
+    A network of MONAI's own is configured as itself, unless it returns no plain tensor: an inferer
+    needs one.
     """
     spec = description["network"]
     if "mixture" not in description and spec["name"].startswith(MONAI_PREFIX):
         shape = {key: spec[key] for key in ("spatial_dims", "in_channels", "classes")}
         inner = predictor.dam.get_submodule("network")
         with torch.no_grad():
-            alone = inner(torch.zeros(1, spec["in_channels"], *size))
-        if isinstance(alone, Tensor):
+            output = inner(torch.zeros(1, spec["in_channels"], *size))
+        if isinstance(output, Tensor):
             _, arguments = foreign_call(spec["name"], **shape, hyper=spec["hyper"])
             return {"_target_": spec["name"], **arguments}, dict(inner.state_dict())
     return {"_target_": BUILD, **description}, dict(predictor.state_dict())
 
 
-def parser(folder: Path) -> ConfigParser:
-    """MONAI's reader of the bundle in this folder; what it says is run as code, so only for one's own."""
-    made = ConfigParser()
-    made.read_config(folder / INFERENCE)
-    made.read_meta(folder / METADATA)
-    made["bundle_root"] = str(folder)
-    return made
+def read_config(folder: Path) -> ConfigParser:
+    """MONAI's parser of an own bundle; it runs the configuration as code."""
+    config = ConfigParser()
+    config.read_config(folder / INFERENCE)
+    config.read_meta(folder / METADATA)
+    config["bundle_root"] = str(folder)
+    return config
 
 
-def loaded(folder: Path) -> tuple[nn.Module, Any]:
-    """The network as MONAI's tools make it from the bundle, with its weights, and the preprocessing.
+def load(folder: Path) -> tuple[nn.Module, Any]:
+    """The network that MONAI's tools build from the bundle, with its weights, and the
+    preprocessing.
 
     Raises:
-        Exception: whatever MONAI's own check finds wrong.
+        Exception: MONAI's own check fails.
     """
     files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
     with quiet():
         verify_net_in_out(net_id="network_def", **files, device="cpu", any=FREE_SIDE)
-        made = parser(folder)
-        network: nn.Module = made.get_parsed_content("network_def")
-        preprocessing = made.get_parsed_content("preprocessing")
+        config = read_config(folder)
+        network: nn.Module = config.get_parsed_content("network_def")
+        preprocessing = config.get_parsed_content("preprocessing")
     network.load_state_dict(torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True))
     return network.eval(), preprocessing
 
@@ -161,22 +166,22 @@ _TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "pred
 
 def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
     """The steps of ``peer.training.images.Preparation``, in MONAI's transforms and torch's own functions."""
-    given, dims = card["input"], card["task"]["spatial_dims"]
+    input_facts, dims = card["input"], card["task"]["spatial_dims"]
     readers: list[Any] = [
         {"_target_": reader, **({"npz_keys": arrays} if reader == "NumpyReader" else {})} for reader in READERS
     ]
     steps: list[Config] = [
         {"_target_": "LoadImaged", "keys": "image", "image_only": True, "dtype": None, "reader": readers},
         {"_target_": "EnsureChannelFirstd", "keys": "image"},
-        # Arrays do not say which axis is which: a first one beyond those of space are channels.
+        # Arrays do not name their axes: a first axis beyond those of space holds channels.
         _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
     ]
-    if given["free_size"]:
+    if input_facts["free_size"]:
         return [
             *steps,
             _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"),
         ]
-    size = list(given["size"])
+    size = list(input_facts["size"])
     smaller = f"[min(pair) for pair in zip(image.shape[1:], {size})]"
     resize = "torch.nn.functional.interpolate(image[None], size={}, mode={!r}{})[0]"
     steps += [
@@ -184,9 +189,9 @@ def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
         _function(f"$lambda image: {resize.format(smaller, 'area', '')}"),
         _function(f"$lambda image: {resize.format(size, INTERPOLATION[dims], ', align_corners=False')}"),
     ]
-    if given["normalise"] == "zscore":
+    if input_facts["normalise"] == "zscore":
         steps.append({"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True})
-    elif given["normalise"] == "unit":
+    elif input_facts["normalise"] == "unit":
         steps.append({"_target_": "ScaleIntensityd", "keys": "image", "channel_wise": True})
     return steps
 
@@ -247,7 +252,7 @@ def _function(source: str, *, keys: str = "image") -> Config:
 
 
 def _metadata(card: Mapping[str, Any]) -> Config:
-    task, given, versions = card["task"], card["input"], card["versions"]
+    task, input_facts, versions = card["task"], card["input"], card["versions"]
     version = f"{card['generation']}.{card['round']}.0"
     named = "channel" if task["kind"] == "super_resolution" else "class"
     free = [*["*"] * task["spatial_dims"]]
@@ -256,9 +261,9 @@ def _metadata(card: Mapping[str, Any]) -> Config:
         "format": "sequence" if task["kind"] == "time_series" else "magnitude",
         "modality": "n/a",
         "num_channels": task["in_channels"],
-        "spatial_shape": free if given["free_size"] else list(given["size"]),
+        "spatial_shape": free if input_facts["free_size"] else list(input_facts["size"]),
         "dtype": "float32",
-        "value_range": [0, 1] if given["free_size"] or given["normalise"] == "unit" else [],
+        "value_range": [0, 1] if input_facts["free_size"] or input_facts["normalise"] == "unit" else [],
         "is_patch_data": False,
         "channel_def": {str(index): "image" for index in range(task["in_channels"])},
     }
@@ -267,7 +272,7 @@ def _metadata(card: Mapping[str, Any]) -> Config:
         "type": "probabilities" if vector else "image",
         "format": {"segmentation": "labels", "super_resolution": "magnitude"}.get(task["kind"], "classes"),
         "num_channels": task["classes"],
-        "spatial_shape": [] if vector else free if given["free_size"] else list(given["size"]),
+        "spatial_shape": [] if vector else free if input_facts["free_size"] else list(input_facts["size"]),
         "dtype": "float32",
         "value_range": [],
         "is_patch_data": False,

@@ -1,4 +1,4 @@
-"""What a site predicts with as one module that stands alone, and the plain data from which it is built again."""
+"""A site's predictor as one module, and as plain data from which it can be built again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from peer.training.errors import UnusableConfigurationError
 from peer.training.trainer import Trainer
 
 HEAD, WHOLE = "head", "model"
-"""What is kept of another site's network: the head alone, or all of it."""
+"""The part of another site's network in a mixture: the head alone, or all of it."""
 
 
 class Predictor(nn.Module):
-    """A site's local network, and where its method mixes, the mixture with the experts of other sites.
+    """A site's local network and, where its method mixes, the mixture with the experts of other
+    sites.
 
     Args:
         dam: the local network.
-        site: whose it is; only a mixture asks.
+        site: its owner; only a mixture uses it.
         mixture: of the local feature; None where the local network predicts alone.
         experts: heads or networks of other sites, by site.
     """
@@ -55,11 +56,11 @@ class Predictor(nn.Module):
 
 
 class Shares(nn.Module):
-    """A predictor whose output needs no further step: probabilities of classes, or the image as it is.
+    """A predictor with final outputs: probabilities of classes, or the image as it is.
 
     Args:
         predictor: gives logits, or images.
-        classes: whether its output are logits of classes on dimension 1.
+        classes: whether its outputs are logits of classes on dimension 1.
     """
 
     def __init__(self, predictor: nn.Module, *, classes: bool) -> None:
@@ -72,70 +73,75 @@ class Shares(nn.Module):
         return prediction.softmax(dim=1) if self.classes else prediction
 
 
-def taken_from(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:
-    """What the site predicts with in a finished state, on the CPU in evaluation mode, and its description.
+def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -> tuple[Predictor, dict[str, Any]]:
+    """The site's predictor in a finished state, on the CPU in evaluation mode, and its description.
 
     Args:
-        trainer: of the site; afterwards it holds the state with these sources, and has parted with its networks.
+        trainer: of the site; afterwards it has loaded the state, and the predictor owns its
+            networks.
         state: the checkpoint.
-        sources: what of other sites may be taken along; where the method needs others' networks and there are none,
-            the local network predicts alone, as a mixture of one expert does.
+        sources: the artifacts of other sites that the predictor may include; without any, the local
+            network predicts alone, as a mixture of one expert does.
 
     Raises:
-        ConfigurationError: the method predicts with more than a local network and a mixture of experts.
+        UnusableConfigurationError: the method predicts with more than a local network and a mixture
+            of experts.
     """
-    trainer.hold(state, sources)
-    kept, method, settings = trainer.kept, trainer.method, trainer.settings
-    dam = kept.dam.cpu().eval()
+    trainer.load(state, sources)
+    networks, method, settings = trainer.site_networks, trainer.method, trainer.settings
+    dam = networks.dam.cpu().eval()
     description: dict[str, Any] = {"network": dam.spec}
     if method.predict is predict_locally:
         return Predictor(dam).eval(), description
     if method.predict is not dflmoe.predict:
         raise UnusableConfigurationError(f"method {settings.method!r} predicts with what no exported file can hold yet")
-    experts = {name: _bare(module) for name, module in trainer.artifact_exchange.received(sources).items()}
+    experts = {
+        name: _without_mixture(module) for name, module in trainer.artifact_exchange.receive_all(sources).items()
+    }
     if not experts:
         return Predictor(dam).eval(), description
     origins = {str(source.origin): source.artifact.spec for source in sources}
     description |= {
         "site": str(settings.site),
-        "mixture": _mixture_of(trainer),
+        "mixture": _mixture_arguments(trainer),
         "experts": {
             name: {"network": dict(origins[name]), "part": WHOLE if isinstance(expert, Network) else HEAD}
             for name, expert in experts.items()
         },
     }
-    mixture = _fresh(description, experts)
-    learnt = kept.networks[MIXTURE].state_dict()
-    mixture.load_state_dict({name: learnt[name] for name in mixture.state_dict()})
+    mixture = _build_mixture(description, experts)
+    trained = networks.networks[MIXTURE].state_dict()
+    mixture.load_state_dict({name: trained[name] for name in mixture.state_dict()})
     predictor = Predictor(dam, site=str(settings.site), mixture=mixture, experts=experts)
     return predictor.cpu().eval(), description
 
 
-def build(network: Mapping[str, Any], **beside: Any) -> Predictor:
-    """The predictor of a description, with weights that nobody has trained; a MONAI bundle's configuration calls this.
+def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
+    """The predictor of a description, with untrained weights; a MONAI bundle's configuration calls
+    this function.
 
     Args:
         network: the local network's spec.
-        beside: ``site``, ``mixture`` and ``experts`` of a description that has them.
+        mixing: ``site``, ``mixture`` and ``experts`` of a description that has them.
 
     Raises:
-        ValueError: a spec names what is not installed here, or does not fit.
+        ValueError: a spec names a network that is not installed, or does not fit.
     """
     dam = models.build(network)
-    if "mixture" not in beside:
+    if "mixture" not in mixing:
         return Predictor(dam).eval()
     experts = {}
-    for name, expert in beside["experts"].items():
+    for name, expert in mixing["experts"].items():
         with torch.device("meta"):
             whole = models.build(expert["network"])
         part: nn.Module = whole if expert["part"] == WHOLE else whole.head
         experts[str(name)] = part.to_empty(device=torch.get_default_device())
-    mixture = _fresh(beside, experts)
-    return Predictor(dam, site=beside["site"], mixture=mixture, experts=experts).eval()
+    mixture = _build_mixture(mixing, experts)
+    return Predictor(dam, site=mixing["site"], mixture=mixture, experts=experts).eval()
 
 
-def problem_of(description: Mapping[str, Any]) -> str | None:
-    """Why networks of this description may not be built here, as it comes from elsewhere; None if they may."""
+def find_problem(description: Mapping[str, Any]) -> str | None:
+    """Why a description from another machine must not be built here; None if it may."""
     specs = [description.get("network"), *(expert["network"] for expert in description.get("experts", {}).values())]
     for spec in specs:
         if not isinstance(spec, Mapping):
@@ -145,9 +151,9 @@ def problem_of(description: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _mixture_of(trainer: Trainer) -> dict[str, Any]:
-    """The arguments with which the method made this site's mixture."""
-    feature, parameters = trainer.kept.output.penultimate, trainer.settings.parameters
+def _mixture_arguments(trainer: Trainer) -> dict[str, Any]:
+    """The arguments with which the method built this site's mixture."""
+    feature, parameters = trainer.site_networks.output.penultimate, trainer.settings.parameters
     return {
         "features": feature.shape[1],
         "classes": trainer.settings.task.classes,
@@ -158,19 +164,19 @@ def _mixture_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _fresh(description: Mapping[str, Any], experts: Mapping[str, nn.Module]) -> Mixture:
-    """A mixture for exactly these experts."""
+def _build_mixture(description: Mapping[str, Any], experts: Mapping[str, nn.Module]) -> Mixture:
+    """Build a mixture for exactly these experts."""
     mixture = Mixture(own=description["site"], **description["mixture"])
     for name, expert in experts.items():
-        mixture.invite(name, mixture.features if isinstance(expert, Network) else head_width(expert))
+        mixture.add_expert(name, mixture.features if isinstance(expert, Network) else head_width(expert))
     return mixture.eval()
 
 
-def _bare(expert: nn.Module) -> nn.Module:
-    """Without the mixture that came with a head: it was averaged in its own round."""
+def _without_mixture(expert: nn.Module) -> nn.Module:
+    """The expert without the mixture that came with a head: the site averaged it in its own round."""
     return expert.head if isinstance(expert, Expert) else expert
 
 
 def _key(site: str) -> str:
-    """The name of a site's module: some sites' names are already those of a module dictionary's methods."""
+    """The name of a site's module; without the prefix it could equal a method of ``ModuleDict``."""
     return f"site:{site}"

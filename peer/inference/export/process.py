@@ -1,7 +1,9 @@
-"""From a site's finished state to a file that others can load: run as ``python -m peer.inference.export.process``.
+"""Export a site's finished state to a file for others: run as ``python -m
+peer.inference.export.process``.
 
-It reads one JSON document from standard input and answers with one on standard output, so that who asks needs neither
-torch nor the memory for it. It writes where it is told to, which is nowhere in the site's folder.
+The process reads one JSON document from standard input and answers with one on standard output, so
+that the caller needs neither torch nor the memory for it. It writes to the request's path, which is
+not in the site's folder.
 """
 
 from __future__ import annotations
@@ -26,53 +28,56 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.data.datalist import inspect_datalist
 from peer.files import remove_folder, write_file
 from peer.inference.export import graph, model_card, monai_bundle
-from peer.inference.export.equivalence import Run, Samples, compared, judged, samples_of
+from peer.inference.export.equivalence import Run, Samples, choose_samples, compare, compare_pairs
 from peer.inference.export.load import digest
-from peer.inference.export.predictor import Predictor, Shares, taken_from
-from peer.inference.predict import reading
+from peer.inference.export.predictor import Predictor, Shares, build_predictor
+from peer.inference.predict import image_reader
 from peer.training.errors import UnusableConfigurationError, reason_of
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
-"""Of every file in a zipped bundle, the oldest that the format knows: equal bundles are equal bytes."""
+"""Of every file in a zipped bundle, the format's oldest: equal bundles are equal bytes."""
 
 
 def export(
     trainer: Trainer, state: str, sources: tuple[Source, ...], *, form: str, out: Path, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write what the site predicts with, and its model card; nothing is returned unless both are there and compared.
+    """Write the site's predictor and its model card; return only after both are written and
+    compared.
 
     Args:
         trainer: of the site.
         state: the finished state.
-        sources: what of other sites may be taken along.
+        sources: the artifacts of other sites that the file may include.
         form: ``monai_bundle``, ``pt2`` or ``onnx``.
-        out: the file, or the bundle's folder, or its ``.zip``; its folder is there, itself it is not.
-        facts: as ``model_card.facts`` has them.
+        out: the file, or the bundle's folder, or its ``.zip``; its parent exists, itself it must
+            not.
+        facts: as ``model_card.collect_facts`` takes them.
 
     Returns:
         The model card's facts.
 
     Raises:
-        ConfigurationError: the network cannot be exported so, or what was written computes something else.
-        OSError: it cannot be written.
+        UnusableConfigurationError: the form cannot hold the network, or the file computes something
+            else.
+        OSError: the file cannot be written.
     """
     settings = trainer.settings
-    samples = samples_of(settings)
-    listed = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
-    made = model_card.facts({**facts, "form": form}, settings, listed)
-    trainer.hold(state, sources)
-    if facts["left_out"]:  # the newest figures are of a mixture that does not leave
-        made["metrics"] = {**made["metrics"], "exported": trainer.measured(trainer.data.test)}
+    samples = choose_samples(settings)
+    datalist = inspect_datalist(settings.data.datalist, root=settings.data.root, task=settings.task.kind)
+    card = model_card.collect_facts({**facts, "form": form}, settings, datalist)
+    trainer.load(state, sources)
+    if facts["left_out"]:  # the newest metrics are of the whole mixture
+        card["metrics"] = {**card["metrics"], "exported": trainer.evaluate(trainer.data.test)}
     classes = settings.task.kind != "super_resolution"
 
-    def own(images: Tensor) -> Tensor:
+    def predict_as_site(images: Tensor) -> Tensor:
         return _shares(trainer.predict(images), classes)
 
-    owned = [own(image[None]) for image in samples.images]
-    predictor, description = taken_from(trainer, state, sources)
-    made |= {"network": description, "parameters": sum(tensor.numel() for tensor in predictor.parameters())}
+    own_outputs = [predict_as_site(image[None]) for image in samples.images]
+    predictor, description = build_predictor(trainer, state, sources)
+    card |= {"network": description, "parameters": sum(tensor.numel() for tensor in predictor.parameters())}
     module = Shares(predictor, classes=classes).eval()
 
     def reference(images: Tensor) -> Tensor:
@@ -80,76 +85,76 @@ def export(
             output: Tensor = module(images)
         return output
 
-    of_site = [(reference(image[None]), before) for image, before in zip(samples.images, owned, strict=True)]
-    what = "this model beside the site's networks, both in PyTorch"
-    made["checks"].append(judged(what, of_site, samples=len(of_site), source=samples.source))
+    pairs = [(reference(image[None]), before) for image, before in zip(samples.images, own_outputs, strict=True)]
+    subject = "this model beside the site's networks, both in PyTorch"
+    card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
     if form == "bundle":
-        _bundle(out, predictor, made, reference, samples, settings)
+        _bundle(out, predictor, card, reference, samples, settings)
     else:
-        _graph(out, module, made, reference, samples, form=form)
-    return made
+        _graph(out, module, card, reference, samples, form=form)
+    return card
 
 
-def _graph(out: Path, module: Shares, made: dict[str, Any], reference: Run, samples: Samples, *, form: str) -> None:
+def _graph(out: Path, module: Shares, card: dict[str, Any], reference: Run, samples: Samples, *, form: str) -> None:
     """Write a ``.pt2`` or ONNX file, and the card beside it."""
-    name = made["network"]["network"]["name"]
-    made["output"] = graph.PROBABILITIES if module.classes else graph.ENLARGED
+    name = card["network"]["network"]["name"]
+    card["output"] = graph.PROBABILITIES if module.classes else graph.ENLARGED
     try:
-        program = graph.traced(module, samples.images[0], free_space=made["input"]["free_size"], name=name)
+        program = graph.trace(module, samples.images[0], free_space=card["input"]["free_size"], name=name)
     except UnusableConfigurationError:
-        if not made["input"]["free_size"]:
+        if not card["input"]["free_size"]:
             raise
         size = " x ".join(map(str, samples.images[0].shape[1:]))
-        # What enlarges images of any size may still do so at one.
-        made["input"] |= {
+        # A network that cannot be traced for any size may be for one.
+        card["input"] |= {
             "free_size": False,
-            "steps": [*made["input"]["steps"][:-1], f"It takes images of {size} alone."],
+            "steps": [*card["input"]["steps"][:-1], f"It takes images of {size} alone."],
         }
-        program = graph.traced(module, samples.images[0], free_space=False, name=name)
+        program = graph.trace(module, samples.images[0], free_space=False, name=name)
     if form == "onnx":
-        content = graph.onnx(program, output=made["output"], name=name)
+        content = graph.to_onnx(program, output=card["output"], name=name)
         run, _ = graph.run_onnx(content)
-        made["checks"].append(compared("ONNX, run by onnxruntime on the CPU, beside PyTorch", run, reference, samples))
-        content = graph.with_card(content, made)
+        card["checks"].append(compare("ONNX, run by onnxruntime on the CPU, beside PyTorch", run, reference, samples))
+        content = graph.add_card(content, card)
     else:
-        run, _ = graph.run_pt2(graph.pt2(program, {}))
-        made["checks"].append(compared(".pt2, loaded by torch.export, beside PyTorch", run, reference, samples))
-        content = graph.pt2(program, made)
+        run, _ = graph.run_pt2(graph.to_pt2(program, {}))
+        card["checks"].append(compare(".pt2, loaded by torch.export, beside PyTorch", run, reference, samples))
+        content = graph.to_pt2(program, card)
     write_file(out, content)
-    write_file(out.with_name(f"{out.name}.md"), model_card.markdown(made).encode())
+    write_file(out.with_name(f"{out.name}.md"), model_card.render_markdown(card).encode())
 
 
 def _bundle(
-    out: Path, predictor: Predictor, made: dict[str, Any], reference: Run, samples: Samples, settings: TrainingSettings
+    out: Path, predictor: Predictor, card: dict[str, Any], reference: Run, samples: Samples, settings: TrainingSettings
 ) -> None:
     """Write a bundle's folder, or a zip of it."""
     zipped = out.suffix == ".zip"
     folder = out.with_suffix("") if zipped else out
     folder.mkdir()
-    definition = monai_bundle.write(folder, predictor, made, arrays=_array_name(samples))
-    made["definition"] = definition
-    network, preprocessing = monai_bundle.loaded(folder)
+    definition = monai_bundle.write(folder, predictor, card, arrays=_array_name(samples))
+    card["definition"] = definition
+    network, preprocessing = monai_bundle.load(folder)
     classes = settings.task.kind != "super_resolution"
 
     def run(images: Tensor) -> Tensor:
         with torch.no_grad():
             return _shares(network(images), classes)
 
-    made["checks"].append(
-        compared(
-            "the bundle's network, made and loaded as its configuration says, beside PyTorch", run, reference, samples
+    card["checks"].append(
+        compare(
+            "the bundle's network, card and loaded as its configuration says, beside PyTorch", run, reference, samples
         )
     )
     if samples.files:
-        load, finish = reading(settings.task, settings.data)
+        load, finish = image_reader(settings.task, settings.data)
         pairs = []
         for files in samples.files:
-            found = preprocessing({"image": [str(path) for path in files]})["image"]
-            pairs.append((found.as_tensor(), finish(load(files))))
-        what = "the bundle's preprocessing beside the site's"
-        made["checks"].append(judged(what, pairs, samples=len(pairs), source=samples.source))
-    monai_bundle.put(folder, monai_bundle.CARD, json.dumps(made, indent=2).encode())
-    monai_bundle.put(folder, monai_bundle.README, model_card.markdown(made).encode())
+            image = preprocessing({"image": [str(path) for path in files]})["image"]
+            pairs.append((image.as_tensor(), finish(load(files))))
+        subject = "the bundle's preprocessing beside the site's"
+        card["checks"].append(compare_pairs(subject, pairs, samples=len(pairs), source=samples.source))
+    monai_bundle.write_new(folder, monai_bundle.CARD, json.dumps(card, indent=2).encode())
+    monai_bundle.write_new(folder, monai_bundle.README, model_card.render_markdown(card).encode())
     if zipped:
         _zip(folder, out)
 
@@ -161,12 +166,12 @@ def _zip(folder: Path, out: Path) -> None:
             entry = zipfile.ZipInfo(str(Path(folder.name) / path.relative_to(folder)), date_time=ZIP_TIME)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o600 << 16
             archive.writestr(entry, path.read_bytes())
-    write_file(out, content.getvalue())  # durably: the ledger will say that it left
+    write_file(out, content.getvalue())  # durably: the ledger will record its export
     remove_folder(folder)
 
 
 def _array_name(samples: Samples) -> str:
-    """The name of the image in the site's ``.npz`` files: ``image``, or the first that there is."""
+    """The name of the image in the site's ``.npz`` files: ``image``, or the first array."""
     for files in samples.files:
         if files[0].suffix.lower() == ".npz":
             with np.load(files[0], allow_pickle=False) as arrays:
@@ -179,10 +184,11 @@ def _shares(prediction: Tensor, classes: bool) -> Tensor:
 
 
 def in_float32(setting: WorkerSetting) -> WorkerSetting:
-    """The setting as an export computes: on the CPU, where a training on the GPU is not in its way, and in float32.
+    """The setting for an export: on the CPU, beside a training on the GPU, and in float32.
 
-    There the runtimes agree to the sixth digit; a GPU with reduced precision would hide a mistake of that size. Nor is
-    anything cached on disk, as that would be the temporary folder's.
+    On the CPU the runtimes agree to the sixth digit; a GPU with reduced precision would hide a
+    mistake of that size. The export caches nothing on disk, where it would be in the temporary
+    folder.
     """
     training = {**(setting.site.get("training") or {}), "device": "cpu", "precision": "fp32"}
     data = dict(setting.site["data"])
@@ -198,7 +204,7 @@ def main() -> None:
     state, out = str(request["state"]), Path(request["out"])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            made = export(
+            card = export(
                 Trainer(in_float32(from_json(WorkerSetting, request["setting"]))),
                 state,
                 from_json(tuple[Source, ...], request["sources"]),
@@ -209,7 +215,7 @@ def main() -> None:
             sha256, size = digest(out)
     except Exception as error:
         sys.exit(reason_of(error))
-    json.dump({"card": made, "sha256": sha256, "bytes": size}, sys.stdout)
+    json.dump({"card": card, "sha256": sha256, "bytes": size}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-r"""Server-free FedAvg, FedProx, FedBN, LG-FedAvg: every site trains its model and averages what all others send.
+r"""Server-free FedAvg, FedProx, FedBN, LG-FedAvg: every site trains its model and averages what all
+others send.
 
 .. math:: L = \ell(M(x), y) + \frac{\mu}{2}\,\lVert\theta - \theta^{t-1}\rVert^2
 
 with :math:`\theta^{t-1}` the mean that the round began with; :math:`\mu = 0` is FedAvg.
 
-LG-FedAvg sends and averages heads alone, and so may have another body at every site. To average the heads is also what
-dFLMoE's table 9 has in place of its mixture ("aggregated head").
+LG-FedAvg sends and averages heads alone, and so may have another body at every site. To average the
+heads is also what dFLMoE's table 9 has in place of its mixture ("aggregated head").
 
-Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al. 2020 (LG-FedAvg);
-METHODS section 10.
-Differs: there is no server: every site averages, by default with equal weights. Of LG-FedAvg, the body's Adam begins
-anew with the head's in each round.
+Source: McMahan et al. 2017 (FedAvg), Li et al. 2020 (FedProx), Li et al. 2021 (FedBN), Liang et al.
+2020 (LG-FedAvg); METHODS section 10.
+Differs: there is no server: every site averages, by default with equal weights. In LG-FedAvg, body
+and head share an Adam, which begins anew in each round.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from models import Network
-from peer.methods.method import DAM, Batch, Forward, Method, Stage, StageContext, Term, head, one_move
-from peer.methods.supervised import scene_loss, supervised_stage
+from peer.methods.method import DAM, Batch, Forward, Method, Stage, StageContext, Term, head_tensors, one_step_stage
+from peer.methods.supervised import stage_loss, supervised_stage
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
-"""What counts as a normalisation layer: its type, not its name, which says nothing in most networks."""
+"""The types of normalisation layers; in most networks their names tell nothing."""
 
 
 def train(context: StageContext) -> Stage:
-    """The labels alone."""
+    """Train the local model on the site's own labels."""
     return supervised_stage(context, DAM, context.dam)
 
 
 def train_near(context: StageContext) -> Stage:
-    """The labels, and a pull towards the mean that the round began with."""
-    loss = scene_loss(context)
+    """Train on the labels, with a pull towards the mean that the round began with."""
+    loss = stage_loss(context)
     mu = float(context.parameters["mu"])
     anchor = {name: parameter.detach().clone() for name, parameter in context.dam.named_parameters()}
 
@@ -46,17 +47,17 @@ def train_near(context: StageContext) -> Stage:
         terms = {f"{loss.name}_{DAM}": Term(loss.loss(prediction.float(), batch.targets))}
         return terms | {"proximal": Term(_distance(context.dam, anchor), mu / 2)}
 
-    return one_move({DAM: context.dam}, (DAM,), losses)
+    return one_step_stage({DAM: context.dam}, (DAM,), losses)
 
 
 def all_but_norms(network: nn.Module, parameters: Mapping[str, Any]) -> list[str]:
-    """The state without that of normalisation layers."""
+    """The names of the state without those of normalisation layers."""
     norms = tuple(f"{name}." for name, module in network.named_modules() if isinstance(module, NORMS))
     return [name for name in network.state_dict() if not name.startswith(norms)]
 
 
 def _distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
-    """The squared distance to the anchor, which follows the network to its device."""
+    """The squared distance to the anchor, whose tensors move to the network's device."""
     gaps = []
     for name, parameter in network.named_parameters():
         anchor[name] = anchor[name].to(parameter.device)
@@ -66,5 +67,5 @@ def _distance(network: Network, anchor: dict[str, Tensor]) -> Tensor:
 
 FEDAVG = Method(stages={"train": train})
 FEDPROX = Method(stages={"train": train_near})
-FEDBN = Method(stages={"train": train}, sent=all_but_norms)
-LG_FEDAVG = Method(stages={"train": train}, sent=head)
+FEDBN = Method(stages={"train": train}, artifact_tensors=all_but_norms)
+LG_FEDAVG = Method(stages={"train": train}, artifact_tensors=head_tensors)

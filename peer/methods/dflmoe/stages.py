@@ -1,15 +1,18 @@
-r"""dFLMoE: sites exchange heads, and each mixes what all heads say of its own body's feature.
+r"""dFLMoE: sites exchange heads, and each site mixes the predictions of all heads for its own
+body's feature.
 
 .. math:: L_a = \tfrac12\,\ell(y_l, y) + \tfrac12\,\ell(y_m, y), \qquad L_c = \ell(y_m, y)
 
-Stage a (``local``) trains body and head with the transform, the attention and all received heads frozen; stage c
-(``decide``) trains those transforms and the attention alone. The mixture is what predicts.
+Stage a (``local``) trains body and head with the transforms, the attention and all received heads
+frozen; stage c (``decide``) trains the transforms and the attention alone. The site predicts with
+the mixture.
 
 Source: dFLMoE (CVPR 2025), eqs. 1 to 6, tables 8 and 9.
-Differs: nothing is detached in stage a unless ``detach`` says so; the own head is an expert and takes the feature as it
-is; a peer's last received head stays when no newer one comes. ``models.moe`` names the rest. Table 9 averages transform
-and attention at a server: ``dflmoe_averaged`` sends them with the head, as they are after stage a, and every site
-averages those of this round before stage c. For that all bodies must give equally many features.
+Differs: stage a detaches nothing unless ``detach`` says so. The own head is an expert and takes the
+feature without a transform. A peer's last received head stays in use until a newer one arrives.
+``models.moe`` names the rest. Table 9 averages transform and attention at a server:
+``dflmoe_averaged`` sends them with the head, as they are after stage a, and every site averages
+those of this round before stage c. For that all bodies must give equally many features.
 """
 
 from __future__ import annotations
@@ -28,27 +31,27 @@ from models.network import head_width
 from peer.methods.method import (
     DAM,
     MIXTURE,
+    AveragedNetwork,
     Batch,
     BuildContext,
-    Companion,
     Forward,
     Method,
     Stage,
     StageContext,
     Term,
-    head,
-    one_move,
+    head_tensors,
+    one_step_stage,
 )
-from peer.methods.supervised import scene_loss
+from peer.methods.supervised import stage_loss
 
-Mix = Any
-"""Calls a network by its name, as ``Forward`` does."""
+AnyForward = Any
+"""Runs a network by its name, as ``Forward`` does."""
 
 
 def local(context: StageContext) -> Stage:
-    """Stage a: body and own head."""
-    loss, detach = scene_loss(context), bool(context.parameters["detach"])
-    invite(context)
+    """Stage a: train body and own head."""
+    loss, detach = stage_loss(context), bool(context.parameters["detach"])
+    add_experts(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         output: Output = forward(DAM, batch.images)
@@ -58,14 +61,14 @@ def local(context: StageContext) -> Stage:
             f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets), 0.5),
         }
 
-    return one_move(_networks(context), (DAM,), losses)
+    return one_step_stage(_networks(context), (DAM,), losses)
 
 
 def decide(context: StageContext) -> Stage:
-    """Stage c: transforms and attention; without an expert from elsewhere there is nothing to learn."""
-    loss = scene_loss(context)
-    average(context)
-    invite(context)
+    """Stage c: train transforms and attention, if there is an expert from elsewhere."""
+    loss = stage_loss(context)
+    average_mixtures(context)
+    add_experts(context)
     # One expert has all the weight, whatever the query: only weight decay would move it, step by step to 0.
     learns = (MIXTURE,) if context.received else ()
 
@@ -73,11 +76,11 @@ def decide(context: StageContext) -> Stage:
         mixed = mix(context, batch.images, forward(DAM, batch.images), forward)
         return {f"{loss.name}_{MIXTURE}": Term(loss.loss(mixed.float(), batch.targets))}
 
-    return one_move(_networks(context), learns, losses)
+    return one_step_stage(_networks(context), learns, losses)
 
 
 def predict(context: StageContext, images: Tensor) -> Tensor:
-    """The mixture's prediction, with the heads that are here."""
+    """The mixture's prediction, with the experts received so far."""
 
     def forward(network: str, *inputs: Any, part: str = "") -> Any:
         module = _networks(context)[network]
@@ -86,48 +89,52 @@ def predict(context: StageContext, images: Tensor) -> Tensor:
     return mix(context, images, context.dam(images), forward)
 
 
-def mix(context: StageContext, images: Tensor, output: Output, forward: Mix, *, detach: bool = False) -> Tensor:
-    """What the experts say together: of the feature where they are heads, of the images where they are models."""
+def mix(context: StageContext, images: Tensor, output: Output, forward: AnyForward, *, detach: bool = False) -> Tensor:
+    """The experts' joint prediction: heads take the local model's feature, whole models the images."""
     feature, own = output.penultimate, output.prediction
     mixed: Tensor
-    if detach:  # the head learns from the mixture, the body does not: that takes a pass of its own
+    if detach:  # the head learns from the mixture, the body does not: the head needs a pass of its own
         feature = feature.detach()
-        with _uncounted(context.dam.head):
+        with _untracked_statistics(context.dam.head):
             own = forward(DAM, feature, part=context.dam.head_name)
     if _are_models(context):
-        said = {origin: forward(_expert(origin), images).prediction for origin in context.received} | {
+        predictions = {origin: forward(_expert(origin), images).prediction for origin in context.received} | {
             context.site: own
         }
-        mixed = forward(MIXTURE, feature, {site: said[site].float() for site in sorted(said)}, part="mixing")
+        mixed = forward(
+            MIXTURE, feature, {site: predictions[site].float() for site in sorted(predictions)}, part="mixing"
+        )
     else:
         mixed = forward(MIXTURE, feature, own, context.received)
     return mixed
 
 
-def average(context: StageContext) -> None:
-    """The mean of the own mixture and of those that came with this round's heads, where they do."""
-    came = {origin: expert.mixture for origin, expert in context.received.items() if isinstance(expert, Expert)}
-    if came:
+def average_mixtures(context: StageContext) -> None:
+    """Average the own mixture with those that came with this round's heads."""
+    received_mixtures = {
+        origin: expert.mixture for origin, expert in context.received.items() if isinstance(expert, Expert)
+    }
+    if received_mixtures:
         mixture: Mixture = context.networks[MIXTURE]
-        mixture.average(came)
+        mixture.average(received_mixtures)
 
 
-def invite(context: StageContext) -> None:
-    """Make what each received head needs here, the first time that it is seen."""
+def add_experts(context: StageContext) -> None:
+    """Add the layers that each newly received expert needs to the mixture."""
     mixture: Mixture = context.networks[MIXTURE]
     for origin, expert in context.received.items():
         width = mixture.features if _are_models(context) else head_width(expert)
-        context.seeded(MIXTURE, origin, width)
-        mixture.invite(origin, width)
+        context.seed_torch(MIXTURE, origin, width)
+        mixture.add_expert(origin, width)
 
 
-def mixture(place: BuildContext, made: Mapping[str, nn.Module]) -> Mixture:
-    """Transform and attention for the feature of this site's body."""
-    feature, parameters = place.output.penultimate, place.parameters
+def build_mixture(context: BuildContext, networks: Mapping[str, Any]) -> Mixture:
+    """Build transform and attention for the feature of this site's body."""
+    feature, parameters = context.output.penultimate, context.parameters
     return Mixture(
-        own=place.site,
+        own=context.site,
         features=feature.shape[1],
-        classes=place.classes,
+        classes=context.classes,
         spatial_dims=feature.ndim - 2,
         mixing=parameters["mixing"],
         attention=parameters["attention"],
@@ -135,26 +142,28 @@ def mixture(place: BuildContext, made: Mapping[str, nn.Module]) -> Mixture:
     )
 
 
-def theirs(place: BuildContext, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
-    """Another site's mixture, as it must be to have a mean with this one's; the names tell for whom it has weights."""
-    made = mixture(dataclasses.replace(place, site=origin), {})
-    if (width := head_width(head)) != made.features:
-        raise ValueError(f"its head takes {width} features, this body gives {made.features}, and mixtures are averaged")
+def build_received_mixture(context: BuildContext, origin: str, head: nn.Module, names: Collection[str]) -> nn.Module:
+    """Build another site's mixture; the names tell which sites it has weights for."""
+    mixture = build_mixture(dataclasses.replace(context, site=origin), {})
+    if (width := head_width(head)) != mixture.features:
+        raise ValueError(
+            f"its head takes {width} features, this body gives {mixture.features}, and mixtures are averaged"
+        )
     for site in sites_in(names):
-        made.invite(site, made.features)
-    return made
+        mixture.add_expert(site, mixture.features)
+    return mixture
 
 
-def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """The mixture weighs predictions by the feature that the head takes: both must be on one grid."""
+def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Demand feature and prediction on one grid: the mixture weighs predictions by the feature."""
     feature, prediction = own.penultimate.shape[2:], own.prediction.shape[2:]
     if feature == prediction:
         return None
     return f"the model's head takes a feature on the grid {tuple(feature)}, but predicts on {tuple(prediction)}"
 
 
-def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """A head must take what this body gives: vectors or maps; without a transform also as many features."""
+def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """Demand a head for this body's vectors or maps and, without a transform, as many features."""
     given, taken = own.penultimate, received.penultimate
     if given.ndim != taken.ndim:
         return f"its head takes features of {taken.ndim - 2} spatial dimensions, this body gives {given.ndim - 2}"
@@ -165,16 +174,16 @@ def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> st
     return None
 
 
-def mismatch_of_models(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """A model must predict what this site's does."""
+def check_received_model(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """Demand a model whose prediction has the shape of this site's."""
     if own.prediction.shape != received.prediction.shape:
         return f"it predicts {tuple(received.prediction.shape[1:])}, this site {tuple(own.prediction.shape[1:])}"
     return None
 
 
 @contextmanager
-def _uncounted(head: nn.Module) -> Iterator[None]:
-    """A second pass of the same batch: batch statistics normalise it as they did the first, and are not counted."""
+def _untracked_statistics(head: nn.Module) -> Iterator[None]:
+    """Run a second pass of a batch with its batch statistics, and do not track them again."""
     norms = [module for module in head.modules() if isinstance(module, _NormBase) and module.track_running_stats]
     for norm in norms:
         norm.track_running_stats = not norm.training
@@ -190,8 +199,8 @@ def _are_models(context: StageContext) -> bool:
 
 
 def _networks(context: StageContext) -> dict[str, Any]:
-    kept = {name: context.networks[name] for name in (DAM, MIXTURE)}
-    return kept | {_expert(origin): expert for origin, expert in context.received.items()}
+    local_networks = {name: context.networks[name] for name in (DAM, MIXTURE)}
+    return local_networks | {_expert(origin): expert for origin, expert in context.received.items()}
 
 
 def _expert(origin: str) -> str:
@@ -199,7 +208,22 @@ def _expert(origin: str) -> str:
 
 
 STAGES = {"local": local, "decide": decide}
-KEEPS = {MIXTURE: mixture}
-DFLMOE = Method(stages=STAGES, keeps=KEEPS, sent=head, predict=predict, unfit=unfit, mismatch=mismatch)
-DFLMOE_AVERAGED = dataclasses.replace(DFLMOE, companion=Companion(MIXTURE, theirs, Expert))
-DFLMOE_MODELS = Method(stages=STAGES, keeps=KEEPS, predict=predict, unfit=unfit, mismatch=mismatch_of_models)
+LOCAL_NETWORKS = {MIXTURE: build_mixture}
+DFLMOE = Method(
+    stages=STAGES,
+    local_networks=LOCAL_NETWORKS,
+    artifact_tensors=head_tensors,
+    predict=predict,
+    check_local=check_local,
+    check_received=check_received,
+)
+DFLMOE_AVERAGED = dataclasses.replace(
+    DFLMOE, averaged_with_head=AveragedNetwork(MIXTURE, build_received_mixture, Expert)
+)
+DFLMOE_MODELS = Method(
+    stages=STAGES,
+    local_networks=LOCAL_NETWORKS,
+    predict=predict,
+    check_local=check_local,
+    check_received=check_received_model,
+)

@@ -1,13 +1,15 @@
-r"""FedDAL: a private model that never leaves, and a proxy that travels; both learn from each other, unlike in what.
+r"""FedDAL: a private model that never leaves the site, and a proxy that travels, learn different
+things from each other.
 
-For each batch first the proxy learns the private model's whole distribution, then the private one learns from the
-labels and from the proxy's most likely classes, as far as both agree:
+On each batch, the proxy first learns the private model's whole distribution. Then the private model
+learns from the labels and from the proxy's most likely classes, as far as both agree:
 
 .. math:: L_p = \mathrm{KL}(w \Vert p) + \alpha_p\,\ell(p(x), y), \qquad L_w = \ell(w(x), y) + L_{back}
 
-Source: FedDAL, eqs. 1 to 3 and algorithm 1; the order of the two steps and the frozen network's evaluation mode from
-its authors' code.
-Differs: every site averages the proxies (the paper's algorithm uploads them); ``losses.mutual`` names the rest.
+Source: FedDAL, eqs. 1 to 3 and algorithm 1; the order of the two steps and the frozen network's
+evaluation mode from its authors' code.
+Differs: every site averages the proxies (the paper's algorithm uploads them); ``losses.mutual``
+names the rest.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from torch import Tensor, nn
 from losses import consensus, feeding_loss, forward_kl, transfer_loss
 from models import Output
 from peer.methods.method import DAM, PROXY, Batch, BuildContext, Forward, Method, Stage, StageContext, Step, Term
-from peer.methods.supervised import scene_loss
+from peer.methods.supervised import stage_loss
 
 
 def train(context: StageContext) -> Stage:
-    """Proxy and private model in turn, batch by batch; not alternating: all batches for the one, then for the other."""
+    """Train proxy and private model in turn, on each batch or (not ``alternating``) on all."""
     parameters = context.parameters
-    loss, top = scene_loss(context), int(parameters["top"])
+    loss, top = stage_loss(context), int(parameters["top"])
     alpha, mutual = float(parameters["proxy_supervision"]), bool(parameters["forward_kl_updates_private"])
     backward = transfer_loss if parameters["backward"] == "transfer" else feeding_loss
 
-    def teach(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+    def proxy_losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             private = forward(DAM, batch.images).prediction
         proxy = forward(PROXY, batch.images).prediction
@@ -40,7 +42,7 @@ def train(context: StageContext) -> Stage:
             terms[f"{loss.name}_{PROXY}"] = Term(loss.loss(proxy.float(), batch.targets), alpha)
         return terms
 
-    def learn(batch: Batch, forward: Forward) -> Mapping[str, Term]:
+    def private_losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             proxy = forward(PROXY, batch.images).prediction
         private = forward(DAM, batch.images).prediction
@@ -55,22 +57,24 @@ def train(context: StageContext) -> Stage:
             terms["forward_kl_private"] = Term(forward_kl(private, proxy, updates_private=True))
         return terms
 
-    moves = Step((PROXY,), teach), Step((DAM,), learn)
-    passes = (moves,) if parameters["alternating"] else ((moves[0],), (moves[1],))
+    proxy_step, private_step = Step((PROXY,), proxy_losses), Step((DAM,), private_losses)
+    passes = ((proxy_step, private_step),) if parameters["alternating"] else ((proxy_step,), (private_step,))
     return Stage({DAM: context.dam, PROXY: context.networks[PROXY]}, passes)
 
 
-def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """The number of classes that are fed back must leave out one."""
+def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Demand that the proxy feeds back fewer classes than there are."""
     top, classes = int(parameters["top"]), own.prediction.shape[1]
     if top < classes:
         return None
     return f"[method] top = {top} must be less than the {classes} classes"
 
 
-def proxy(place: BuildContext, made: Mapping[str, Any]) -> nn.Module:
-    """The network of ``[shared_model]``."""
-    return place.make_shared()
+def build_proxy(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
+    """Build the network of ``[shared_model]``."""
+    return context.build_shared()
 
 
-FEDDAL = Method(stages={"train": train}, keeps={PROXY: proxy}, sends=PROXY, unfit=unfit)
+FEDDAL = Method(
+    stages={"train": train}, local_networks={PROXY: build_proxy}, artifact_network=PROXY, check_local=check_local
+)

@@ -2,9 +2,10 @@ r"""FedSKD: a site learns from one received model a round by matching similariti
 
 .. math:: L = \mathrm{CE}(M_i(x), y) + \gamma\,L_{SKD} + \mathrm{CE}(\tilde M_j(x), y)
 
-Source: FedSKD (arXiv 2503.18981), eq. 2 and fig. 3. Nothing is detached: the similarity loss moves both extractors, the
-received model's supervised loss passes through its frozen header into its extractor. The received model (KTM) and its
-Adam end with the stage; the local one (DAM) keeps its Adam from round to round.
+Source: FedSKD (arXiv 2503.18981), eq. 2 and fig. 3. Nothing is detached: the similarity loss trains
+both extractors, and the received model's supervised loss passes through its frozen header into its
+extractor. The received model (KTM) and its Adam end with the stage; the local one (DAM) keeps its
+Adam from round to round.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from torch import Tensor
 
 from losses import similarity_terms
 from models import Network, Output
-from peer.methods.method import DAM, KTM, Batch, Forward, Method, Stage, StageContext, Term, one_move
-from peer.methods.supervised import scene_loss, supervised_stage
+from peer.methods.method import DAM, KTM, Batch, Forward, Method, Stage, StageContext, Term, one_step_stage
+from peer.methods.supervised import stage_loss, supervised_stage
 
 ACCUMULATE = {"float32": torch.float32, "float64": torch.float64}
 
 
 def train(context: StageContext) -> Stage:
-    """One round's training; without a received model it is self-consolidation, as long and with the labels alone."""
+    """Train local and received model for a round; without one, the local model on labels alone."""
     if not context.received:
         return supervised_stage(context, DAM, context.dam)
     (ktm,) = context.received.values()
     assert isinstance(ktm, Network)
-    # Frozen is the header's weight, not the mode: both networks see batch statistics, and the KTM's die with it.
+    # The header's weights are frozen, its mode is not: both networks use batch statistics; the
+    # KTM's end with the stage.
     for parameter in ktm.head.parameters():
         parameter.requires_grad_(False)
-    loss, gamma = scene_loss(context), float(context.parameters["gamma"])
+    loss, gamma = stage_loss(context), float(context.parameters["gamma"])
     ce_dam, ce_ktm = f"{loss.name}_{DAM}", f"{loss.name}_{KTM}"
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
@@ -50,11 +52,11 @@ def train(context: StageContext) -> Stage:
         distilled = gamma * sum(means.get(name, 0.0) for name in ("batch", "position", "region"))
         return {"distillation_ratio": distilled / means[ce_dam]} if means[ce_dam] > 0 else {}
 
-    return one_move({DAM: context.dam, KTM: ktm}, (DAM, KTM), losses, summary=summary)
+    return one_step_stage({DAM: context.dam, KTM: ktm}, (DAM, KTM), losses, summary=summary)
 
 
-def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """A local model must show stage features, and the only term must not be one that has no masks."""
+def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Demand stage features of the local model, and masks where the region term is the only one."""
     if not own.taps:
         return "fedskd compares stage features, but the model shows none; name its layers in [model] features"
     if tuple(parameters["terms"]) == ("region",) and not masks:
@@ -62,8 +64,8 @@ def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, 
     return None
 
 
-def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
-    """The two models must have a stage in common among those that ``taps`` chooses."""
+def check_received(own: Output, received: Output, parameters: Mapping[str, Any]) -> str | None:
+    """Demand a common stage among those that ``taps`` chooses."""
     if chosen_stages(len(own.taps), len(received.taps), parameters["taps"]):
         return None
     return (
@@ -72,10 +74,11 @@ def mismatch(own: Output, received: Output, parameters: Mapping[str, Any]) -> st
 
 
 def chosen_stages(own: int, received: int, taps: Sequence[int]) -> list[int]:
-    """Which of the stages that two models share are compared, counted from 1 at the shallowest shared one.
+    """The numbers of the compared stages, counted from 1 at the shallowest that both models have.
 
-    Differs: the paper's models have equally many stages. Here they are matched from the deepest one backwards, ``taps``
-    counts the deeper model's, and a stage without a counterpart is left out.
+    Differs: the paper's models have equally many stages. Here stages are matched from the deepest
+    one backwards, ``taps`` counts those of the model with more stages, and a stage without a
+    counterpart is left out.
     """
     surplus, shared = abs(own - received), min(own, received)
     return [number - surplus for number in sorted(set(taps)) if 1 <= number - surplus <= shared]
@@ -95,4 +98,4 @@ def _similarity(
     )
 
 
-FEDSKD = Method(stages={"train": train}, unfit=unfit, mismatch=mismatch)
+FEDSKD = Method(stages={"train": train}, check_local=check_local, check_received=check_received)

@@ -1,4 +1,4 @@
-"""Every site for itself: nothing is sent."""
+"""Local training: every site trains alone, and sends nothing."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from peer.methods.supervised import supervised_stage
 
 
 def train(context: StageContext) -> Stage:
-    """The local model on the site's own labels."""
+    """Train the local model on the site's own labels."""
     return supervised_stage(context, DAM, context.dam)
 
 

@@ -1,15 +1,17 @@
-r"""MH-pFLID: small messengers, alike at all sites, carry what each site learnt; the local model never leaves.
+r"""MH-pFLID: small messengers, alike at all sites, carry what each site learnt; the local model
+never leaves.
 
 .. math:: L_{inj} = 0.9\,\ell(y^l, y) + 0.1\,\ell(y^m, y), \qquad
           L_{dis} = 0.9\,\ell(y^m, y) + 0.1\,\mathrm{KL}(y^l \Vert y^m)
 
-Injection trains the local model and the receiver, through which the frozen messenger speaks; distillation trains the
-messenger and the transmitter on the frozen local model.
+Injection trains the local model and the receiver, which feeds the frozen messenger's feature into
+the loss. Distillation trains the messenger and the transmitter on the frozen local model.
 
 Source: MH-pFLID (ICML 2024), eqs. 3 to 11.
-Differs: there is no server, every site averages the messengers. Receiver and transmitter have weights of their own and
-the transmitter is trained in distillation, as the equations and the ablations say; the authors' code has one module for
-both roles (``tie``). For super-resolution the L1 distance stands for the divergence.
+Differs: there is no server, every site averages the messengers. Receiver and transmitter have
+weights of their own and distillation trains the transmitter, as the equations and the ablations
+say; the authors' code has one module for both roles (``tie``). For super-resolution the L1 distance
+replaces the divergence.
 """
 
 from __future__ import annotations
@@ -36,78 +38,82 @@ from peer.methods.method import (
     Stage,
     StageContext,
     Term,
-    one_move,
+    one_step_stage,
 )
-from peer.methods.supervised import scene_loss
+from peer.methods.supervised import stage_loss
 
 
 def inject(context: StageContext) -> Stage:
-    """The local model and the receiver learn; the messenger is frozen, its batch statistics too."""
-    loss = scene_loss(context)
-    weight, warmth = float(context.parameters["injection"]), _warmth(context)
+    """Train the local model and the receiver; the messenger is frozen, its batch statistics too."""
+    loss = stage_loss(context)
+    weight, temperature = float(context.parameters["injection"]), _temperature(context)
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         local: Output = forward(DAM, batch.images)
         with torch.no_grad():
-            carried = forward(MESSENGER, batch.images).penultimate
-        received = forward(RECEIVER, carried, local.bottleneck)
-        spoken = forward(MESSENGER, received, part=context.networks[MESSENGER].head_name)
+            feature = forward(MESSENGER, batch.images).penultimate
+        adapted = forward(RECEIVER, feature, local.bottleneck)
+        messenger_prediction = forward(MESSENGER, adapted, part=context.networks[MESSENGER].head_name)
         return {
-            f"{loss.name}_{DAM}": Term(loss.loss(local.prediction.float() / warmth, batch.targets), weight),
-            f"{loss.name}_{MESSENGER}": Term(loss.loss(spoken.float() / warmth, batch.targets), 1 - weight),
+            f"{loss.name}_{DAM}": Term(loss.loss(local.prediction.float() / temperature, batch.targets), weight),
+            f"{loss.name}_{MESSENGER}": Term(
+                loss.loss(messenger_prediction.float() / temperature, batch.targets), 1 - weight
+            ),
         }
 
-    return one_move(_networks(context, RECEIVER), (DAM, RECEIVER), losses)
+    return one_step_stage(_networks(context, RECEIVER), (DAM, RECEIVER), losses)
 
 
 def distill(context: StageContext) -> Stage:
-    """The messenger and the transmitter learn; the local model is frozen and a constant."""
-    loss = scene_loss(context)
-    weight, warmth = float(context.parameters["distillation"]), _warmth(context)
-    follow = distillation_l1 if context.task == "super_resolution" else distillation_kl
+    """Train the messenger and the transmitter; the local model is frozen and a constant."""
+    loss = stage_loss(context)
+    weight, temperature = float(context.parameters["distillation"]), _temperature(context)
+    divergence = distillation_l1 if context.task == "super_resolution" else distillation_kl
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         with torch.no_grad():
             local: Output = forward(DAM, batch.images)
-        with _unmoved(context.networks[MESSENGER].head):
-            carried = forward(MESSENGER, batch.images).penultimate
-        sent = forward(TRANSMITTER, carried, local.bottleneck)
-        spoken = forward(MESSENGER, sent, part=context.networks[MESSENGER].head_name)
+        with _frozen_statistics(context.networks[MESSENGER].head):
+            feature = forward(MESSENGER, batch.images).penultimate
+        adapted = forward(TRANSMITTER, feature, local.bottleneck)
+        messenger_prediction = forward(MESSENGER, adapted, part=context.networks[MESSENGER].head_name)
         return {
-            f"{loss.name}_{MESSENGER}": Term(loss.loss(spoken.float() / warmth, batch.targets), weight),
-            "distillation": Term(follow(local.prediction, spoken), 1 - weight),
+            f"{loss.name}_{MESSENGER}": Term(
+                loss.loss(messenger_prediction.float() / temperature, batch.targets), weight
+            ),
+            "distillation": Term(divergence(local.prediction, messenger_prediction), 1 - weight),
         }
 
-    return one_move(_networks(context, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
+    return one_step_stage(_networks(context, TRANSMITTER), (MESSENGER, TRANSMITTER), losses)
 
 
-def messenger(place: BuildContext, made: Mapping[str, nn.Module]) -> nn.Module:
-    """The network of ``[shared_model]``."""
-    return place.make_shared()
+def build_messenger(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
+    """Build the network of ``[shared_model]``."""
+    return context.build_shared()
 
 
-def receiver(place: BuildContext, made: Mapping[str, nn.Module]) -> nn.Module:
-    """The receiver between the local model's bottleneck and the messenger's."""
-    return Receiver(*_widths(place), spatial_dims=_dims(place), form=place.parameters["receiver"])
+def build_receiver(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
+    """Build the receiver between the local model's bottleneck and the messenger's."""
+    return Receiver(*_widths(context), spatial_dims=_dims(context), form=context.parameters["receiver"])
 
 
-def transmitter(place: BuildContext, made: Mapping[str, Any]) -> nn.Module:
-    """The transmitter; with ``tie`` it is the receiver's weights in the other role."""
-    tied = made[RECEIVER] if place.parameters["tie"] else None
-    form = place.parameters["transmitter"]
-    return Transmitter(*_widths(place), spatial_dims=_dims(place), form=form, tied=tied)
+def build_transmitter(context: BuildContext, networks: Mapping[str, Any]) -> nn.Module:
+    """Build the transmitter; with ``tie`` it uses the receiver's weights."""
+    tied = networks[RECEIVER] if context.parameters["tie"] else None
+    form = context.parameters["transmitter"]
+    return Transmitter(*_widths(context), spatial_dims=_dims(context), form=form, tied=tied)
 
 
-def sent(network: Network, parameters: Mapping[str, Any]) -> list[str]:
-    """The messenger's state; with ``average`` its body or its head alone, and the other part stays at the site."""
+def artifact_tensors(network: Network, parameters: Mapping[str, Any]) -> list[str]:
+    """The names in the messenger's state that the site sends, as ``average`` chooses."""
     names, head = list(network.state_dict()), f"{network.head_name}."
     if parameters["average"] == "both":
         return names
     return [name for name in names if name.startswith(head) == (parameters["average"] == "head")]
 
 
-def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
-    """A messenger that carries maps cannot be fed with vectors; one module for both roles has one form."""
+def check_local(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, masks: bool) -> str | None:
+    """Refuse vectors for a messenger that takes maps, and two forms for one module in both roles."""
     if parameters["tie"] and parameters["receiver"] != parameters["transmitter"]:
         return "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
     if shared is not None and own.bottleneck.ndim < shared.penultimate.ndim:
@@ -115,14 +121,14 @@ def unfit(own: Output, shared: Output | None, parameters: Mapping[str, Any], *, 
     return None
 
 
-def _warmth(context: StageContext) -> float:
-    """What outputs are divided by in the supervised losses; an image has no temperature."""
+def _temperature(context: StageContext) -> float:
+    """The divisor of outputs in the supervised losses; 1 for images."""
     return 1.0 if context.task == "super_resolution" else float(context.parameters["temperature"])
 
 
 @contextmanager
-def _unmoved(head: nn.Module) -> Iterator[None]:
-    """A pass whose prediction nobody uses: the head's batch statistics are those of what it is given afterwards."""
+def _frozen_statistics(head: nn.Module) -> Iterator[None]:
+    """Keep the head's batch statistics during a pass whose prediction is not used."""
     training = head.training
     head.eval()
     try:
@@ -135,24 +141,24 @@ def _networks(context: StageContext, adapter: str) -> dict[str, Any]:
     return {name: context.networks[name] for name in (DAM, MESSENGER, adapter)}
 
 
-def _widths(place: BuildContext) -> tuple[int, int]:
-    return place.output.bottleneck.shape[1], _carried(place).shape[1]
+def _widths(context: BuildContext) -> tuple[int, int]:
+    return context.output.bottleneck.shape[1], _messenger_feature(context).shape[1]
 
 
-def _dims(place: BuildContext) -> int:
-    """0 where the messenger carries vectors."""
-    return _carried(place).ndim - 2
+def _dims(context: BuildContext) -> int:
+    """The messenger's spatial dimensions; 0 where its feature is a vector."""
+    return _messenger_feature(context).ndim - 2
 
 
-def _carried(place: BuildContext) -> Tensor:
-    assert place.shared_output is not None
-    return place.shared_output.penultimate
+def _messenger_feature(context: BuildContext) -> Tensor:
+    assert context.shared_output is not None
+    return context.shared_output.penultimate
 
 
 MH_PFLID = Method(
     stages={"inject": inject, "distill": distill},
-    keeps={MESSENGER: messenger, RECEIVER: receiver, TRANSMITTER: transmitter},
-    sends=MESSENGER,
-    sent=sent,
-    unfit=unfit,
+    local_networks={MESSENGER: build_messenger, RECEIVER: build_receiver, TRANSMITTER: build_transmitter},
+    artifact_network=MESSENGER,
+    artifact_tensors=artifact_tensors,
+    check_local=check_local,
 )

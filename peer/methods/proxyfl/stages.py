@@ -1,13 +1,15 @@
-r"""ProxyFL: a private model and a proxy teach each other; proxies go one to one and are averaged in pairs.
+r"""ProxyFL: a private model and a proxy teach each other; proxies go one to one and are averaged in
+pairs.
 
 .. math:: L_w = (1-\alpha)\,\ell(w(x), y) + \alpha\,\mathrm{KL}(p \Vert w), \qquad
           L_p = (1-\alpha)\,\ell(p(x), y) + \alpha\,\mathrm{KL}(w \Vert p)
 
-Both forwards stand before both steps; a teacher is a constant.
+Both networks run before either is stepped. The teacher in a divergence is a constant.
 
 Source: ProxyFL (Kalra et al. 2023), with its authors' α of 0.5.
-Differs: no differential privacy; who sends to whom is the round's order instead of exponential hops, so that the mean
-of own and received proxy needs no push-sum weights. A site that receives its own keeps it.
+Differs: there is no differential privacy. The round's order says which site sends to which, instead
+of exponential hops, so that the mean of own and received proxy needs no push-sum weights. A site
+that receives its own proxy keeps it.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from losses import forward_kl
-from peer.methods.feddal.stages import proxy
-from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, StageContext, Term, one_move
-from peer.methods.supervised import scene_loss
+from peer.methods.feddal.stages import build_proxy
+from peer.methods.method import DAM, PROXY, Batch, Forward, Method, Stage, StageContext, Term, one_step_stage
+from peer.methods.supervised import stage_loss
 
 
 def train(context: StageContext) -> Stage:
-    """Both networks learn from the labels and from each other."""
-    loss, alpha = scene_loss(context), float(context.parameters["alpha"])
+    """Train both networks on the labels and on each other's predictions."""
+    loss, alpha = stage_loss(context), float(context.parameters["alpha"])
 
     def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
         private, shared = forward(DAM, batch.images).prediction, forward(PROXY, batch.images).prediction
@@ -33,7 +35,7 @@ def train(context: StageContext) -> Stage:
             f"kl_{PROXY}": Term(forward_kl(private, shared), alpha),
         }
 
-    return one_move({DAM: context.dam, PROXY: context.networks[PROXY]}, (DAM, PROXY), losses)
+    return one_step_stage({DAM: context.dam, PROXY: context.networks[PROXY]}, (DAM, PROXY), losses)
 
 
-PROXYFL = Method(stages={"train": train}, keeps={PROXY: proxy}, sends=PROXY)
+PROXYFL = Method(stages={"train": train}, local_networks={PROXY: build_proxy}, artifact_network=PROXY)

@@ -1,6 +1,7 @@
-"""From one pooled datalist to sites, and within a site to folds: who gets which samples, and whether anything leaks.
+"""Divide a pooled datalist among sites, split each site into folds, and check for leaks.
 
-An entry is one of a MONAI datalist. Entries of one subject are a group and stay together, at one site and in one fold;
-an entry without a subject is a group by itself. The same entries, in whatever order, with the same seed give the same
-parts. Nothing here opens an image but ``leakage``, which compares their bytes.
+An entry is that of a MONAI datalist. Entries of one subject form a group, which stays at one site
+and in one fold; an entry without a subject is a group by itself. The same entries with the same
+seed give the same parts, in any order of the entries. Only ``leakage`` opens images: it compares
+their bytes.
 """

@@ -1,4 +1,4 @@
-"""Groups of entries that stay together, and how they are dealt to parts: stratified by class, as even as they allow."""
+"""Groups of entries that stay together, and their stratified distribution to parts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from peer.errors import DataError
 Entry: TypeAlias = Mapping[str, Any]
 """An entry of a datalist: ``image``, ``label``, ``subject`` and any other key."""
 Label: TypeAlias = int | None
-"""A class, or nothing where the label is a file or absent."""
+"""A class; None where the label is a file or absent."""
 
 SUBJECT = "subject"
-SLACK = 1e-9  # what a product such as 0.29 * 100 may miss the whole number by
+SLACK = 1e-9  # a product such as 0.29 * 100 misses the whole number by less
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Entries that stay together: ``places`` in the sequence that they came in, and how many have which class."""
+    """Entries that stay together: their indices among all entries, and the count of each label."""
 
     name: str
-    places: tuple[int, ...]
+    entry_indices: tuple[int, ...]
     labels: Mapping[Label, int]
 
     @property
     def size(self) -> int:
-        return len(self.places)
+        return len(self.entry_indices)
 
     @property
     def label(self) -> Label:
-        """The class that most of its entries have, of equally frequent ones the lowest."""
+        """The most frequent label of its entries, of equally frequent ones the lowest."""
         return min(self.labels, key=lambda label: (-self.labels[label], rank(label)))
 
 
@@ -49,23 +49,23 @@ def image_names(entry: Entry) -> tuple[str, ...]:
 
 
 def class_of(entry: Entry) -> Label:
-    """The entry's class; nothing where its label is a file or absent."""
+    """The entry's class; None where its label is a file or absent."""
     label = entry.get("label")
     return label if isinstance(label, int) and not isinstance(label, bool) else None
 
 
 def rank(label: Label) -> tuple[bool, int]:
-    """What classes are ordered by: their number, and last those that have no class."""
+    """Sort key of labels: classes by number, None last."""
     return (True, 0) if label is None else (False, label)
 
 
 def groups_of(entries: Sequence[Entry], by: str = SUBJECT) -> list[Group]:
-    """The groups, in an order that does not depend on the order of the entries.
+    """Group the entries, in an order that does not depend on the order of the entries.
 
     Args:
         entries: of one pool, in which a subject's name means the same person everywhere.
-        by: the key whose value the entries of a group share, such as ``subject`` or ``slide``; an entry without it is a
-            group by itself. With ``image`` only an image stays together, as in papers that split by image.
+        by: the key whose value the entries of a group share, such as ``subject`` or ``slide``; an
+            entry without it is a group by itself. ``image`` splits by image, as some papers do.
 
     Raises:
         DataError: there is no entry, or one has no image.
@@ -73,68 +73,74 @@ def groups_of(entries: Sequence[Entry], by: str = SUBJECT) -> list[Group]:
     if not entries:
         raise DataError("there are no entries to divide", "name a datalist that has some")
     canonical = [(image_names(entry), json.dumps(entry, sort_keys=True, default=str)) for entry in entries]
-    together: dict[str | int, list[int]] = {}
-    for place in sorted(range(len(entries)), key=canonical.__getitem__):
-        value = entries[place].get(by)
-        together.setdefault(place if value is None else str(value), []).append(place)
+    indices_by_key: dict[str | int, list[int]] = {}
+    for index in sorted(range(len(entries)), key=canonical.__getitem__):
+        value = entries[index].get(by)
+        indices_by_key.setdefault(index if value is None else str(value), []).append(index)
     return [
         Group(
             name=key if isinstance(key, str) else canonical[key][0][0],
-            places=tuple(places),
-            labels=Counter(class_of(entries[place]) for place in places),
+            entry_indices=tuple(indices),
+            labels=Counter(class_of(entries[index]) for index in indices),
         )
-        for key, places in together.items()
+        for key, indices in indices_by_key.items()
     ]
 
 
-def deal(
-    groups: Sequence[Group], wanted: Callable[[int], Sequence[float]], draw: np.random.Generator
+def stratify(
+    groups: Sequence[Group], quotas: Callable[[int], Sequence[float]], rng: np.random.Generator
 ) -> list[list[int]]:
-    """Deal all groups to parts: every part gets its quota of every class, and parts are as large as they should be.
+    """Distribute all groups to parts: every part gets its quota of every class and of all samples.
 
-    Class by class, the rarest first, as in the iterative stratification of Sechidis et al. 2011; larger groups before
-    smaller ones, otherwise at random. A group goes to the part that lacks a whole group of the class; among several, or
-    where none lacks more than a fraction, to the one with the fewest samples for its share so far.
+    The classes are distributed one by one, the rarest first, as in the iterative stratification of
+    Sechidis et al. 2011; within a class larger groups come first, groups of one size in random
+    order. A group goes to the part that lacks a whole group of the class. Among several such parts,
+    or where none lacks more than a fraction, it goes to the part that lacks most samples.
 
     Args:
         groups: each may hold several classes.
-        wanted: how many of n groups, or of n samples, each part should have; the sum is n.
-        draw: shuffles groups of one size.
+        quotas: how many of n groups, or of n samples, each part should have; the sum is n.
+        rng: shuffles groups of one size.
 
     Returns:
-        For each part the places of its groups in ``groups``, ascending.
+        For each part the indices of its groups in ``groups``, ascending.
     """
-    shuffled = sorted(draw.permutation(len(groups)).tolist(), key=lambda place: -groups[place].size)
+    shuffled = sorted(rng.permutation(len(groups)).tolist(), key=lambda index: -groups[index].size)
     holders: dict[Label, list[int]] = {}
-    for place in shuffled:
-        for label in groups[place].labels:
-            holders.setdefault(label, []).append(place)
-    parts = range(len(wanted(1)))
-    dealt: list[list[int]] = [[] for _ in parts]
+    for index in shuffled:
+        for label in groups[index].labels:
+            holders.setdefault(label, []).append(index)
+    parts = range(len(quotas(1)))
+    group_indices: list[list[int]] = [[] for _ in parts]
     samples = [0 for _ in parts]
-    held: Counter[tuple[int, Label]] = Counter()
-    done: set[int] = set()
+    label_counts: Counter[tuple[int, Label]] = Counter()
+    assigned: set[int] = set()
     for label in sorted(holders, key=lambda label: (len(holders[label]), rank(label))):
-        aims = wanted(len(holders[label]))
-        for place in holders[label]:
-            if place in done:
+        class_quotas = quotas(len(holders[label]))
+        for index in holders[label]:
+            if index in assigned:
                 continue
-            group = groups[place]
-            due = wanted(sum(samples) + group.size)
-            rooms = [aim - held[part, label] for part, aim in enumerate(aims)]
-            chosen = max(
-                parts, key=lambda part: (rooms[part] > 1 - SLACK, rooms[part] > SLACK, due[part] - samples[part])
+            group = groups[index]
+            sample_quotas = quotas(sum(samples) + group.size)
+            lacking = [aim - label_counts[part, label] for part, aim in enumerate(class_quotas)]
+            target = max(
+                parts,
+                key=lambda part: (
+                    lacking[part] > 1 - SLACK,
+                    lacking[part] > SLACK,
+                    sample_quotas[part] - samples[part],
+                ),
             )
-            dealt[chosen].append(place)
-            samples[chosen] += group.size
-            held.update((chosen, other) for other in group.labels)
-            done.add(place)
-    return [sorted(places) for places in dealt]
+            group_indices[target].append(index)
+            samples[target] += group.size
+            label_counts.update((target, other) for other in group.labels)
+            assigned.add(index)
+    return [sorted(indices) for indices in group_indices]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """How many samples, and subjects that are named, one split of a site has of a class; None is no class."""
+    """Samples and named subjects of one class in one split of a site; label None is no class."""
 
     site: str
     split: str
@@ -144,21 +150,21 @@ class SampleCount:
 
 
 def counts(sites: Mapping[str, Mapping[str, Sequence[Entry]]], *, by: str = SUBJECT) -> list[SampleCount]:
-    """A row for every site, split and class, also where there is nothing, so that rows make a full table.
+    """Count the samples of every site, split and class; a row also where there are none.
 
     Args:
         sites: entries by site and split.
-        by: the key that says whose an entry is.
+        by: the key with an entry's subject.
 
     Returns:
-        Sites and splits in the order that they are given in, classes ascending.
+        Rows in the order of the given sites and splits, classes ascending.
     """
-    entries = {(site, split): found for site, splits in sites.items() for split, found in splits.items()}
-    labels = sorted({class_of(entry) for found in entries.values() for entry in found}, key=rank)
+    entries_by_split = {(site, split): entries for site, splits in sites.items() for split, entries in splits.items()}
+    labels = sorted({class_of(entry) for entries in entries_by_split.values() for entry in entries}, key=rank)
     rows = []
-    for (site, split), found in entries.items():
-        samples = Counter(class_of(entry) for entry in found)
-        named = {(class_of(entry), str(entry[by])) for entry in found if entry.get(by) is not None}
-        subjects = Counter(label for label, _ in named)
+    for (site, split), entries in entries_by_split.items():
+        samples = Counter(class_of(entry) for entry in entries)
+        named_subjects = {(class_of(entry), str(entry[by])) for entry in entries if entry.get(by) is not None}
+        subjects = Counter(label for label, _ in named_subjects)
         rows += [SampleCount(site, split, label, samples[label], subjects[label]) for label in labels]
     return rows

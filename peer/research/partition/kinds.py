@@ -1,4 +1,4 @@
-"""Published maps from where samples come from to sites."""
+"""The kinds of partitions: rules that divide a pool's groups of entries among sites."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from peer.config.toml import Count, Loose, StrictTable, suggestion
 from peer.data.datalist import named
 from peer.errors import DataError
-from peer.research.partition.groups import SUBJECT, Entry, Group, deal, rank
+from peer.research.partition.groups import SUBJECT, Entry, Group, rank, stratify
 
 ABIDE_REGIONS: Mapping[str, tuple[str, ...]] = {
     "europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
@@ -28,16 +28,16 @@ ABIDE_SAMPLES: Mapping[str, tuple[str, ...]] = {
     "UCLA": ("UCLA_1", "UCLA_2"),
     "UM": ("UM_1", "UM_2"),
 }
-"""Institutions that the Preprocessed Connectomes Project lists as two of its 20 ids."""
+"""Institutions that the Preprocessed Connectomes Project lists under two ids each."""
 
 
-def spelled(value: object) -> str:
-    """A value as published maps spell it: as a site's name is, so that ``MAX_MUN`` and ``max-mun`` are one."""
+def canonical_spelling(value: object) -> str:
+    """A value in the spelling of published maps: ``MAX_MUN`` and ``max-mun`` are equal."""
     return str(value).lower().replace("_", "-")
 
 
 ABIDE: Mapping[str, str] = {
-    spelled(name): region
+    canonical_spelling(name): region
     for region, institutions in ABIDE_REGIONS.items()
     for institution in institutions
     for name in (institution, *ABIDE_SAMPLES.get(institution, ()))
@@ -45,38 +45,38 @@ ABIDE: Mapping[str, str] = {
 """The site of every institution, and of every id of the Preprocessed Connectomes Project."""
 
 MAPPINGS: Mapping[str, Mapping[str, str]] = {"abide": ABIDE}
-"""The maps that an experiment can name; their keys are :func:`spelled`."""
+"""The maps that an experiment can name; their keys have the :func:`canonical_spelling`."""
 
 
-DRAWS_MAX = 1000  # the papers' partitions need a few; what a thousand draws do not meet is asked too much
+DRAWS_MAX = 1000  # the papers' partitions need a few draws; more would hide options that cannot be met
 SHARES_TOLERANCE = 1e-6
 
-Places: TypeAlias = list[int]
-"""Which groups of a sequence a site has."""
+GroupIndices: TypeAlias = list[int]
+"""Indices into a sequence of groups: the groups of one site."""
 
 
 class PartitionRule(StrictTable):
-    """What every kind has: ``by``, the key whose value samples share that stay together."""
+    """A kind of partition. Samples with the same value of the key ``by`` stay together."""
 
     by: str = SUBJECT
 
     def problems(self, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Keys that do not fit the sites, each with the reason."""
+        """Options that do not fit the sites, each with the reason."""
         yield from ()
 
     @abstractmethod
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
-        """The groups of each site; ``DataError`` where the entries do not allow it."""
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
+        """Divide the groups among the sites; ``DataError`` where the entries do not allow it."""
 
 
 class Resolution(PartitionRule):
-    """The same entries at every site; what differs is the input size that each site gives them."""
+    """All entries at every site; the sites differ in the input size that they read them at."""
 
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
         return [list(range(len(groups))) for _ in sites]
 
 
@@ -91,50 +91,50 @@ class Ratio(PartitionRule):
         elif abs(sum(self.shares) - 1) > SHARES_TOLERANCE:
             yield "shares", f"add up to {sum(self.shares):g}, not 1"
 
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
-        return deal(groups, lambda count: [share * count for share in self.shares], draw)
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
+        return stratify(groups, lambda count: [share * count for share in self.shares], rng)
 
 
 class Sized(PartitionRule):
-    """A kind in which every site may keep exactly ``per_site`` of its samples, drawn at random."""
+    """A kind in which every site can keep a random subset of exactly ``per_site`` samples."""
 
     per_site: Count | None = None
 
-    def kept(self, groups: Sequence[Group], places: Places, draw: np.random.Generator) -> Places:
-        """The groups that a site keeps; none where no ``per_site`` samples come together."""
+    def subsample(self, groups: Sequence[Group], indices: GroupIndices, rng: np.random.Generator) -> GroupIndices:
+        """The groups that a site keeps; none if whole groups cannot make ``per_site`` samples."""
         if self.per_site is None:
-            return sorted(places)
-        chosen, samples = [], 0
-        for place in draw.permutation(np.array(places, dtype=np.int64)).tolist():
-            if samples + groups[place].size <= self.per_site:
-                chosen.append(place)
-                samples += groups[place].size
-        return sorted(chosen) if samples == self.per_site else []
+            return sorted(indices)
+        chosen_indices, samples = [], 0
+        for index in rng.permutation(np.array(indices, dtype=np.int64)).tolist():
+            if samples + groups[index].size <= self.per_site:
+                chosen_indices.append(index)
+                samples += groups[index].size
+        return sorted(chosen_indices) if samples == self.per_site else []
 
-    def shortage(self, site: str) -> DataError:
-        """That a site cannot keep so many."""
+    def shortage_error(self, site: str) -> DataError:
+
         return DataError(
             f"per_site: no {self.per_site} samples of whole {self.by}s come together for {site!r}", "lower per_site"
         )
 
 
 class Equal(Sized):
-    """Stratified parts of one size: identically distributed sites."""
+    """Stratified parts of equal size, so that all sites have the same distribution."""
 
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
-        parts = deal(groups, lambda count: [count / len(sites)] * len(sites), draw)
-        return _all_kept(self, groups, parts, sites, draw)
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
+        parts = stratify(groups, lambda count: [count / len(sites)] * len(sites), rng)
+        return _subsample_all(self, groups, parts, sites, rng)
 
 
 class Key(Sized):
-    """By what an entry says: the value of ``key`` is the site, or is one of a site's in a mapping.
+    """Each entry's value of ``key`` decides about its site.
 
-    ``mapping`` gives the site of each value, ``published`` names one of a paper. Entries of no site are refused unless
-    ``others`` drops them.
+    The value is the site's name, or ``mapping`` gives the site of each value, or ``published``
+    names a paper's mapping. Entries of other sites are refused unless ``others`` drops them.
     """
 
     key: str = "site"
@@ -143,99 +143,104 @@ class Key(Sized):
     others: Literal["refuse", "drop"] = "refuse"
 
     def problems(self, sites: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """A mapping that is unknown, or that leads elsewhere than to the sites."""
+        """An unknown mapping, and sites that the mapping lacks or has too many."""
         if self.published is not None and self.published not in MAPPINGS:
             yield "published", f"unknown mapping {self.published!r}{suggestion(self.published, MAPPINGS)}"
         elif self.published is not None and self.mapping:
             yield "mapping", "give it, or the name of a published one, but not both"
         elif table := self.mapping if self.published is None else MAPPINGS[self.published]:
-            source, reached = "published" if self.published else "mapping", set(table.values())
-            for site in sorted(set(sites) - reached):
-                yield source, f"gives nothing to {site!r}{suggestion(site, reached)}"
-            for site in sorted(reached - set(sites)) if self.others == "refuse" else ():
+            source, mapped_sites = "published" if self.published else "mapping", set(table.values())
+            for site in sorted(set(sites) - mapped_sites):
+                yield source, f"gives nothing to {site!r}{suggestion(site, mapped_sites)}"
+            for site in sorted(mapped_sites - set(sites)) if self.others == "refuse" else ():
                 yield source, f"gives samples to {site!r}, which is no site{suggestion(site, sites)}"
 
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
-        parts: dict[str, Places] = {site: [] for site in sites}
-        foreign: Counter[str] = Counter()
-        for place, group in enumerate(groups):
-            found = {self._site(entries[at]) for at in group.places}
-            if len(found) > 1:
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
+        parts: dict[str, GroupIndices] = {site: [] for site in sites}
+        unassigned: Counter[str] = Counter()
+        for index, group in enumerate(groups):
+            sites_of_group = {self._site(entries[entry_index]) for entry_index in group.entry_indices}
+            if len(sites_of_group) > 1:
+                listed = named(sorted(map(str, sites_of_group)))
                 raise DataError(
-                    f"{self.by} {group.name!r} is at several sites by {self.key!r}: {named(sorted(map(str, found)))}",
+                    f"{self.by} {group.name!r} is at several sites by {self.key!r}: {listed}",
                     f"give its entries one {self.key}, or group them by another key with `by`",
                 )
-            (site,) = found
+            (site,) = sites_of_group
             if site in parts:
-                parts[site].append(place)
+                parts[site].append(index)
             else:
-                foreign[str(entries[group.places[0]].get(self.key))] += group.size
-        if foreign and self.others == "refuse":
-            shown = named(f"{value} ({count} entries)" for value, count in sorted(foreign.items()))
+                unassigned[str(entries[group.entry_indices[0]].get(self.key))] += group.size
+        if unassigned and self.others == "refuse":
+            listed = named(f"{value} ({count} entries)" for value, count in sorted(unassigned.items()))
             raise DataError(
-                f"entries have a {self.key!r} that belongs to no site: {shown}",
+                f"entries have a {self.key!r} that belongs to no site: {listed}",
                 'add it to the sites or to the mapping, or leave such entries out with others = "drop"',
             )
-        return _all_kept(self, groups, list(parts.values()), sites, draw)
+        return _subsample_all(self, groups, list(parts.values()), sites, rng)
 
     def _site(self, entry: Entry) -> str | None:
         value = entry.get(self.key)
         if value is None:
             return None
         if self.published is not None:
-            return MAPPINGS[self.published].get(spelled(value))
+            return MAPPINGS[self.published].get(canonical_spelling(value))
         return self.mapping.get(str(value)) if self.mapping else str(value)
 
 
 class Skewed(Sized):
-    """A kind that draws which site has how much of each class, until all sites can be cross-validated.
+    """A kind that draws the class distribution of each site, until all sites can be
+    cross-validated.
 
-    That is when every site has ``samples_min`` samples, of as many subjects, of each of ``classes_min`` classes.
+    They can when every site has, of each of ``classes_min`` classes, samples of ``samples_min``
+    subjects.
     """
 
     samples_min: Count = 5
     classes_min: Count = 2
 
-    def divided(
-        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], draw: np.random.Generator
-    ) -> list[Places]:
-        """The first draw that suffices."""
-        if without := [group.name for group in groups if None in group.labels]:
+    def divide(
+        self, entries: Sequence[Entry], groups: Sequence[Group], sites: Sequence[str], rng: np.random.Generator
+    ) -> list[GroupIndices]:
+        """Take the first draw in which every site has enough samples."""
+        if unlabelled := [group.name for group in groups if None in group.labels]:
             raise DataError(
-                f"labels are no classes: {named(without)}", "partition by a key, evenly or by shares, which need none"
+                f"labels are no classes: {named(unlabelled)}",
+                "partition by a key, evenly or by shares, which need none",
             )
         for _ in range(DRAWS_MAX):
-            parts = [self.kept(groups, places, draw) for places in self.drawn(groups, len(sites), draw)]
-            poor = [site for site, places in zip(sites, parts, strict=True) if not self._suffices(groups, places)]
-            if not poor:
+            parts = [self.subsample(groups, indices, rng) for indices in self.draw_parts(groups, len(sites), rng)]
+            short = [site for site, indices in zip(sites, parts, strict=True) if not self._suffices(groups, indices)]
+            if not short:
                 return parts
         exactly = f" among exactly {self.per_site}" if self.per_site else ""
         raise DataError(
             f"{DRAWS_MAX} draws gave none in which every site has {self.samples_min} samples of as many {self.by}s "
-            f"of {self.classes_min} classes{exactly}; the last left too few for {named(map(repr, poor))}",
+            f"of {self.classes_min} classes{exactly}; the last left too few for {named(map(repr, short))}",
             f"lower samples_min, classes_min or per_site, {self.remedy}, or name fewer sites",
         )
 
-    def _suffices(self, groups: Sequence[Group], places: Places) -> bool:
-        holders = Counter(label for place in places for label in groups[place].labels)
+    def _suffices(self, groups: Sequence[Group], indices: GroupIndices) -> bool:
+        holders = Counter(label for index in indices for label in groups[index].labels)
         return sum(count >= self.samples_min for count in holders.values()) >= self.classes_min
 
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """The option that would make the sites less different."""
+        """The change of an option that makes the sites more alike."""
 
     @abstractmethod
-    def drawn(self, groups: Sequence[Group], sites: int, draw: np.random.Generator) -> list[Places]:
-        """One draw of the groups of each site."""
+    def draw_parts(self, groups: Sequence[Group], sites: int, rng: np.random.Generator) -> list[GroupIndices]:
+        """Draw the groups of each site once."""
 
 
 class Dirichlet(Skewed):
-    """Each class spread over the sites by shares from Dir(alpha * 1): the smaller alpha, the more the sites differ.
+    """Each class is spread over the sites by shares from Dir(alpha * 1): small alphas give unlike
+    sites.
 
-    A subject with several classes counts as the one that most of its samples have.
+    A subject with several classes counts as the class of most of its samples.
     """
 
     alpha: Annotated[float, Field(gt=0)]
@@ -244,27 +249,28 @@ class Dirichlet(Skewed):
     def remedy(self) -> str:
         return "raise alpha"
 
-    def drawn(self, groups: Sequence[Group], sites: int, draw: np.random.Generator) -> list[Places]:
-        """Each class's shuffled samples cut at the cumulative shares; a group lies where its middle does."""
-        classes: dict[int, Places] = {}
-        for place, group in enumerate(groups):
-            classes.setdefault(_class(group), []).append(place)
-        parts: list[Places] = [[] for _ in range(sites)]
+    def draw_parts(self, groups: Sequence[Group], sites: int, rng: np.random.Generator) -> list[GroupIndices]:
+        """Cut each class's shuffled samples at the cumulative shares; a group goes by its middle."""
+        classes: dict[int, GroupIndices] = {}
+        for index, group in enumerate(groups):
+            classes.setdefault(_class(group), []).append(index)
+        parts: list[GroupIndices] = [[] for _ in range(sites)]
         for label in sorted(classes):
-            shuffled = draw.permutation(np.array(classes[label]))
-            sizes = np.array([groups[place].size for place in shuffled])
-            cuts = np.cumsum(draw.dirichlet(np.full(sites, self.alpha))) * sizes.sum()
-            homes = np.searchsorted(cuts[:-1], np.cumsum(sizes) - sizes / 2)
-            for place, home in zip(shuffled.tolist(), homes.tolist(), strict=True):
-                parts[home].append(place)
+            shuffled = rng.permutation(np.array(classes[label]))
+            sizes = np.array([groups[index].size for index in shuffled])
+            cuts = np.cumsum(rng.dirichlet(np.full(sites, self.alpha))) * sizes.sum()
+            owners = np.searchsorted(cuts[:-1], np.cumsum(sizes) - sizes / 2)
+            for index, owner in zip(shuffled.tolist(), owners.tolist(), strict=True):
+                parts[owner].append(index)
         return parts
 
 
 class Shards(Skewed):
-    """Samples sorted by class and cut into equal shards, of which every site has ``shards``, drawn at random.
+    """Samples are sorted by class and cut into equal shards; every site has ``shards`` of them, at
+    random.
 
-    Differs from the published code: it is drawn again until all sites can be cross-validated. Of shards of 8 classes,
-    sometimes all of one site are of one class.
+    Differs from the published code: it draws again until all sites can be cross-validated. With
+    shards of 8 classes, a draw can give a site samples of one class only.
     """
 
     shards: Count
@@ -273,17 +279,17 @@ class Shards(Skewed):
     def remedy(self) -> str:
         return "raise shards"
 
-    def drawn(self, groups: Sequence[Group], sites: int, draw: np.random.Generator) -> list[Places]:
-        """Samples of one class are shuffled before they are cut; a group lies where its middle does."""
+    def draw_parts(self, groups: Sequence[Group], sites: int, rng: np.random.Generator) -> list[GroupIndices]:
+        """Shuffle the samples of each class before cutting; a group's middle decides its shard."""
         total = sites * self.shards
         if total > len(groups):
             raise DataError(f"{len(groups)} {self.by}s make no {total} shards", "lower shards, or name fewer sites")
-        order = sorted(draw.permutation(len(groups)).tolist(), key=lambda place: rank(groups[place].label))
-        sizes = np.array([groups[place].size for place in order])
+        order = sorted(rng.permutation(len(groups)).tolist(), key=lambda index: rank(groups[index].label))
+        sizes = np.array([groups[index].size for index in order])
         shards = (np.cumsum(sizes) - sizes / 2) * total // sizes.sum()
-        owners = draw.permutation(np.repeat(np.arange(sites), self.shards))
-        homes = owners[shards.astype(np.int64)].tolist()
-        return [[place for place, home in zip(order, homes, strict=True) if home == site] for site in range(sites)]
+        shard_owners = rng.permutation(np.repeat(np.arange(sites), self.shards))
+        owners = shard_owners[shards.astype(np.int64)].tolist()
+        return [[index for index, owner in zip(order, owners, strict=True) if owner == site] for site in range(sites)]
 
 
 KINDS: Mapping[str, type[PartitionRule]] = {
@@ -294,7 +300,7 @@ KINDS: Mapping[str, type[PartitionRule]] = {
     "resolution": Resolution,
     "shards": Shards,
 }
-"""The kinds by the name that an experiment gives."""
+"""The kinds by their names in an experiment's file."""
 
 
 def _class(group: Group) -> int:
@@ -303,12 +309,12 @@ def _class(group: Group) -> int:
     return label
 
 
-def _all_kept(
-    rule: Sized, groups: Sequence[Group], parts: Sequence[Places], sites: Sequence[str], draw: np.random.Generator
-) -> list[Places]:
-    kept = []
-    for site, places in zip(sites, parts, strict=True):
-        kept.append(rule.kept(groups, places, draw))
-        if places and not kept[-1]:
-            raise rule.shortage(site)
-    return kept
+def _subsample_all(
+    rule: Sized, groups: Sequence[Group], parts: Sequence[GroupIndices], sites: Sequence[str], rng: np.random.Generator
+) -> list[GroupIndices]:
+    parts_kept = []
+    for site, indices in zip(sites, parts, strict=True):
+        parts_kept.append(rule.subsample(groups, indices, rng))
+        if indices and not parts_kept[-1]:
+            raise rule.shortage_error(site)
+    return parts_kept

@@ -1,4 +1,4 @@
-"""What must not be: a subject or an image that is trained on at one place and tested on, or also held, at another."""
+"""Leaks: subjects or images that are both in training and test data, or at two sites."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from peer.data.datalist import named
 from peer.errors import DataError
 from peer.research.partition.groups import SUBJECT, Entry, image_names
 
-Place: TypeAlias = tuple[str, str]
+SiteSplit: TypeAlias = tuple[str, str]
 """Site and split."""
 Sites: TypeAlias = Mapping[str, Mapping[str, Sequence[Entry]]]
 """The entries by site and split."""
 
 
 def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJECT) -> list[str]:
-    """Who and what is at two places: one line for each kind and pair of places, empty where all is well.
+    """Find the subjects and images that are in two splits: a line for each pair of splits, empty if
+    none.
 
-    Two splits of any sites share no subject and no image, by the SHA-256 of its bytes. Nor do the same splits of two
-    sites, unless they may.
+    Two splits of one or two sites must not share a subject or an image; images are compared by the
+    SHA-256 of their bytes.
 
     Args:
         sites: entries by site and split; subjects' names mean the same person everywhere.
         root: the folder that their paths are relative to.
-        across_sites: False where sites share samples by design, as at several resolutions; then one split of two sites
-            may have the same, but what one site tests on no other trains on.
-        by: the key that says whose an entry is.
+        across_sites: False where sites share samples by design, as at several resolutions. Then the
+            same split of two sites may share samples, but no site may train on test samples of
+            another.
+        by: the key with an entry's subject.
 
     Raises:
         DataError: an image cannot be read.
     """
-    subjects: dict[str, set[Place]] = {}
-    files: dict[Path, set[Place]] = {}
+    subjects: dict[str, set[SiteSplit]] = {}
+    files: dict[Path, set[SiteSplit]] = {}
     for site, splits in sites.items():
         for split, entries in splits.items():
             for entry in entries:
@@ -44,25 +46,25 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
                     subjects.setdefault(str(subject), set()).add((site, split))
                 for name in image_names(entry):
                     files.setdefault(root / name, set()).add((site, split))
-    order = {(site, split): at for at, (site, split) in enumerate((s, t) for s in sites for t in sites[s])}
+    order = {(site, split): rank for rank, (site, split) in enumerate((s, t) for s in sites for t in sites[s])}
     return [
-        *_lines(f"{by}s", subjects.items(), order, across_sites),
-        *_lines("images with the same content", _contents(files), order, across_sites),
+        *_describe(f"{by}s", subjects.items(), order, across_sites),
+        *_describe("images with the same content", _contents(files), order, across_sites),
     ]
 
 
-def _contents(files: Mapping[Path, set[Place]]) -> list[tuple[str, set[Place]]]:
-    """The names of files with one content, and the places that have any of them."""
+def _contents(files: Mapping[Path, set[SiteSplit]]) -> list[tuple[str, set[SiteSplit]]]:
+    """The names of all files with the same content, and the splits that have any of them."""
     sizes: dict[int, list[Path]] = {}
     contents: dict[str, list[Path]] = {}
     try:
-        facts = {path: path.stat() for path in files}
-        for path, fact in facts.items():
-            sizes.setdefault(fact.st_size, []).append(path)
+        stats = {path: path.stat() for path in files}
+        for path, stat in stats.items():
+            sizes.setdefault(stat.st_size, []).append(path)
         for paths in sizes.values():
             for path in paths:
-                # Files of different lengths differ: most need not be read.
-                digest = _sha256(path, facts[path].st_mtime_ns) if len(paths) > 1 else str(path)
+                # Files of different sizes differ in content, so that most files need not be read.
+                digest = _sha256(path, stats[path].st_mtime_ns) if len(paths) > 1 else str(path)
                 contents.setdefault(digest, []).append(path)
     except OSError as error:
         raise DataError(
@@ -76,21 +78,24 @@ def _contents(files: Mapping[Path, set[Place]]) -> list[tuple[str, set[Place]]]:
 
 @cache
 def _sha256(path: Path, changed_ns: int) -> str:
-    """Every file is read once, although each fold of each seed asks for it; again where it was changed meanwhile."""
+    """The digest, cached: each fold of each seed needs it. A changed file is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _lines(
-    what: str, found: Iterable[tuple[str, set[Place]]], order: Mapping[Place, int], across_sites: bool
+def _describe(
+    category: str,
+    splits_by_name: Iterable[tuple[str, set[SiteSplit]]],
+    order: Mapping[SiteSplit, int],
+    across_sites: bool,
 ) -> list[str]:
-    """One line for each pair of places that share something and must not."""
-    shared: dict[tuple[Place, Place], list[str]] = {}
-    for name, places in found:
-        for one, other in itertools.combinations(sorted(places, key=order.__getitem__), 2):
-            if across_sites or one[1] != other[1]:
-                shared.setdefault((one, other), []).append(name)
+    """One line for each pair of splits that share something and must not."""
+    shared: dict[tuple[SiteSplit, SiteSplit], list[str]] = {}
+    for name, site_splits in splits_by_name:
+        for first, second in itertools.combinations(sorted(site_splits, key=order.__getitem__), 2):
+            if across_sites or first[1] != second[1]:
+                shared.setdefault((first, second), []).append(name)
     return [
-        f"{what} in {' and '.join(f'{split} of {site}' for site, split in pair)}: {named(sorted(names))}"
-        for pair, names in sorted(shared.items(), key=lambda item: [order[place] for place in item[0]])
+        f"{category} in {' and '.join(f'{split} of {site}' for site, split in pair)}: {named(sorted(names))}"
+        for pair, names in sorted(shared.items(), key=lambda item: [order[site_split] for site_split in item[0]])
     ]

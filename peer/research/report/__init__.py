@@ -1,1 +1,1 @@
-"""What `mhfl-peer report` makes of a folder of finished runs: tables, pictures, one page; no daemon imports this."""
+"""The report on a folder of finished runs: tables, figures, one page. No daemon imports it."""

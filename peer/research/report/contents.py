@@ -1,4 +1,4 @@
-"""The report in its order: what was asked for, what was found, what it cost, how to do it again."""
+"""The sections of a report, in order: results, data, diagnoses, costs, reproduction."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from peer.research.report import (
 )
 from peer.research.report.comparison import Comparison
 from peer.research.report.plotting import ReportFigure, Style
-from peer.research.report.published import Published, beside, chosen
+from peer.research.report.published import Published, choose_comparison, reference_tables
 from peer.research.report.results import Results, RunResult
-from peer.research.report.table import Column, Table, TableRow, texts
-from peer.research.result_files import EVERY_LINK
+from peer.research.report.table import Column, Table, TableRow, text_cells
+from peer.research.result_files import UNDISTURBED
 
-Part = str | Table | ReportFigure
-"""A paragraph, a table or a picture."""
+ReportPart = str | Table | ReportFigure
+"""A paragraph, a table or a figure."""
 Setting = tuple[str, str]
 Progress = Callable[[str], None]
-"""Told what is being made."""
+"""Called with the title of the section that is being built."""
 
 
 @dataclass(frozen=True)
 class Section:
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[ReportPart]
 
     @property
     def anchor(self) -> str:
@@ -50,80 +50,82 @@ class Section:
 
 @dataclass(frozen=True)
 class ReportContents:
-    """Everything that is written down.
+    """The content of a report, in any format.
 
     Attributes:
         title: of the experiment.
-        lead: paragraphs above everything else.
-        missing: what is not there, in sentences.
+        lead: paragraphs at the top.
+        missing: sentences about missing runs.
         sections: in order; none is empty.
-        mains: by setting and metric the comparison.
+        comparisons: by setting and metric.
     """
 
     title: str
     lead: Sequence[str]
     missing: Sequence[str]
     sections: Sequence[Section]
-    mains: Mapping[Setting, Mapping[str, Comparison]] = field(default_factory=dict)
+    comparisons: Mapping[Setting, Mapping[str, Comparison]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[Table]:
         return [part for section in self.sections for part in section.parts if isinstance(part, Table)]
 
     @property
-    def pictures(self) -> list[ReportFigure]:
+    def figures(self) -> list[ReportFigure]:
         return [part for section in self.sections for part in section.parts if isinstance(part, ReportFigure)]
 
 
 @dataclass(frozen=True)
-class ReportSetting:
-    """What the chapters of one setting are made from.
+class SectionSource:
+    """The data from which the sections of one setting are built.
 
     Attributes:
-        results: everything.
+        results: the whole experiment.
         setting: partition and set of networks.
         suffix: of the names of files, where there is more than one setting.
-        published: tables of papers that stand beside this experiment.
-        mains: by metric the comparison.
-        styles: of the labels.
+        published: the tables of the paper that the experiment refers to.
+        comparisons: by metric.
+        styles: of the figures, by label.
     """
 
     results: Results
     setting: Setting
     suffix: str
     published: Sequence[Published]
-    mains: Mapping[str, Comparison]
+    comparisons: Mapping[str, Comparison]
     styles: Mapping[str, Style]
 
     @property
-    def main(self) -> Comparison:
-        """By the metric by which the task is judged."""
-        return self.mains[self.results.metric]
+    def main_comparison(self) -> Comparison:
+        """The comparison by the task's own metric."""
+        return self.comparisons[self.results.metric]
 
     @property
     def shown_runs(self) -> list[RunResult]:
-        """One run a method, of the same fold and seed where all have it."""
-        ran = {label: self.results.select(self.setting, label) for label in self.results.ran(self.setting)}
-        common = set.intersection(*({(run.fold, run.seed) for run in runs} for runs in ran.values()))
+        """One run of each method, of the same fold and seed where all methods have one."""
+        runs_by_label = {label: self.results.select(self.setting, label) for label in self.results.labels(self.setting)}
+        common = set.intersection(*({(run.fold, run.seed) for run in runs} for runs in runs_by_label.values()))
         if not common:
-            return [runs[0] for runs in ran.values()]
-        return [next(run for run in runs if (run.fold, run.seed) == min(common)) for runs in ran.values()]
+            return [runs[0] for runs in runs_by_label.values()]
+        return [next(run for run in runs if (run.fold, run.seed) == min(common)) for runs in runs_by_label.values()]
 
-    def name(self, what: str) -> str:
-        return what + self.suffix
+    def name(self, stem: str) -> str:
+        return stem + self.suffix
 
 
-def made(results: Results, *, resamples: int, progress: Progress) -> ReportContents:
-    """The whole report; pictures are drawn in the style of ``plotting``."""
-    styles = plotting.styles({label: results.method_of(label) for label in results.methods})
-    published = beside(results.experiment.get("reference"))
-    several = len(results.settings) > 1
-    chapters = [
-        _chapter(results, setting, published, styles, suffix="-" + slug("-".join(setting)) if several else "")
+def build_report(results: Results, *, resamples: int, progress: Progress) -> ReportContents:
+    """Build the whole report; its figures have the style of ``plotting``."""
+    styles = plotting.assign_styles({label: results.method_of(label) for label in results.methods})
+    published = reference_tables(results.experiment.get("reference"))
+    has_several_settings = len(results.settings) > 1
+    sources = [
+        _section_source(
+            results, setting, published, styles, suffix="-" + slug("-".join(setting)) if has_several_settings else ""
+        )
         for setting in results.settings
     ]
-    makers: list[tuple[str, Callable[[ReportSetting], Iterator[Part | None]]]] = [
-        ("Results", lambda chapter: _results(chapter, resamples)),
+    builders: list[tuple[str, Callable[[SectionSource], Iterator[ReportPart | None]]]] = [
+        ("Results", lambda source: _results(source, resamples)),
         ("Learning curves", _learning),
         ("Disconnection", _disconnection),
         ("Every model on every site's data", _cross_site),
@@ -134,11 +136,11 @@ def made(results: Results, *, resamples: int, progress: Progress) -> ReportConte
         ("Cost", _costs),
     ]
     sections = []
-    with plotting.style():
-        for title, maker in makers:
+    with plotting.plot_style():
+        for title, builder in builders:
             progress(title)
-            sections.append(Section(title, _gathered(chapters, maker)))
-        sections.insert(1, Section("Published figures", list(_published(published, chapters))))
+            sections.append(Section(title, _build_parts(sources, builder)))
+        sections.insert(1, Section("Published figures", list(_published(published, sources))))
         sections.insert(2, Section("Data", [part for part in _data(results) if part is not None]))
     sections.append(Section("Reproduction", list(_reproduction(results))))
     experiment = results.experiment
@@ -147,153 +149,158 @@ def made(results: Results, *, resamples: int, progress: Progress) -> ReportConte
         lead=_lead(results),
         missing=_missing(results),
         sections=[section for section in sections if section.parts],
-        mains={chapter.setting: chapter.mains for chapter in chapters},
+        comparisons={source.setting: source.comparisons for source in sources},
     )
 
 
 def slug(text: str) -> str:
-    """A name for files and anchors."""
+    """The text in a form for the names of files and anchors."""
     return re.sub(r"[^a-z0-9.]+", "-", text.casefold()).strip("-")
 
 
-def _chapter(
+def _section_source(
     results: Results, setting: Setting, published: Sequence[Published], styles: Mapping[str, Style], *, suffix: str
-) -> ReportSetting:
+) -> SectionSource:
     metrics = dict.fromkeys((results.metric, *METRICS.get(results.kind, ())))
-    printed = next((table.unit for table in published if table.kind == "comparison"), None)
-    mains = {
-        metric: comparison.compare(
-            results, setting, metric, chosen(published, setting, metric), printed=printed, name=f"{metric}{suffix}"
-        )
-        for metric in metrics
-    }
-    return ReportSetting(results, setting, suffix, published, mains, styles)
+    unit = next((table.unit for table in published if table.kind == "comparison"), None)
+    comparisons = {}
+    for metric in metrics:
+        table = choose_comparison(published, setting, metric)
+        name = f"{metric}{suffix}"
+        comparisons[metric] = comparison.compare(results, setting, metric, table, published_unit=unit, name=name)
+    return SectionSource(results, setting, suffix, published, comparisons, styles)
 
 
-def _gathered(chapters: Sequence[ReportSetting], maker: Callable[[ReportSetting], Iterator[Part | None]]) -> list[Part]:
-    """The parts of all settings; what they are of stands above them where there are several."""
-    parts: list[Part] = []
-    for chapter in chapters:
-        found = [part for part in maker(chapter) if part is not None]
-        if found and chapter.suffix:
-            parts.append(f"## {chapter.results.title(chapter.setting)}")
-        parts += found
+def _build_parts(
+    sources: Sequence[SectionSource], builder: Callable[[SectionSource], Iterator[ReportPart | None]]
+) -> list[ReportPart]:
+    """Build a section's parts for all settings; where there are several, each has a heading."""
+    parts: list[ReportPart] = []
+    for source in sources:
+        setting_parts = [part for part in builder(source) if part is not None]
+        if setting_parts and source.suffix:
+            parts.append(f"## {source.results.title(source.setting)}")
+        parts += setting_parts
     return parts
 
 
-def _results(chapter: ReportSetting, resamples: int) -> Iterator[Part | None]:
-    yield comparison.spread_of_steps(chapter.results, chapter.setting)
-    for found in chapter.mains.values():
-        yield found.table
-    yield confidence.paired(chapter.results, chapter.main, name=chapter.name("paired"))
+def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | None]:
+    yield comparison.spread_of_steps(source.results, source.setting)
+    for metric in source.comparisons:
+        yield source.comparisons[metric].table
+    main = source.main_comparison
+    yield confidence.paired_table(source.results, main, name=source.name("paired"))
     if resamples:
-        yield confidence.bootstrap(
-            chapter.results, chapter.main, chapter.setting, resamples=resamples, name=chapter.name("bootstrap")
-        )
+        name = source.name("bootstrap")
+        yield confidence.bootstrap_table(source.results, main, source.setting, resamples=resamples, name=name)
 
 
-def _published(published: Sequence[Published], chapters: Sequence[ReportSetting]) -> Iterator[Part]:
-    """Those tables of the paper that do not stand in ours as a whole, and what is wrong in it."""
+def _published(published: Sequence[Published], sources: Sequence[SectionSource]) -> Iterator[ReportPart]:
+    """The paper's tables that our comparisons do not show in full, and remarks on its errors."""
     if not published:
         return
     for index, table in enumerate(published):
-        whole = any(
-            chosen(published, chapter.setting, metric) is table
-            and comparison.matched(table, chapter.results.sites(chapter.setting), metric) is not None
-            for chapter in chapters
-            for metric in chapter.mains
+        is_whole = any(
+            choose_comparison(published, source.setting, metric) is table
+            and comparison.match_sites(table, source.results.sites(source.setting), metric) is not None
+            for source in sources
+            for metric in source.comparisons
         )
-        if not whole:
+        if not is_whole:
             yield table.table(f"published-{index + 1}")
     remarks = dict.fromkeys(remark for table in published for remark in table.remarks())
     for remark in remarks:
         yield f"What does not agree in the paper: {remark}"
 
 
-def _data(results: Results) -> Iterator[Part | None]:
+def _data(results: Results) -> Iterator[ReportPart | None]:
     for partition in dict.fromkeys(setting[0] for setting in results.settings):
         yield bars.distribution(results, partition)
         yield costs.samples(results, partition, name=f"samples-{slug(partition)}")
 
 
-def _learning(chapter: ReportSetting) -> Iterator[Part | None]:
-    drawn = curves.learning(chapter.results, chapter.setting, chapter.styles, name=chapter.name("learning"))
-    yield drawn or "The runs were tested after their last round only (evaluation_every = 0): there is no curve."
+def _learning(source: SectionSource) -> Iterator[ReportPart | None]:
+    figure = curves.learning(source.results, source.setting, source.styles, name=source.name("learning"))
+    yield figure or "The runs were evaluated after their last round only (evaluation_every = 0): there is no curve."
 
 
-def _disconnection(chapter: ReportSetting) -> Iterator[Part | None]:
-    yield from lost_links.tables(chapter.results, chapter.setting, chapter.main, name=chapter.name("disconnection"))
+def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting, main = source.results, source.setting, source.main_comparison
+    yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
     yield curves.disconnection(
-        lost_links.by_loss(chapter.results, chapter.setting, chapter.main),
-        chapter.styles,
-        axis=chapter.main.unit.axis,
-        name=chapter.name("link-loss"),
+        lost_links.by_loss(results, setting, main),
+        source.styles,
+        axis=main.unit.axis,
+        name=source.name("link-loss"),
     )
 
 
-def _cross_site(chapter: ReportSetting) -> Iterator[Part | None]:
-    main = chapter.main
-    sites = chapter.results.sites(chapter.setting)
+def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
+    main = source.main_comparison
+    sites = source.results.sites(source.setting)
     if len(sites) < 2:
         return
     matrices = {
         label: np.array(
-            [[_or_nan(line.matrix.get(model, {}).get(split)) for split in sites] for model in sites], dtype=np.float64
+            [[_or_nan(values.matrix.get(model, {}).get(split)) for split in sites] for model in sites], dtype=np.float64
         )
-        for label, line in main.lines.items()
+        for label, values in main.methods.items()
     }
-    yield heatmaps.cross_site(matrices, sites, shown=main.unit, name=chapter.name("cross-site"))
+    yield heatmaps.cross_site(matrices, sites, unit=main.unit, name=source.name("cross-site"))
     columns = tuple(Column(site, "test data of", main.unit.digits) for site in sites)
     rows = [
-        TableRow(f"{label}: {model}", comparison.numbers([line.matrix.get(model, {}).get(s) for s in sites], main.unit))
-        for label, line in main.lines.items()
+        TableRow(
+            f"{label}: {model}",
+            comparison.number_cells([values.matrix.get(model, {}).get(s) for s in sites], main.unit),
+        )
+        for label, values in main.methods.items()
         for model in sites
     ]
     notes = ("The Global Test before it is averaged; mean over runs. MH-pFLID's table 7.",)
-    yield Table(chapter.name("cross-site"), f"Cross-site, {main.unit.axis}", "model of", columns, tuple(rows), notes)
+    yield Table(source.name("cross-site"), f"Cross-site, {main.unit.axis}", "model of", columns, tuple(rows), notes)
 
 
-def _subgroups(chapter: ReportSetting) -> Iterator[Part | None]:
-    results, setting = chapter.results, chapter.setting
+def _subgroups(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting = source.results, source.setting
     if results.kind not in CLASSIFYING:
         return
-    yield from subgroups.gaps(results, setting, chapter.mains["auc"].unit, name=chapter.name("fairness"))
+    yield from subgroups.gaps(results, setting, source.comparisons["auc"].unit, name=source.name("fairness"))
     against = subgroups.baseline(results, setting)
     for key, gained in subgroups.gains(results, setting).items():
-        name = chapter.name(f"gain-{slug(key)}")
-        yield bars.gains(gained, chapter.styles, baseline=str(against), key=key, name=name)
-        yield subgroups.table(gained, key=key, against=str(against), name=name)
+        name = source.name(f"gain-{slug(key)}")
+        yield bars.gains(gained, source.styles, baseline=str(against), key=key, name=name)
+        yield subgroups.gains_table(gained, key=key, against=str(against), name=name)
 
 
-def _insight(chapter: ReportSetting) -> Iterator[Part | None]:
-    runs = chapter.shown_runs
+def _insight(source: SectionSource) -> Iterator[ReportPart | None]:
+    runs = source.shown_runs
     for run in runs:
-        yield heatmaps.similarities(run, name=chapter.name(f"similarity-{slug(run.method)}"))
+        yield heatmaps.similarities(run, name=source.name(f"similarity-{slug(run.method)}"))
     for run in runs:
-        yield heatmaps.experts(run, name=chapter.name(f"experts-{slug(run.method)}"))
-    yield curves.consensus(chapter.results, chapter.setting, chapter.styles, name=chapter.name("consensus"))
-    found: dict[str, dict[str, float]] = {}
+        yield heatmaps.experts(run, name=source.name(f"experts-{slug(run.method)}"))
+    yield curves.consensus(source.results, source.setting, source.styles, name=source.name("consensus"))
+    basis_errors: dict[str, dict[str, float]] = {}
     for run in runs:
         for key, value in run.arrays("diagnosis").items():
             if key.startswith("basis/"):
-                found.setdefault(run.method, {})[key.partition("/")[2]] = float(value)
-    yield bars.bases(found, chapter.styles, name=chapter.name("basis"))
+                basis_errors.setdefault(run.method, {})[key.partition("/")[2]] = float(value)
+    yield bars.bases(basis_errors, source.styles, name=source.name("basis"))
 
 
-def _features(chapter: ReportSetting) -> Iterator[Part | None]:
-    sites = chapter.results.sites(chapter.setting)
-    yield tsne.features(chapter.shown_runs, sites[-1], name=chapter.name("features"))
+def _features(source: SectionSource) -> Iterator[ReportPart | None]:
+    sites = source.results.sites(source.setting)
+    yield tsne.features(source.shown_runs, sites[-1], name=source.name("features"))
 
 
-def _panels(chapter: ReportSetting) -> Iterator[Part | None]:
-    yield panels.panels(chapter.shown_runs, kind=chapter.results.kind, name=chapter.name("panels"))
+def _panels(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield panels.panels(source.shown_runs, kind=source.results.kind, name=source.name("panels"))
 
 
-def _costs(chapter: ReportSetting) -> Iterator[Part | None]:
-    results, setting = chapter.results, chapter.setting
-    yield bars.traffic(costs.sent(results, setting), chapter.styles, name=chapter.name("traffic"))
-    yield costs.traffic(results, setting, name=chapter.name("traffic"))
-    yield costs.footprint(results, setting, name=chapter.name("networks"))
+def _costs(source: SectionSource) -> Iterator[ReportPart | None]:
+    results, setting = source.results, source.setting
+    yield bars.traffic(costs.sent(results, setting), source.styles, name=source.name("traffic"))
+    yield costs.traffic(results, setting, name=source.name("traffic"))
+    yield costs.footprint(results, setting, name=source.name("networks"))
 
 
 def _lead(results: Results) -> list[str]:
@@ -315,45 +322,48 @@ def _lead(results: Results) -> list[str]:
 
 
 def _missing(results: Results) -> list[str]:
-    there, wanted = len(results.runs), len(results.runs) + len(results.unfinished)
-    found = [f"{there} of {wanted} runs are there."]
+    finished, total = len(results.runs), len(results.runs) + len(results.unfinished)
+    sentences = [f"{finished} of {total} runs are there."]
     if results.unfinished:
-        absent = Counter(name.rpartition(".fold-")[0] for name in results.unfinished)
-        found.append(f"Missing: {', '.join(f'{name} ({count})' for name, count in absent.items())}.")
+        missing_counts = Counter(name.rpartition(".fold-")[0] for name in results.unfinished)
+        sentences.append(f"Missing: {', '.join(f'{name} ({count})' for name, count in missing_counts.items())}.")
     for setting in results.settings:
-        without = [label for label in results.methods if label not in results.ran(setting)]
+        without = [label for label in results.methods if label not in results.labels(setting)]
         if without:
             where = f" in {results.title(setting)}" if results.title(setting) else ""
-            found.append(f"No run of {', '.join(without)}{where}.")
+            sentences.append(f"No run of {', '.join(without)}{where}.")
     unseen = sorted({run.setting for run in results.runs} - set(results.settings))
     if unseen:
-        found.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")
+        sentences.append(f"Runs of settings that the experiment does not name are left out: {unseen}.")
     empty = [name for name in results.links if not any(run.links == name for run in results.runs)]
-    if empty and empty != [EVERY_LINK]:
-        found.append(f"No run with the links {', '.join(empty)}.")
-    return found
+    if empty and empty != [UNDISTURBED]:
+        sentences.append(f"No run with the links {', '.join(empty)}.")
+    return sentences
 
 
-def _reproduction(results: Results) -> Iterator[Part]:
+def _reproduction(results: Results) -> Iterator[ReportPart]:
     experiment = results.experiment
     yield (
         f"Experiment {experiment['name']}, made with mhfl-peer {experiment['version']}: `mhfl-peer simulate "
-        "experiment.toml --out DIR`, then `mhfl-peer report DIR`; experiment.toml lies in the folder of the results."
+        "experiment.toml --out DIR`, then `mhfl-peer report DIR`; experiment.toml is in the folder of the results."
     )
     rows = [
-        TableRow(label, texts((facts.get("method"), _pairs(facts.get("parameters")), _stages(facts.get("stages")))))
+        TableRow(
+            label,
+            text_cells((facts.get("method"), _join_pairs(facts.get("parameters")), _join_stages(facts.get("stages")))),
+        )
         for label, facts in experiment["methods"].items()
     ]
-    named = tuple(map(Column, ("method", "parameters", "stages")))
-    yield Table("methods", "The methods", "row", named, tuple(rows))
+    method_columns = tuple(map(Column, ("method", "parameters", "stages")))
+    yield Table("methods", "The methods", "row", method_columns, tuple(rows))
     keys = ("seconds", "threads", "digest", "source", "platform")
     rows = [
         TableRow(
             run.id,
-            texts(
+            text_cells(
                 (
-                    _pairs(run.manifest.get("versions")),
-                    *(_short(run.manifest.get(key)) for key in keys),
+                    _join_pairs(run.manifest.get("versions")),
+                    *(_shorten(run.manifest.get(key)) for key in keys),
                 )
             ),
         )
@@ -362,21 +372,23 @@ def _reproduction(results: Results) -> Iterator[Part]:
     ]
     if rows:
         columns = tuple(map(Column, ("versions", "seconds", "threads", "settings", "program", "platform")))
-        notes = ("Digests by their first 12 digits; whole in each run's manifest.json.",)
+        notes = ("Digests are cut to 12 digits; each run's manifest.json has them in full.",)
         yield Table("runs", "The runs", "run", columns, tuple(rows), notes)
 
 
-def _pairs(found: Mapping[str, Any] | None) -> str | None:
-    return ", ".join(f"{key} {value}" for key, value in found.items()) if found else None
+def _join_pairs(values: Mapping[str, Any] | None) -> str | None:
+    return ", ".join(f"{key} {value}" for key, value in values.items()) if values else None
 
 
-def _stages(found: Mapping[str, Any] | None) -> str | None:
-    if not found:
+def _join_stages(stages: Mapping[str, Any] | None) -> str | None:
+    if not stages:
         return None
-    return "; ".join(f"{name}: {_pairs(keys) if isinstance(keys, Mapping) else keys}" for name, keys in found.items())
+    return "; ".join(
+        f"{name}: {_join_pairs(keys) if isinstance(keys, Mapping) else keys}" for name, keys in stages.items()
+    )
 
 
-def _short(value: object) -> str | None:
+def _shorten(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What a method costs: bytes, steps, time, and how large the networks are."""
+"""Tables of costs (bytes, steps, time, size of the networks) and of the sites' samples."""
 
 from __future__ import annotations
 
@@ -6,32 +6,41 @@ import statistics
 from collections.abc import Mapping
 
 from peer.research.report.results import Results
-from peer.research.report.table import NOTHING, Cell, Column, Table, TableRow
+from peer.research.report.table import EMPTY, Cell, Column, Table, TableRow
 
 MIB = 1 << 20
 
 
 def sent(results: Results, setting: tuple[str, str]) -> dict[str, list[float]]:
-    """Of each method the bytes that each site sent in a whole run, the mean over runs."""
-    found = {}
-    for label in results.ran(setting):
+    """By method, the bytes that each site sent in a whole run, mean over runs."""
+    bytes_by_method = {}
+    for label in results.labels(setting):
         runs = results.select(setting, label)
         sites = sorted(runs[0].sites)
-        found[label] = [statistics.fmean(float(run.sites[site]["sent_bytes"]) for run in runs) for site in sites]
-    return found
+        bytes_by_method[label] = [
+            statistics.fmean(float(run.sites[site]["sent_bytes"]) for run in runs) for site in sites
+        ]
+    return bytes_by_method
 
 
 def traffic(results: Results, setting: tuple[str, str], *, name: str) -> Table:
     rows = []
     links_a_site = len(results.sites(setting)) - 1
-    for label in results.ran(setting):
+    for label in results.labels(setting):
         runs = results.select(setting, label)
         facts = [site for run in runs for site in run.sites.values()]
-        out, came = (statistics.fmean(float(site[key]) for site in facts) for key in ("sent_bytes", "received_bytes"))
+        sent_bytes, received_bytes = (
+            statistics.fmean(float(site[key]) for site in facts) for key in ("sent_bytes", "received_bytes")
+        )
         rounds = max(int(results.experiment["rounds"]), 1)
         steps = [int(site["steps"]) for site in facts]
         seconds = statistics.fmean(float(site.get("training_s") or 0.0) for site in facts)
-        numbers = (out / MIB, came / MIB, out / rounds / MIB, len(runs[0].sites) * out / MIB)
+        numbers = (
+            sent_bytes / MIB,
+            received_bytes / MIB,
+            sent_bytes / rounds / MIB,
+            len(runs[0].sites) * sent_bytes / MIB,
+        )
         cells = (
             *map(Cell, numbers),
             Cell(statistics.fmean(steps)),
@@ -62,15 +71,15 @@ def footprint(results: Results, setting: tuple[str, str], *, name: str) -> Table
     rows = []
     for (site, model), facts in sorted(models.items()):
         operations, parameters = facts.get("multiply_accumulates"), facts.get("parameters")
-        described = facts["model"]
-        assert isinstance(described, Mapping)
-        hyper = ", ".join(f"{key} {value}" for key, value in described.items() if key != "name" and value is not None)
+        model_facts = facts["model"]
+        assert isinstance(model_facts, Mapping)
+        hyper = ", ".join(f"{key} {value}" for key, value in model_facts.items() if key != "name" and value is not None)
         rows.append(
             TableRow(
                 site,
                 (
                     Cell(text=model),
-                    Cell(text=hyper or NOTHING),
+                    Cell(text=hyper or EMPTY),
                     Cell(None if parameters is None else float(str(parameters)) / 1e6),
                     Cell(None if operations is None else float(str(operations)) / 1e6),
                 ),
@@ -87,7 +96,7 @@ def footprint(results: Results, setting: tuple[str, str], *, name: str) -> Table
 
 
 def samples(results: Results, partition: str, *, name: str) -> Table | None:
-    run = results.undivided(partition)
+    run = results.representative_run(partition)
     if run is None:
         return None
     sites = sorted(run.sites)
@@ -95,7 +104,7 @@ def samples(results: Results, partition: str, *, name: str) -> Table | None:
         split for split in ("training", "validation", "test") if any(run.sites[s]["samples"].get(split) for s in sites)
     ]
     classes = sorted(
-        {name for s in sites for found in run.sites[s].get("classes", {}).values() for name in found},
+        {name for s in sites for class_counts in run.sites[s].get("classes", {}).values() for name in class_counts},
         key=lambda name: (len(name), name),
     )
     columns = [Column(split, "samples", 0) for split in splits]

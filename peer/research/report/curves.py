@@ -1,4 +1,4 @@
-"""Pictures over rounds: how well each method does, FedDAL's consensus, and what link loss costs."""
+"""Line figures: learning curves, FedDAL's consensus, and the effect of link loss."""
 
 from __future__ import annotations
 
@@ -9,56 +9,67 @@ from typing import Any
 from peer.research.report import plotting
 from peer.research.report.plotting import ReportFigure, Style
 from peer.research.report.results import Results, RunResult
-from peer.research.report.table import unit
+from peer.research.report.table import unit_of
 
 Curve = dict[int, float]
 """A value by round."""
-ROUNDS_MIN = 2
-"""One point is no curve."""
+POINTS_MIN = 2
+"""A curve has at least so many points."""
 
 
 def by_site(runs: Iterable[RunResult], metric: str) -> dict[str, Curve]:
-    """Of each site the metric by round, the mean over the runs; what was not measured is left out."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """The metric of each site by round, mean over the runs; rounds without a value are left out."""
+    values_by_site: dict[str, dict[int, list[float]]] = {}
     for run in runs:
         for site, facts in run.sites.items():
             for record in facts["rounds"]:
                 value = record["metrics"].get(metric)
                 if value is not None:
-                    found.setdefault(site, {}).setdefault(int(record["round"]), []).append(float(value))
+                    values_by_site.setdefault(site, {}).setdefault(int(record["round"]), []).append(float(value))
     return {
         site: {round: statistics.fmean(values) for round, values in sorted(rounds.items())}
-        for site, rounds in sorted(found.items())
+        for site, rounds in sorted(values_by_site.items())
     }
 
 
-def over_sites(curves: Mapping[str, Curve]) -> Curve:
-    """The mean over those sites that have a value in a round, of the rounds that most sites have."""
+def mean_over_sites(curves: Mapping[str, Curve]) -> Curve:
+    """The mean over the sites, for the rounds in which at least half of them have a value."""
     rounds = sorted({round for curve in curves.values() for round in curve})
     values = {round: [curve[round] for curve in curves.values() if round in curve] for round in rounds}
-    return {round: statistics.fmean(found) for round, found in values.items() if 2 * len(found) >= len(curves)}
+    return {
+        round: statistics.fmean(round_values)
+        for round, round_values in values.items()
+        if 2 * len(round_values) >= len(curves)
+    }
 
 
 def learning(
     results: Results, setting: tuple[str, str], styles: Mapping[str, Style], *, name: str
 ) -> ReportFigure | None:
-    """Local Test over rounds: all methods in one field, then each with its sites; nothing without repeated tests."""
-    curves = {label: by_site(results.select(setting, label), results.metric) for label in results.ran(setting)}
-    means = {label: over_sites(found) for label, found in curves.items()}
-    means = {label: mean for label, mean in means.items() if len(mean) >= ROUNDS_MIN}
+    """Local Test over rounds: all methods in one panel, then a panel a method with its sites.
+
+    None where the runs evaluated only their last round.
+    """
+    curves = {label: by_site(results.select(setting, label), results.metric) for label in results.labels(setting)}
+    means = {label: mean_over_sites(site_curves) for label, site_curves in curves.items()}
+    means = {label: mean for label, mean in means.items() if len(mean) >= POINTS_MIN}
     if not means:
         return None
     columns = min(4, len(means))
     rows = -(-len(means) // columns)
-    figure, every = _overview_and_grid(rows, columns)
-    overview = every[0]
+    figure, all_axes = _overview_and_grid(rows, columns)
+    overview = all_axes[0]
     for label, mean in means.items():
         overview.plot(
-            *_points(mean), color=styles[label].colour, linewidth=1.8, label=label, **_marked(mean, styles[label])
+            *_points(mean),
+            color=styles[label].colour,
+            linewidth=1.8,
+            label=label,
+            **_marker_options(mean, styles[label]),
         )
     overview.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     overview.set_title("all methods, mean over sites")
-    for axes, label in zip(every[1:], means, strict=False):
+    for axes, label in zip(all_axes[1:], means, strict=False):
         for other, mean in means.items():
             if other != label:
                 axes.plot(*_points(mean), color=plotting.RULE, linewidth=0.9, zorder=1)
@@ -66,24 +77,24 @@ def learning(
             axes.plot(*_points(curve), color=styles[label].colour, linewidth=0.7, alpha=0.6, zorder=2)
         axes.plot(*_points(means[label]), color=styles[label].colour, linewidth=2.2, zorder=3)
         axes.set_title(label)
-    for axes in every[1 + len(means) :]:
+    for axes in all_axes[1 + len(means) :]:
         axes.set_visible(False)
-    for axes in every:
-        _rounds(axes)
+    for axes in all_axes:
+        _integer_ticks(axes)
     figure.supxlabel("round", fontsize=9)
-    figure.supylabel(f"Local Test {unit(results.metric).axis}", fontsize=9)
-    return plotting.finished(
+    figure.supylabel(f"Local Test {unit_of(results.metric).axis}", fontsize=9)
+    return plotting.render(
         figure,
         name=name,
         title="Learning curves",
         caption="Thick: mean over sites; thin: the sites; grey: the other methods. Mean over "
-        f"{_many(len(results.select(setting, next(iter(means)))), 'run')}.",
+        f"{_count(len(results.select(setting, next(iter(means)))), 'run')}.",
     )
 
 
 def _overview_and_grid(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """A wide field above a grid of small ones that share their axes with it."""
-    figure = plotting.sheet(8.0, 2.6 + 1.55 * rows)
+    """A figure with a wide panel above a grid of small ones, which share its axes."""
+    figure = plotting.blank_figure(8.0, 2.6 + 1.55 * rows)
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.7] + [1.0] * rows)
     overview = figure.add_subplot(grid[0, :])
     small = [
@@ -99,33 +110,37 @@ def _overview_and_grid(rows: int, columns: int) -> tuple[Any, list[Any]]:
 def consensus(
     results: Results, setting: tuple[str, str], styles: Mapping[str, Style], *, name: str
 ) -> ReportFigure | None:
-    """FedDAL's consensus weight by round, and its test metric beside ProxyFL's; nothing where no FedDAL ran."""
-    labels = [label for label in results.ran(setting) if results.method_of(label) in ("feddal", "proxyfl")]
-    weights = {label: found for label in labels if (found := _consensus(results.select(setting, label)))}
+    """FedDAL's consensus weight and its test metric with ProxyFL's; None without FedDAL runs."""
+    labels = [label for label in results.labels(setting) if results.method_of(label) in ("feddal", "proxyfl")]
+    weights = {label: site_curves for label in labels if (site_curves := _consensus(results.select(setting, label)))}
     if not weights:
         return None
     metric = "accuracy" if results.metric == "auc" else results.metric
-    tests = {label: over_sites(by_site(results.select(setting, label), metric)) for label in labels}
-    tests = {label: curve for label, curve in tests.items() if len(curve) >= ROUNDS_MIN}
-    figure, ((left, *right),) = plotting.figure(7.6 if tests else 4.4, 2.7, columns=2 if tests else 1)
+    tests = {label: mean_over_sites(by_site(results.select(setting, label), metric)) for label in labels}
+    tests = {label: curve for label, curve in tests.items() if len(curve) >= POINTS_MIN}
+    figure, ((left, *right),) = plotting.new_figure(7.6 if tests else 4.4, 2.7, columns=2 if tests else 1)
     for label, curves in weights.items():
         for curve in curves.values():
             left.plot(*_points(curve), color=styles[label].colour, linewidth=0.7, alpha=0.6)
-        left.plot(*_points(over_sites(curves)), color=styles[label].colour, linewidth=2.2, label=label)
+        left.plot(*_points(mean_over_sites(curves)), color=styles[label].colour, linewidth=2.2, label=label)
     left.set_ylabel("consensus λ, mean over samples")
     left.set_title("agreement of private model and proxy")
     for axes in right:
         for label, curve in tests.items():
             axes.plot(
-                *_points(curve), color=styles[label].colour, linewidth=1.8, label=label, **_marked(curve, styles[label])
+                *_points(curve),
+                color=styles[label].colour,
+                linewidth=1.8,
+                label=label,
+                **_marker_options(curve, styles[label]),
             )
-        axes.set_ylabel(f"Local Test {unit(metric).axis}")
+        axes.set_ylabel(f"Local Test {unit_of(metric).axis}")
         axes.set_title("mean over sites")
         axes.legend(loc="lower right")
     for axes in (left, *right):
-        _rounds(axes)
+        _integer_ticks(axes)
         axes.set_xlabel("round")
-    return plotting.finished(
+    return plotting.render(
         figure,
         name=name,
         title="Consensus λ, and FedDAL against ProxyFL",
@@ -134,7 +149,7 @@ def consensus(
 
 
 def _consensus(runs: Sequence[RunResult]) -> dict[str, Curve]:
-    """λ by site and round, whichever stage reports it."""
+    """λ by site and round; the name of the metric begins with the stage that reports it."""
     names = {
         metric
         for run in runs
@@ -149,29 +164,31 @@ def _consensus(runs: Sequence[RunResult]) -> dict[str, Curve]:
 def disconnection(
     values: Mapping[str, Mapping[float, tuple[float, float]]], styles: Mapping[str, Style], *, axis: str, name: str
 ) -> ReportFigure | None:
-    """What lost links cost.
+    """The Local Test over the probability of link loss; None where no method has several
+    probabilities.
 
     Args:
-        values: of each label mean and standard deviation by the probability that a directed link is down in a round.
-        styles: of the labels.
+        values: by label, mean and standard deviation by the probability that a directed link is
+            down in a round.
+        styles: by label.
         axis: the metric and its unit.
-        name: of the picture.
+        name: of the figure.
     """
-    values = {label: found for label, found in values.items() if len(found) >= ROUNDS_MIN}
+    values = {label: by_loss for label, by_loss in values.items() if len(by_loss) >= POINTS_MIN}
     if not values:
         return None
-    figure, ((axes,),) = plotting.figure(6.4, 3.0)
-    for label, found in values.items():
-        losses = sorted(found)
-        means, deviations = zip(*(found[loss] for loss in losses), strict=True)
+    figure, ((axes,),) = plotting.new_figure(6.4, 3.0)
+    for label, by_loss in values.items():
+        losses = sorted(by_loss)
+        means, deviations = zip(*(by_loss[loss] for loss in losses), strict=True)
         axes.errorbar(
             [100 * loss for loss in losses], means, deviations, color=styles[label].colour, capsize=2,
-            elinewidth=0.7, linewidth=1.6, label=label, **_marked({}, styles[label]),
+            elinewidth=0.7, linewidth=1.6, label=label, **_marker_options({}, styles[label]),
         )  # fmt: skip
     axes.set_xlabel("directed links down in a round, %")
     axes.set_ylabel(f"Local Test {axis}, mean over sites")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return plotting.finished(
+    return plotting.render(
         figure,
         name=name,
         title="Link loss",
@@ -183,14 +200,14 @@ def _points(curve: Curve) -> tuple[list[int], list[float]]:
     return list(curve), list(curve.values())
 
 
-def _marked(curve: Curve, style: Style) -> dict[str, Any]:
-    """Markers, about eight on a line, so that lines are told apart without colour."""
+def _marker_options(curve: Curve, style: Style) -> dict[str, Any]:
+    """About eight markers on a line, which tell lines apart without colour."""
     return {"marker": style.marker, "markersize": 5, "markevery": max(1, len(curve) // 8)}
 
 
-def _rounds(axes: Any) -> None:
+def _integer_ticks(axes: Any) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

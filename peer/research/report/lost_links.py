@@ -1,102 +1,117 @@
-"""What lost links and removed sites cost: dFLMoE's table 6, for every method."""
+"""The effect of lost links and removed sites on every method, as in dFLMoE's table 6."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import fmean
 
-from peer.research.report import comparison
-from peer.research.report.comparison import Comparison, MethodInSetting
+from peer.research.report.comparison import Comparison, MethodSummary, cell, summarise_method, test_row
 from peer.research.report.results import Results
 from peer.research.report.table import Cell, Column, Table, TableRow
-from peer.research.result_files import CENTRALISED, EVERY_LINK
+from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 
-def tables(results: Results, setting: tuple[str, str], found: Comparison, *, name: str) -> list[Table]:
-    """One of lost links and one of removed sites, as far as there are runs."""
-    ran = {run.links for run in results.runs if run.setting == setting}
-    lossy = [key for key, links in results.links.items() if key in ran and not links["removed"]]
-    reduced = [key for key, links in results.links.items() if key in ran and links["removed"]]
-    made = []
+def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *, name: str) -> list[Table]:
+    """A table of lost links and one of removed sites, where there are such runs."""
+    links_with_runs = {run.links for run in results.runs if run.setting == setting}
+    lossy = [key for key, links in results.links.items() if key in links_with_runs and not links["removed"]]
+    reduced = [key for key, links in results.links.items() if key in links_with_runs and links["removed"]]
+    disconnection_tables = []
     if len(lossy) > 1:
-        made.append(_lossy(results, setting, found, lossy, name=f"{name}-links"))
+        disconnection_tables.append(_lost_links_table(results, setting, comparison, lossy, name=f"{name}-links"))
     if reduced:
-        made.append(_reduced(results, setting, found, reduced, name=f"{name}-sites"))
-    return made
+        disconnection_tables.append(_removed_sites_table(results, setting, comparison, reduced, name=f"{name}-sites"))
+    return disconnection_tables
 
 
 def by_loss(
-    results: Results, setting: tuple[str, str], found: Comparison
+    results: Results, setting: tuple[str, str], comparison: Comparison
 ) -> dict[str, dict[float, tuple[float, float]]]:
-    """Of each method mean and deviation of the mean Local Test, by the probability of loss; in the unit shown."""
-    made: dict[str, dict[float, tuple[float, float]]] = {}
-    for label in found.lines:
+    """Mean and deviation of the mean Local Test by probability of loss, in the unit shown."""
+    points: dict[str, dict[float, tuple[float, float]]] = {}
+    for label in comparison.methods:
         for key, links in results.links.items():
-            line = None if links["removed"] else comparison.line(results, setting, label, found.metric, links=key)
-            if line is not None and line.local.mean.mean is not None:
-                factor = found.unit.factor
-                made.setdefault(label, {})[float(links["loss"])] = (
-                    line.local.mean.mean * factor,
-                    (line.local.mean.std or 0.0) * factor,
+            if links["removed"]:
+                continue
+            values = summarise_method(results, setting, label, comparison.metric, links=key)
+            if values is not None and values.local.mean.mean is not None:
+                factor = comparison.unit.factor
+                points.setdefault(label, {})[float(links["loss"])] = (
+                    values.local.mean.mean * factor,
+                    (values.local.mean.std or 0.0) * factor,
                 )
-    return made
+    return points
 
 
-def _lossy(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str], *, name: str) -> Table:
+def _lost_links_table(
+    results: Results, setting: tuple[str, str], comparison: Comparison, keys: list[str], *, name: str
+) -> Table:
     columns, rows = [], []
     for test in ("Local Test", "Global Test"):
         for key in keys:
             share = float(results.links[key]["loss"])
-            better = "higher" if found.unit.higher else "lower"
+            better = "higher" if comparison.unit.higher else "lower"
             columns.append(
-                Column("none" if share == 0 else f"{share:.0%}", f"{test}, links lost", found.unit.digits, better)
+                Column(
+                    "none" if share == 0 else f"{share:.0%}",
+                    f"{test}, links lost",
+                    comparison.unit.digits,
+                    better,
+                )
             )
-    for label in found.lines:
-        lines = [comparison.line(results, setting, label, found.metric, links=key) for key in keys]
-        cells = [_cell(line, test, found) for test in ("local", "global") for line in lines]
+    for label in comparison.methods:
+        summaries = [summarise_method(results, setting, label, comparison.metric, links=key) for key in keys]
+        cells = [_cell(values, test, comparison) for test in ("local", "global") for values in summaries]
         rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != CENTRALISED))
     notes = (
-        f"{found.unit.axis}, mean over sites, over {results.repeats}. Each directed link is down in each round with "
-        "this probability. Methods that send nothing lose nothing and have no further runs.",
-        *_untrained(results, setting, found, keys),
+        f"{comparison.unit.axis}, mean over sites, over {results.repeats}. Each directed link is down in each round "
+        "with this probability. Methods that send nothing lose nothing and have no further runs.",
+        *_untrained_notes(results, setting, comparison, keys),
     )
-    return Table(name, "Lost links", "method", tuple(columns), tuple(rows), notes).ranked()
+    return Table(name, "Lost links", "method", tuple(columns), tuple(rows), notes).with_ranks()
 
 
-def _untrained(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str]) -> Iterator[str]:
-    """Where links cost steps too: a model that travels and does not arrive is trained by nobody in that round."""
-    for label in found.lines:
+def _untrained_notes(
+    results: Results, setting: tuple[str, str], comparison: Comparison, keys: list[str]
+) -> Iterator[str]:
+    """Notes on lost optimiser steps: no site trains a model that does not arrive."""
+    for label in comparison.methods:
         means = [
             fmean(int(facts["steps"]) for run in runs for facts in run.sites.values())
             for key in keys
             if (runs := results.select(setting, label, key))
         ]
         if len(set(means)) > 1:
-            seen = ", ".join(f"{mean:,.0f}" for mean in means)
-            yield f"{label}: what does not arrive is not trained; its models saw {seen} optimiser steps, left to right."
+            steps = ", ".join(f"{mean:,.0f}" for mean in means)
+            yield (
+                f"{label}: a model that does not arrive is not trained in that round; "
+                f"from left to right, the models were trained for {steps} optimiser steps."
+            )
 
 
-def _reduced(results: Results, setting: tuple[str, str], found: Comparison, keys: list[str], *, name: str) -> Table:
-    """Each federation without some sites beside the whole one, both on the remaining sites."""
-    better, digits = "higher" if found.unit.higher else "lower", found.unit.digits
+def _removed_sites_table(
+    results: Results, setting: tuple[str, str], comparison: Comparison, keys: list[str], *, name: str
+) -> Table:
+    """Compare each federation without some sites to the whole one, on the remaining sites."""
+    better, digits = "higher" if comparison.unit.higher else "lower", comparison.unit.digits
     columns, rows = [], []
     for key in keys:
         group = f"Local Test, without {', '.join(results.links[key]['removed'])}"
         columns += [Column("all took part", group, digits, better), Column("removed", group, digits, better)]
-    for label in found.lines:
+    for label in comparison.methods:
         cells = []
         for key in keys:
-            gone = results.links[key]["removed"]
-            for links in (EVERY_LINK, key):
-                line = comparison.line(results, setting, label, found.metric, links=links, without=gone)
-                cells.append(_cell(line, "local", found))
+            removed = results.links[key]["removed"]
+            for links in (UNDISTURBED, key):
+                values = summarise_method(results, setting, label, comparison.metric, links=links, without=removed)
+                cells.append(_cell(values, "local", comparison))
         rows.append(TableRow(label, tuple(cells), ranked=results.method_of(label) != CENTRALISED))
     notes = (
-        f"{found.unit.axis}, mean over the remaining sites, over {results.repeats}. Left: the federation of all sites, "
-        "evaluated on the remaining ones only; right: the removed sites never took part.",
+        f"{comparison.unit.axis}, mean over the remaining sites, over {results.repeats}. Left: the federation of all "
+        "sites, evaluated on the remaining ones only; right: the removed sites never took part.",
     )
-    return Table(name, "Removed sites", "method", tuple(columns), tuple(rows), notes).ranked()
+    return Table(name, "Removed sites", "method", tuple(columns), tuple(rows), notes).with_ranks()
 
 
-def _cell(line: MethodInSetting | None, test: str, found: Comparison) -> Cell:
-    return Cell() if line is None else comparison.cell(comparison.row(line, test).mean, found.unit, len(line.units))
+def _cell(values: MethodSummary | None, test: str, comparison: Comparison) -> Cell:
+    return Cell() if values is None else cell(test_row(values, test).mean, comparison.unit, len(values.units))

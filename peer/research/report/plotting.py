@@ -1,7 +1,8 @@
-"""What all pictures share: one style, one colour per method, and SVG that follows the page into light and dark.
+"""Shared by all figures: one style, one colour per method, and SVG in the page's light or dark
+colours.
 
-The only module that imports matplotlib, and only inside functions. Nothing global is touched: the settings hold within
-``style()``.
+Only this module imports matplotlib, and only inside functions. It changes no global settings: the
+style holds inside ``plot_style()``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, RULE = "#0a0b0c", "#0a0b0d"
-"""Stand for the page's text and grid colours until a picture is placed; nothing else is drawn in them."""
+"""Placeholders of the page's text and grid colours, which ``ReportFigure`` replaces."""
 PAPER = {INK: "#1f2328", RULE: "#d0d7de"}
-"""Those colours in a file of its own, which is white."""
+"""The colours in an SVG file, which has a white background."""
 PAGE = {INK: "currentColor", RULE: "var(--rule)"}
 
-# Okabe and Ito 2008, told apart by colour-blind readers, without the yellow that nobody sees on white; of equal
-# methods the best-known rows have always the same colour.
+# Okabe and Ito 2008, which colour-blind readers can tell apart, without the yellow that is
+# invisible on white. A method has the same colour in every report.
 METHOD_COLOURS: Mapping[str, str] = {
     "local": "#8a8a8a",
     CENTRALISED: "#b08968",
@@ -43,21 +44,21 @@ MARKERS = "osD^vPX*<>hp"
 CLASS_COLOURS = (
     "#4e8fc7", "#e08a3c", "#4aa96c", "#cf5c60", "#8f7cc3", "#9a7b68", "#d983b8", "#8c8c8c", "#b3a833", "#3fb0bd",
 )  # fmt: skip
-"""Of classes and of sites; as light as they are dark, for both backgrounds."""
+"""For classes and sites; of medium lightness, for both backgrounds."""
 HEAT, DIVERGING = "viridis", "RdBu_r"
 DOTS_PER_INCH = 150
-"""Of the parts of a picture that are no vectors."""
+"""For the rasterised parts of a figure."""
 
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """One finished picture.
+    """One rendered figure.
 
     Attributes:
         name: stem of its file.
         title: above it.
-        caption: below it: what is drawn, of which runs, in which units.
-        drawing: SVG in the stand-in colours.
+        caption: below it: what the figure shows, of which runs, in which units.
+        drawing: SVG in the placeholder colours.
     """
 
     name: str
@@ -67,39 +68,39 @@ class ReportFigure:
 
     @property
     def inline(self) -> str:
-        """For the page: transparent, in the page's colours; no identifier that another picture also has."""
-        return _coloured(self.drawing, PAGE).replace("<svg ", '<svg role="img" ', 1)
+        """The SVG inside the HTML page: transparent, in the page's colours."""
+        return _recolour(self.drawing, PAGE).replace("<svg ", '<svg role="img" ', 1)
 
     @property
     def file(self) -> str:
-        """For a file of its own: on white."""
-        drawing = _coloured(self.drawing, PAPER)
+        """The SVG as a file: on a white background."""
+        drawing = _recolour(self.drawing, PAPER)
         return re.sub(r"(<svg [^>]*>)", r'\1<rect width="100%" height="100%" fill="#ffffff"/>', drawing, count=1)
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a row of the tables is drawn, the same in every picture."""
+    """The colour and marker of a method, the same in every figure."""
 
     colour: str
     marker: str
 
 
-def styles(labels: Mapping[str, str]) -> dict[str, Style]:
-    """Of each label (with the method behind it) its colour and marker."""
-    spare, taken, found = itertools.cycle(SPARE_COLOURS), set(), {}
+def assign_styles(labels: Mapping[str, str]) -> dict[str, Style]:
+    """Assign a colour and a marker to each label, given its method."""
+    spare_colours, used_colours, styles = itertools.cycle(SPARE_COLOURS), set(), {}
     for index, (label, method) in enumerate(labels.items()):
         colour = METHOD_COLOURS.get(method)
-        if colour is None or colour in taken:
-            colour = next(spare)
-        taken.add(colour)
-        found[label] = Style(colour, MARKERS[index % len(MARKERS)])
-    return found
+        if colour is None or colour in used_colours:
+            colour = next(spare_colours)
+        used_colours.add(colour)
+        styles[label] = Style(colour, MARKERS[index % len(MARKERS)])
+    return styles
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """The settings of all pictures, for what is drawn and finished inside."""
+def plot_style() -> Iterator[None]:
+    """Apply the settings of all figures, which are drawn and rendered inside the block."""
     import matplotlib
 
     settings: dict[str, Any] = {
@@ -138,24 +139,25 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(
+def new_figure(
     width: float, height: float, *, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[list[Any]]]:
-    """An empty figure of so many inches, and its axes by row and column."""
-    made = sheet(width, height)
-    return made, made.subplots(rows, columns, squeeze=False, **options).tolist()
+    """An empty figure, with width and height in inches, and its axes by row and column."""
+    figure = blank_figure(width, height)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
 
 
-def sheet(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, without axes."""
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure without axes, with width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
 
 
-def finished(made: Figure, *, name: str, title: str, caption: str) -> ReportFigure:
+def render(figure: Figure, *, name: str, title: str, caption: str) -> ReportFigure:
+    """Render a figure to SVG; its identifiers are made unique within the page."""
     out = io.StringIO()
-    made.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = out.getvalue()
     drawing = text[text.index("<svg ") :]
     drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
@@ -163,8 +165,8 @@ def finished(made: Figure, *, name: str, title: str, caption: str) -> ReportFigu
     return ReportFigure(name, title, caption, drawing)
 
 
-def blank(axes: Any) -> None:
-    """Axes for an image: no frame, no ticks, no grid."""
+def hide_axes(axes: Any) -> None:
+    """Remove frame, ticks and grid, for images."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(visible=False)
@@ -172,8 +174,8 @@ def blank(axes: Any) -> None:
         spine.set_visible(False)
 
 
-def shade(axes: Any, values: Any, *, digits: int, colours: str = HEAT, limits: tuple[float, float]) -> Any:
-    """A matrix with its numbers written into it, where there is room for them; NaN stays empty."""
+def draw_matrix(axes: Any, values: Any, *, digits: int, colours: str = HEAT, limits: tuple[float, float]) -> Any:
+    """Draw a matrix as a heatmap, with its numbers where they have room; NaN stays empty."""
     image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="none")
     axes.grid(visible=False)
     rows, columns = values.shape
@@ -190,8 +192,8 @@ def shade(axes: Any, values: Any, *, digits: int, colours: str = HEAT, limits: t
     return image
 
 
-def logarithmic(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic horizontal axis for positive values, with plain numbers at 1, 2 and 5 of every power of ten."""
+def set_log_axis(axes: Any, values: Sequence[float]) -> None:
+    """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 of each power of ten."""
     low, high = min(values) / 1.3, max(values) * 1.3
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [tick for power in powers for factor in (1, 2, 5) if low <= (tick := factor * 10.0**power) <= high]
@@ -201,13 +203,13 @@ def logarithmic(axes: Any, values: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
-def names(axis: Any, labels: Sequence[str], *, turned: bool = False) -> None:
-    """Ticks that are names; turned where they would run into each other."""
-    options: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+def set_name_ticks(axis: Any, labels: Sequence[str], *, rotated: bool = False) -> None:
+    """Use names as ticks; ``rotated`` where they would overlap."""
+    options: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if rotated else {}
     axis.set_ticks(range(len(labels)), labels, **options)
 
 
-def _coloured(drawing: str, colours: Mapping[str, str]) -> str:
-    for stand_in, colour in colours.items():
-        drawing = drawing.replace(stand_in, colour)
+def _recolour(drawing: str, colours: Mapping[str, str]) -> str:
+    for placeholder, colour in colours.items():
+        drawing = drawing.replace(placeholder, colour)
     return drawing

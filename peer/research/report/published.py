@@ -1,6 +1,8 @@
-"""The four papers' own figures: which of them stand beside an experiment's, and what is wrong with them.
+"""The published figures of the four papers: the tables that an experiment refers to, and remarks on
+errors.
 
-``published.json`` holds numbers, names and table ids as printed; a cell is a number, or mean and standard deviation.
+``published.json`` holds numbers, names and table ids as printed. A cell is a number, or mean and
+standard deviation.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peer.research.report.table import Cell, Column, Table, TableRow, unit
+from peer.research.report.table import Cell, Column, Table, TableRow, unit_of
 from peer.research.result_files import CENTRALISED
 
-SAME = {
+SYNONYMS = {
     "onlylocaltraining": "local",
     "central": CENTRALISED,
     "centralized": CENTRALISED,
     "fedcrosshet": "fedcross",
     "mhpflid": "mhpflid",
 }
-"""One name for what the papers call differently."""
+"""Our name for methods that a paper calls differently; keys and values without case and signs."""
 TESTS = ("local", "global")
 MEAN = "Mean"
 
@@ -49,17 +51,17 @@ class Published:
 
     @property
     def setting(self) -> str:
-        """Homogeneous or heterogeneous, and of which networks."""
+        """``homogeneous`` or ``heterogeneous``, in some tables with the networks."""
         return str(self.document["setting"])
 
     @property
     def kind(self) -> str:
-        """What it shows: ``comparison``, ``disconnection``, ``cross-site``, ``fairness``, ``footprint`` and so on."""
+        """``comparison``, ``disconnection``, ``cross-site``, ``fairness``, ``footprint``, ..."""
         return str(self.document["kind"])
 
     @property
     def unit(self) -> str:
-        """``percent`` or ``fraction``, of shares."""
+        """The unit of shares: ``percent`` or ``fraction``."""
         return str(self.document["unit"])
 
     @property
@@ -67,33 +69,35 @@ class Published:
         return [str(row[0]) for row in self.document["rows"]]
 
     def has(self, metric: str) -> bool:
-        return any(test in TESTS and found == metric for test, _, found in self.document["columns"])
+        return any(test in TESTS and column_metric == metric for test, _, column_metric in self.document["columns"])
 
     def sites(self, metric: str) -> list[str]:
-        """The columns of the Local Test but for the mean."""
+        """The names of the Local Test's columns, without the mean."""
         columns = self.document["columns"]
-        return [name for test, name, found in columns if (test, found) == ("local", metric) and name != MEAN]
+        return [
+            name for test, name, column_metric in columns if (test, column_metric) == ("local", metric) and name != MEAN
+        ]
 
     @property
     def known_sites(self) -> dict[str, str]:
-        """The columns that are numbered in print by the names that `data prepare` gives these sites."""
+        """The paper's column of a site by the name that `data prepare` gives the site."""
         return dict(self.document.get("sites", {}))
 
     def cell(self, label: str, test: str, site: str, metric: str) -> Cell:
-        """What the table prints; an empty cell where it prints nothing, or nothing for this site."""
-        for (group, name, found), value in zip(self.document["columns"], self._row(label), strict=True):
-            if (group, found) == (test, metric) and plain(name) == plain(site):
-                return printed(value)
+        """The printed value; an empty cell where the paper has none."""
+        for (group, name, column_metric), value in zip(self.document["columns"], self._row(label), strict=True):
+            if (group, column_metric) == (test, metric) and normalise_name(name) == normalise_name(site):
+                return printed_cell(value)
         return Cell()
 
     def table(self, name: str) -> Table:
         columns = []
         for group, site, metric in self.document["columns"]:
-            shown = unit(metric, self.unit) if metric else None
-            head = f"{group.title()} Test" if group in TESTS else group
-            head += f" ({shown.axis})" if shown and head else ""
-            columns.append(Column(site, head, digits=shown.digits if shown else 3))
-        rows = [TableRow(row[0], tuple(map(printed, row[1:])), published=True) for row in self.document["rows"]]
+            unit = unit_of(metric, self.unit) if metric else None
+            group_title = f"{group.title()} Test" if group in TESTS else group
+            group_title += f" ({unit.axis})" if unit and group_title else ""
+            columns.append(Column(site, group_title, digits=unit.digits if unit else 3))
+        rows = [TableRow(row[0], tuple(map(printed_cell, row[1:])), published=True) for row in self.document["rows"]]
         note = self.document.get("note")
         notes = (
             f"As printed in {self.source} ({reference(self.paper)}): the paper's own figures.",
@@ -106,7 +110,7 @@ class Published:
     def remarks(self) -> list[str]:
         return [
             str(remark["text"])
-            for remark in _everything()["remarks"]
+            for remark in _published_document()["remarks"]
             if self.paper in remark["papers"]
             and self.document["table"] in remark["tables"]
             and remark["dataset"] in (None, self.dataset)
@@ -116,40 +120,46 @@ class Published:
         return next(row[1:] for row in self.document["rows"] if row[0] == label)
 
 
-def beside(reference: Mapping[str, Any] | None) -> list[Published]:
-    """The published tables that an experiment refers to: the named one, and what the paper shows of the same data.
+def reference_tables(reference: Mapping[str, Any] | None) -> list[Published]:
+    """The published tables that an experiment refers to: the named one, and others on the same
+    data.
 
     Args:
-        reference: of ``experiment.json``: ``paper``, ``table``, ``dataset`` and perhaps ``setting``.
+        reference: from ``experiment.json``: ``paper``, ``table``, ``dataset`` and optionally
+            ``setting``.
     """
     if reference is None:
         return []
-    found = [Published(table) for table in _everything()["tables"] if table["paper"] == reference["paper"]]
-    named = [table for table in found if _is(table, reference)]
-    also = [
-        table
-        for table in found
-        if table.kind not in ("comparison",) and table not in named and _of(table.dataset, str(reference["dataset"]))
+    paper_tables = [
+        Published(table) for table in _published_document()["tables"] if table["paper"] == reference["paper"]
     ]
-    return [*named, *also]
+    named_tables = [table for table in paper_tables if _is_named(table, reference)]
+    related_tables = [
+        table
+        for table in paper_tables
+        if table.kind not in ("comparison",)
+        and table not in named_tables
+        and _is_about(table.dataset, str(reference["dataset"]))
+    ]
+    return [*named_tables, *related_tables]
 
 
-def chosen(tables: Sequence[Published], setting: tuple[str, str], metric: str) -> Published | None:
-    """The one comparison that stands beside a partition and a set of networks; nothing where it is not clear which."""
-    found = [table for table in tables if table.kind == "comparison" and table.has(metric)]
-    for what, name in (("dataset", setting[0]), ("setting", setting[1])):
-        if len({table.document[what] for table in found}) > 1:
-            found = [table for table in found if _fits(str(table.document[what]), name)]
-    return found[0] if len(found) == 1 else None
+def choose_comparison(tables: Sequence[Published], setting: tuple[str, str], metric: str) -> Published | None:
+    """The published comparison of a partition and set of networks; None if ambiguous."""
+    candidates = [table for table in tables if table.kind == "comparison" and table.has(metric)]
+    for key, name in (("dataset", setting[0]), ("setting", setting[1])):
+        if len({table.document[key] for table in candidates}) > 1:
+            candidates = [table for table in candidates if _names_match(str(table.document[key]), name)]
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def plain(name: str) -> str:
-    """A name without case, spaces and signs, and one for what has several."""
+def normalise_name(name: str) -> str:
+    """A name without case, spaces and signs; synonyms have one name."""
     letters = re.sub(r"[^0-9a-z]", "", name.casefold())
-    return SAME.get(letters, letters)
+    return SYNONYMS.get(letters, letters)
 
 
-def printed(value: Any) -> Cell:
+def printed_cell(value: Any) -> Cell:
     if value is None:
         return Cell()
     if isinstance(value, str):
@@ -160,32 +170,32 @@ def printed(value: Any) -> Cell:
 
 
 def reference(paper: str) -> str:
-    return str(_everything()["papers"][paper])
+    return str(_published_document()["papers"][paper])
 
 
-def _is(table: Published, reference: Mapping[str, Any]) -> bool:
-    wanted = str(reference["table"])
+def _is_named(table: Published, reference: Mapping[str, Any]) -> bool:
+    table_wanted = str(reference["table"])
     number = str(table.document["table"])
-    same = number == wanted or number.rstrip("ab") == wanted
+    same = number == table_wanted or number.rstrip("ab") == table_wanted
     setting = reference.get("setting")
     return (
         same
-        and _of(table.dataset, str(reference["dataset"]))
-        and (setting is None or plain(table.setting).startswith(plain(str(setting))))
+        and _is_about(table.dataset, str(reference["dataset"]))
+        and (setting is None or normalise_name(table.setting).startswith(normalise_name(str(setting))))
     )
 
 
-def _of(dataset: str, wanted: str) -> bool:
-    """Whether a table is about the wanted data: the same name, or a variant of it."""
-    return dataset == "all" or plain(dataset).startswith(plain(wanted))
+def _is_about(dataset: str, wanted_dataset: str) -> bool:
+    """Whether a table's data set is the wanted one, or a variant of it."""
+    return dataset == "all" or normalise_name(dataset).startswith(normalise_name(wanted_dataset))
 
 
-def _fits(printed_name: str, name: str) -> bool:
-    """Whether a partition or set of networks is a published one by its name: ``alpha-0.5`` is ``FedSkin alpha=0.5``."""
-    ours, theirs = plain(name), plain(printed_name)
-    return theirs.startswith(ours) or theirs.endswith(ours)
+def _names_match(printed_name: str, name: str) -> bool:
+    """Whether our name means the published one, as ``alpha-0.5`` means ``FedSkin alpha=0.5``."""
+    own_name, published_name = normalise_name(name), normalise_name(printed_name)
+    return published_name.startswith(own_name) or published_name.endswith(own_name)
 
 
 @cache
-def _everything() -> Any:
+def _published_document() -> Any:
     return json.loads(Path(__file__).with_name("published.json").read_text("utf-8"))

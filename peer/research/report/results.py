@@ -1,6 +1,7 @@
-"""A folder of runs as `mhfl-peer simulate` left it: what was asked for, what is there, and what is not.
+"""The results of `mhfl-peer simulate` in a folder: the experiment, its finished and its missing
+runs.
 
-Arrays are read when they are asked for and never unpickled.
+Arrays are read on demand and never unpickled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.errors import StateError, UsageError
-from peer.research.result_files import CENTRALISED, EVERY_LINK, FORMAT
+from peer.research.result_files import CENTRALISED, FORMAT, UNDISTURBED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,7 @@ class RunResult:
 
     @property
     def setting(self) -> tuple[str, str]:
-        """Partition and set of networks: what one table is about."""
+        """Partition and set of networks; a table shows one setting."""
         return str(self.document["partition"]), str(self.document["models"])
 
     @property
@@ -72,24 +73,24 @@ class RunResult:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """Versions, digests, time; empty where there is none."""
-        found: Mapping[str, Any] = self._json("manifest.json")
-        return found
+        """Versions, digests and time; empty where the file is missing."""
+        manifest: Mapping[str, Any] = self._json("manifest.json")
+        return manifest
 
     @cached_property
     def samples(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """The datalist's entries by data site, in the arrays' order."""
-        found: Mapping[str, Any] = self._json("samples.json")
-        return found
+        """The datalist's test entries by site, in the order of the arrays."""
+        samples: Mapping[str, Any] = self._json("samples.json")
+        return samples
 
     @cached_property
     def scores(self) -> Mapping[str, Sequence[Mapping[str, float]]]:
-        """Of dense tasks: what each test sample scored with its own site's model."""
-        found: Mapping[str, Any] = self._json("scores.json")
-        return found
+        """Dense tasks only: each test sample's metrics with the model of its own site."""
+        scores: Mapping[str, Any] = self._json("scores.json")
+        return scores
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of ``<name>.npz``; none where the run has no such file.
+        """The arrays of ``<name>.npz``; empty where the run has no such file.
 
         Raises:
             StateError: the file is damaged, or holds objects.
@@ -107,12 +108,12 @@ class RunResult:
                 f"{path} cannot be read: {error}", "delete this run's folder and simulate again"
             ) from error
 
-    def classified(self, model: str, data: str) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-        """Probabilities ``(n, classes)`` and labels ``(n,)`` of a site's model on a site's test data."""
-        found = self._predictions
-        if f"p/{model}/{data}" not in found or f"y/{data}" not in found:
+    def predictions(self, model: str, data: str) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+        """Probabilities ``(n, classes)`` and labels ``(n,)`` of a model on a site's test data."""
+        arrays = self._predictions
+        if f"p/{model}/{data}" not in arrays or f"y/{data}" not in arrays:
             return None
-        return found[f"p/{model}/{data}"].astype("float64"), found[f"y/{data}"].astype("int64")
+        return arrays[f"p/{model}/{data}"].astype("float64"), arrays[f"y/{data}"].astype("int64")
 
     @cached_property
     def _predictions(self) -> dict[str, NDArray[Any]]:
@@ -120,7 +121,7 @@ class RunResult:
 
     def _json(self, name: str) -> Any:
         path = self.folder / name
-        return document(path) if path.exists() else {}
+        return read_document(path) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ class Results:
     """An experiment and its finished runs.
 
     Attributes:
-        folder: where they lie.
-        experiment: ``experiment.json``.
-        runs: the finished ones.
-        unfinished: ids of runs that were begun, or are known to be wanted, and have no result.
+        folder: of the experiment.
+        experiment: the content of ``experiment.json``.
+        runs: the finished runs.
+        unfinished: ids of the runs of the experiment that have no result.
     """
 
     folder: Path
@@ -157,45 +158,45 @@ class Results:
     @cached_property
     def settings(self) -> list[tuple[str, str]]:
         """Partitions and sets of networks that have a run, in the experiment's order."""
-        found = {run.setting for run in self.runs}
+        settings_with_runs = {run.setting for run in self.runs}
         order = itertools.product(self.experiment["partitions"], self.experiment["models"])
-        return [setting for setting in order if setting in found]
+        return [setting for setting in order if setting in settings_with_runs]
 
     @cached_property
     def links(self) -> dict[str, Mapping[str, Any]]:
-        """What is lost, by name; the undisturbed federation first."""
+        """The settings of the links by name, the undisturbed federation first."""
         return {str(links["name"]): links for links in self.experiment["links"]}
 
-    def select(self, setting: tuple[str, str], label: str, links: str = EVERY_LINK) -> list[RunResult]:
+    def select(self, setting: tuple[str, str], label: str, links: str = UNDISTURBED) -> list[RunResult]:
         """The runs of one cell, by fold and seed."""
-        chosen = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
-        return sorted(chosen, key=lambda run: (run.fold, run.seed))
+        selected = (run for run in self.runs if (run.setting, run.method, run.links) == (setting, label, links))
+        return sorted(selected, key=lambda run: (run.fold, run.seed))
 
-    def ran(self, setting: tuple[str, str], links: str = EVERY_LINK) -> list[str]:
-        """The labels that have a run in this setting."""
+    def labels(self, setting: tuple[str, str], links: str = UNDISTURBED) -> list[str]:
+        """The labels of the methods that have a run in this setting."""
         return [label for label in self.methods if self.select(setting, label, links)]
 
     def sites(self, setting: tuple[str, str]) -> list[str]:
-        """Every site of the setting, in order of their names."""
+        """The sites of the setting, sorted by name."""
         return sorted({site for run in self.runs if run.setting == setting for site in run.sites})
 
-    def undivided(self, partition: str) -> RunResult | None:
-        """A run that shows everybody's data: of the first fold and seed, with all sites, where nothing was pooled."""
+    def representative_run(self, partition: str) -> RunResult | None:
+        """A run with the data of all sites: not pooled, first fold and seed, most sites."""
         runs = [run for run in self.runs if run.setting[0] == partition and self.method_of(run.method) != CENTRALISED]
         return min(runs, key=lambda run: (-len(run.sites), run.fold, run.seed), default=None)
 
     def title(self, setting: tuple[str, str]) -> str:
-        """How the setting is called where there are several; empty where there is one."""
+        """The parts of the setting's name that differ between settings; empty for one setting."""
         parts = [
-            f"{what} {name}"
-            for what, key, name in zip(("partition", "models"), ("partitions", "models"), setting, strict=True)
+            f"{kind} {name}"
+            for kind, key, name in zip(("partition", "models"), ("partitions", "models"), setting, strict=True)
             if len(self.experiment[key]) > 1
         ]
         return ", ".join(parts)
 
     @property
     def repeats(self) -> str:
-        """Over what means and deviations are taken."""
+        """The units of means and deviations, in words."""
         folds, seeds = int(self.experiment["folds"]), len(self.experiment["seeds"])
         if folds:
             return f"{folds} folds" + (f", each the mean of {seeds} seeds" if seeds > 1 else "")
@@ -203,36 +204,36 @@ class Results:
 
 
 def read(folder: Path) -> Results:
-    """What lies in the folder.
+    """Read the folder of an experiment.
 
     Raises:
-        UsageError: it holds no experiment.
-        StateError: it is of another format, damaged, or no run has finished.
+        UsageError: the folder holds no experiment.
+        StateError: a file has another format or is damaged, or no run has finished.
     """
     path = folder / "experiment.json"
     if not path.is_file():
         raise UsageError(f"{folder} holds no results: there is no {path.name}", "name what `simulate --out` made")
-    experiment = document(path)
-    _same_format(path, experiment)
+    experiment = read_document(path)
+    _check_format(path, experiment)
     runs, unfinished = [], []
-    for place in sorted((folder / "runs").glob("*/")):
-        result = place / "result.json"
+    for run_folder in sorted((folder / "runs").glob("*/")):
+        result = run_folder / "result.json"
         if result.is_file():
-            run = RunResult(place, document(result))
-            _same_format(result, run.document)
-            if _asked(experiment, run):
+            run = RunResult(run_folder, read_document(result))
+            _check_format(result, run.document)
+            if _is_in_experiment(experiment, run):
                 runs.append(run)
         else:
-            unfinished.append(place.name)
+            unfinished.append(run_folder.name)
     if not runs:
         raise StateError(f"{folder}: no run has finished yet", "let `simulate` finish at least one")
     return Results(
-        folder, experiment, runs, sorted({*unfinished, *_wanted(experiment, runs)} - {run.id for run in runs})
+        folder, experiment, runs, sorted({*unfinished, *_expected_ids(experiment, runs)} - {run.id for run in runs})
     )
 
 
-def _asked(experiment: Mapping[str, Any], run: RunResult) -> bool:
-    """Whether the run is one of the experiment as it is now: what its file does not name any more is not reported."""
+def _is_in_experiment(experiment: Mapping[str, Any], run: RunResult) -> bool:
+    """Whether the experiment's file still names this run; the report ignores others."""
     partition, models = run.setting
     return (
         partition in experiment["partitions"]
@@ -244,30 +245,31 @@ def _asked(experiment: Mapping[str, Any], run: RunResult) -> bool:
     )
 
 
-def document(path: Path) -> Any:
-    """The JSON of a file; ``StateError`` where it is none."""
+def read_document(path: Path) -> Any:
+    """The content of a JSON file; ``StateError`` where it cannot be read."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StateError(f"{path} cannot be read: {error}", "delete it and simulate again") from error
 
 
-def _same_format(path: Path, found: Any) -> None:
-    version = found.get("format") if isinstance(found, Mapping) else None
+def _check_format(path: Path, content: Any) -> None:
+    version = content.get("format") if isinstance(content, Mapping) else None
     if version != FORMAT:
-        by = found.get("version") if isinstance(found, Mapping) else None
+        writer_version = content.get("version") if isinstance(content, Mapping) else None
         raise StateError(
             f"{path} is of format {version}; this program reads format {FORMAT}",
-            f"report with the version that wrote it{f', mhfl-peer {by}' if by else ''}",
+            f"report with the version that wrote it{f', mhfl-peer {writer_version}' if writer_version else ''}",
         )
 
 
-def _wanted(experiment: Mapping[str, Any], runs: Iterable[RunResult]) -> set[str]:
-    """The ids that the experiment asks for: every fold and seed of each federation that has a run."""
+def _expected_ids(experiment: Mapping[str, Any], runs: Iterable[RunResult]) -> set[str]:
+    """The ids of the experiment's runs: every fold and seed of each federation that has a run."""
     if "runs" in experiment:
         return set(experiment["runs"])
-    heads = {run.id.rpartition(".fold-")[0] for run in runs}
+    prefixes = {run.id.rpartition(".fold-")[0] for run in runs}
     folds = range(max(int(experiment["folds"]), 1))
     return {
-        f"{head}.fold-{fold}.seed-{seed}" for head, fold, seed in itertools.product(heads, folds, experiment["seeds"])
+        f"{prefix}.fold-{fold}.seed-{seed}"
+        for prefix, fold, seed in itertools.product(prefixes, folds, experiment["seeds"])
     }

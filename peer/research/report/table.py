@@ -1,4 +1,4 @@
-"""What figures are called, in which unit they are shown, and with how many digits."""
+"""Tables of a report: cells, columns and rows, and the units and digits of metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Unit:
-    """How a metric is shown.
+    """The name and unit of a metric in tables and figures.
 
     Attributes:
         name: of the metric.
-        suffix: of the unit, if it has one.
-        digits: behind the point.
-        factor: from what is measured to what is shown.
-        higher: whether more is better.
+        suffix: the unit, empty where there is none.
+        digits: after the decimal point.
+        factor: from the measured to the shown value.
+        higher: whether higher values are better.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Unit:
 
     @property
     def axis(self) -> str:
-        """Name and unit, as an axis has them."""
+        """Name and unit, as the label of an axis."""
         return f"{self.name}, {self.suffix}" if self.suffix else self.name
 
 
@@ -43,30 +43,30 @@ UNITS: dict[str, Unit] = {
 }
 
 
-def unit(metric: str, published: str | None = None) -> Unit:
-    """How a metric is shown; beside published figures as those are, in per cent or with four digits."""
-    found = UNITS.get(metric, Unit(metric))
-    if published is None or found.suffix:
-        return found
+def unit_of(metric: str, published: str | None = None) -> Unit:
+    """The unit of a metric; shares take the published ``percent`` or ``fraction``."""
+    unit = UNITS.get(metric, Unit(metric))
+    if published is None or unit.suffix:
+        return unit
     if published == "percent":
-        return Unit(found.name, "%", digits=2, factor=100.0)
-    return Unit(found.name, digits=4)
+        return Unit(unit.name, "%", digits=2, factor=100.0)
+    return Unit(unit.name, digits=4)
 
 
-NOTHING = "–"
+EMPTY = "–"
 BEST, SECOND = 1, 2
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value as it is shown, in the column's unit.
+    """One value in the column's unit.
 
     Attributes:
-        value: the mean, or the one number; ``None`` where there is none.
+        value: the mean, or the single number; ``None`` where there is none.
         std: standard deviation over folds or seeds.
-        text: instead of a number.
-        mark: a sign behind it that a note explains.
-        rank: 1 the best of its column, 2 the second, 0 neither.
+        text: shown instead of a number.
+        mark: a sign after the value, which a note explains.
+        rank: 1 is the best of the column, 2 the second, 0 neither.
     """
 
     value: float | None = None
@@ -75,23 +75,23 @@ class Cell:
     mark: str = ""
     rank: int = 0
 
-    def shown(self, digits: int) -> str:
+    def format(self, digits: int) -> str:
         if self.text is not None:
             return self.text + self.mark
         if self.value is None:
-            return NOTHING
+            return EMPTY
         number = f"{self.value:,.{digits}f}"
         return number + (f" ± {self.std:.{digits}f}" if self.std is not None else "") + self.mark
 
 
 @dataclass(frozen=True)
 class Column:
-    """What stands in a column.
+    """The heading and format of a column.
 
     Attributes:
         name: of the column.
-        group: of neighbouring columns, above them.
-        digits: behind the point.
+        group: heading above neighbouring columns.
+        digits: after the decimal point.
         better: ``higher`` or ``lower`` where the best values are marked.
     """
 
@@ -103,7 +103,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A line: published figures are shown apart, and only ranked rows compete."""
+    """A row: published ones are styled differently, only ranked ones compete for the best."""
 
     label: str
     cells: tuple[Cell, ...]
@@ -121,7 +121,7 @@ class Table:
         head: what the first column holds.
         columns: the others.
         rows: top to bottom.
-        notes: below it: what is shown, over what, and what the signs mean.
+        notes: below it: what the values are, over what they are taken, and what the signs mean.
     """
 
     name: str
@@ -131,65 +131,67 @@ class Table:
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
-    def ranked(self) -> Table:
-        """The same with the best and the second value of every column marked, equal ones alike."""
+    def with_ranks(self) -> Table:
+        """A copy with the ranks of each column's best and second value; equal values rank alike."""
         rows = list(self.rows)
-        for place, column in enumerate(self.columns):
+        for index, column in enumerate(self.columns):
             if not column.better:
                 continue
             values = {
-                index: row.cells[place].shown(column.digits)
-                for index, row in enumerate(rows)
-                if row.ranked and not row.published and row.cells[place].value is not None
+                row_number: row.cells[index].format(column.digits)
+                for row_number, row in enumerate(rows)
+                if row.ranked and not row.published and row.cells[index].value is not None
             }
-            numbers = {index: round(rows[index].cells[place].value or 0.0, column.digits) for index in values}
+            numbers = {
+                row_number: round(rows[row_number].cells[index].value or 0.0, column.digits) for row_number in values
+            }
             order = sorted(set(numbers.values()), reverse=column.better == "higher")
-            for index, number in numbers.items():
+            for row_number, number in numbers.items():
                 if number in order[:2] and len(order) > 1:
-                    cells = list(rows[index].cells)
-                    cells[place] = replace(cells[place], rank=1 + order.index(number))
-                    rows[index] = replace(rows[index], cells=tuple(cells))
+                    cells = list(rows[row_number].cells)
+                    cells[index] = replace(cells[index], rank=1 + order.index(number))
+                    rows[row_number] = replace(rows[row_number], cells=tuple(cells))
         return replace(self, rows=tuple(rows))
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Neighbouring columns of one group, and how many they are."""
-        found: list[tuple[str, int]] = []
+        """The groups of neighbouring columns, with their numbers of columns."""
+        group_widths: list[tuple[str, int]] = []
         for column in self.columns:
-            if found and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1)
+            if group_widths and group_widths[-1][0] == column.group:
+                group_widths[-1] = (column.group, group_widths[-1][1] + 1)
             else:
-                found.append((column.group, 1))
-        return found
+                group_widths.append((column.group, 1))
+        return group_widths
 
     def csv(self) -> str:
-        """The numbers with all their digits, deviations in columns of their own."""
-        spread = [any(row.cells[place].std is not None for row in self.rows) for place in range(len(self.columns))]
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
+        """The table as CSV: numbers with all digits, deviations in separate columns."""
+        has_std = [any(row.cells[index].std is not None for row in self.rows) for index in range(len(self.columns))]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         heads: list[str] = [self.head, "origin"]
-        for column, wide in zip(self.columns, spread, strict=True):
+        for column, column_has_std in zip(self.columns, has_std, strict=True):
             name = f"{column.group}: {column.name}" if column.group else column.name
-            heads += [name, f"{name} std"] if wide else [name]
+            heads += [name, f"{name} std"] if column_has_std else [name]
         writer.writerow(heads)
         for row in self.rows:
             line: list[object] = [row.label, "published" if row.published else "here"]
-            for cell, wide in zip(row.cells, spread, strict=True):
+            for cell, column_has_std in zip(row.cells, has_std, strict=True):
                 line += (
-                    [_number(cell.value, cell.text), _number(cell.std, None)]
-                    if wide
-                    else [_number(cell.value, cell.text)]
+                    [_csv_value(cell.value, cell.text), _csv_value(cell.std, None)]
+                    if column_has_std
+                    else [_csv_value(cell.value, cell.text)]
                 )
             writer.writerow(line)
-        return out.getvalue()
+        return text.getvalue()
 
 
-def texts(values: Sequence[object]) -> tuple[Cell, ...]:
-    """Cells of plain words."""
-    return tuple(Cell(text=NOTHING if value is None else str(value)) for value in values)
+def text_cells(values: Sequence[object]) -> tuple[Cell, ...]:
+    """Cells with the texts of the values."""
+    return tuple(Cell(text=EMPTY if value is None else str(value)) for value in values)
 
 
-def _number(value: float | None, text: str | None) -> object:
+def _csv_value(value: float | None, text: str | None) -> object:
     if text is not None:
-        return "" if text == NOTHING else text
+        return "" if text == EMPTY else text
     return "" if value is None else repr(float(value)).removesuffix(".0")

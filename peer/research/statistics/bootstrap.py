@@ -1,4 +1,4 @@
-"""How sure a number is: percentile intervals from a bootstrap over subjects."""
+"""Percentile intervals of a statistic, from a bootstrap over subjects."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 
 from peer.core.seeds import derive
 
-RESAMPLES = 2000  # the ends of a 95 % interval then are the 50th values from either end
+RESAMPLES = 2000  # the ends of a 95 % interval are then the 50th values from either end
 
 Counts = NDArray[np.int64]
-"""How often each sample is in each resample, ``(resamples, samples)``."""
+"""How often each resample contains each sample, ``(resamples, samples)``."""
 
 Statistic = Callable[[Counts], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A statistic of all samples, and between which values lie ``level`` of the resamples where it is defined.
+    """The value of a statistic on all samples, and the bounds of a percentile interval.
 
-    ``undefined`` resamples are left out; ``low`` and ``high`` are None where that is all.
+    A share of ``level`` of the resamples lies in [``low``, ``high``]. The ``undefined`` resamples
+    are left out; ``low`` and ``high`` are None where all resamples are undefined.
     """
 
     value: float | None
@@ -42,14 +43,15 @@ def interval(
     level: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """The interval of a statistic when subjects, not images, are drawn anew, with replacement.
+    """The interval of a statistic when subjects, not images, are drawn with replacement.
 
     Args:
-        statistic: of each resample, ``(resamples,)``, from its counts; not finite where undefined.
-        subjects: whose each sample is; one with None is its own subject.
-        seed: another seed, other resamples.
-        level: in (0, 1).
-        resamples: how many.
+        statistic: maps the counts to the value of each resample, ``(resamples,)``; not finite where
+            undefined.
+        subjects: of each sample; a sample with None is a subject by itself.
+        seed: of the draws.
+        level: share of the resamples in the interval, in (0, 1).
+        resamples: number of draws.
 
     Raises:
         ValueError: there is no sample.
@@ -57,16 +59,18 @@ def interval(
     if not subjects:
         raise ValueError("there is no sample to draw from")
     numbers: dict[str | int, int] = {}
-    group = [numbers.setdefault(place if name is None else name, len(numbers)) for place, name in enumerate(subjects)]
-    draw = np.random.default_rng(derive("bootstrap", seed))
-    drawn = draw.integers(len(numbers), size=(resamples, len(numbers)))
-    counts = np.stack([np.bincount(chosen, minlength=len(numbers)) for chosen in drawn])[:, group]
-    resampled = statistic(counts)
+    subject_of_sample = [
+        numbers.setdefault(index if name is None else name, len(numbers)) for index, name in enumerate(subjects)
+    ]
+    rng = np.random.default_rng(derive("bootstrap", seed))
+    drawn_subjects = rng.integers(len(numbers), size=(resamples, len(numbers)))
+    subject_counts = np.stack([np.bincount(drawn, minlength=len(numbers)) for drawn in drawn_subjects])
+    resampled = statistic(subject_counts[:, subject_of_sample])
     values = resampled[np.isfinite(resampled)]
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2]).tolist() if len(values) else (None, None)
-    (whole,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
+    (full_sample_value,) = statistic(np.ones((1, len(subjects)), dtype=np.int64)).tolist()
     return Interval(
-        value=whole if np.isfinite(whole) else None,
+        value=full_sample_value if np.isfinite(full_sample_value) else None,
         low=low,
         high=high,
         level=level,

@@ -1,4 +1,4 @@
-"""Who a model serves better: the AUC of subgroups, the gap between two, and what each gains over a baseline."""
+"""Fairness between subgroups: their AUC, the gap between two, and gains over a baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Areas: TypeAlias = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Of two groups the AUC over sites and folds, ``delta`` between the two and their ``mean``."""
+    """The AUC of two groups over sites and folds, their gap ``delta`` and their ``mean``."""
 
     groups: Mapping[str, Spread]
     delta: float | None
@@ -26,7 +26,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The AUC of a method and of a baseline on the same ``samples``; None where it is undefined."""
+    """The AUC of a method and a baseline on the same ``samples``; None where undefined."""
 
     auc: float | None
     baseline: float | None
@@ -43,25 +43,27 @@ def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequenc
     Args:
         probabilities: ``(n, classes)``.
         labels: ``(n,)``, in [0, classes).
-        values: of each sample the key's value; samples with None are in no subgroup.
+        values: the key's value of each sample; samples with None are in no subgroup.
 
     Raises:
         ValueError: the lengths differ.
     """
     return {
-        value: auc(probabilities[places], labels[places]) for value, places in _subgroups(values, len(labels)).items()
+        value: auc(probabilities[indices], labels[indices])
+        for value, indices in _subgroups(values, len(labels)).items()
     }
 
 
 def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
-    """The gap between two groups: the difference of their means over sites and folds, and then its size.
+    """The gap between two groups: the absolute difference of their means over sites and folds.
 
-    Source: FedSKD, eq. 16 and table VII, whose gaps are those between the means that it prints.
+    Source: FedSKD, eq. 16 and table VII, whose gaps are those between the printed means.
     Args:
-        folds: of each fold by site the groups' AUC (:func:`subgroup_areas`) in the Local Test.
+        folds: for each fold, by site, the groups' AUC (:func:`subgroup_areas`) in the Local Test.
 
     Returns:
-        A group that a site does not have, or whose AUC there is undefined, is left out of its mean and counted.
+        Means, gap and counts. A group's mean leaves out the sites without it or with an undefined
+        AUC.
 
     Raises:
         ValueError: there are not exactly two groups.
@@ -72,44 +74,45 @@ def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
     groups = {
         name: over_folds([average(areas.get(name) for areas in fold.values()) for fold in folds]) for name in names
     }
-    one, other = (groups[name].mean for name in names)
-    if one is None or other is None:
+    first, second = (groups[name].mean for name in names)
+    if first is None or second is None:
         return Fairness(groups, None, None)
-    return Fairness(groups, abs(one - other), (one + other) / 2)
+    return Fairness(groups, abs(first - second), (first + second) / 2)
 
 
 def gains(
     probabilities: Probabilities, baseline: Probabilities, labels: Labels, values: Sequence[object]
 ) -> dict[str, Gain]:
-    """What each subgroup gains, such as each institution.
+    """The gain of each subgroup over a baseline, such as of each institution.
 
-    Source: FedSKD, figure 5a: the predictions of all sites' models on all folds' test samples together, since one
-        institution of one fold is too few. Scores of different models are so ranked against each other.
+    Source: FedSKD, figure 5a. It pools the predictions of all sites' models on all folds' test
+        samples, since one institution of one fold has too few. The AUC therefore ranks scores of
+        different models together.
     Args:
         probabilities: the method's, ``(n, classes)``.
-        baseline: the other's, on the same samples.
+        baseline: the baseline's, on the same samples.
         labels: ``(n,)``, in [0, classes).
-        values: of each sample the key's value; samples with None are in no subgroup.
+        values: the key's value of each sample; samples with None are in no subgroup.
 
     Raises:
         ValueError: the lengths differ.
     """
     ours, theirs = (subgroup_areas(scores, labels, values) for scores in (probabilities, baseline))
-    sizes = {value: len(places) for value, places in _subgroups(values, len(labels)).items()}
+    sizes = {value: len(indices) for value, indices in _subgroups(values, len(labels)).items()}
     return {value: Gain(ours[value], theirs[value], size) for value, size in sizes.items()}
 
 
 def class_gains(probabilities: Probabilities, baseline: Probabilities, labels: Labels) -> dict[int, Gain]:
-    """What each class gains, told from the rest, such as each type of lesion.
+    """The gain of each class against the rest over a baseline, such as of each type of lesion.
 
     Source: FedSKD, figure 5b.
     Args:
         probabilities: the method's, ``(n, classes)``.
-        baseline: the other's, on the same samples.
+        baseline: the baseline's, on the same samples.
         labels: ``(n,)``, in [0, classes).
 
     Returns:
-        Of each class; ``samples`` are those that have it.
+        The gain by class; ``samples`` counts those of the class.
 
     Raises:
         ValueError: there is no sample, or the shapes or labels do not fit.
@@ -119,11 +122,11 @@ def class_gains(probabilities: Probabilities, baseline: Probabilities, labels: L
 
 
 def _subgroups(values: Sequence[object], samples: int) -> dict[str, list[int]]:
-    """The places of each value's samples, values in the order of their text."""
+    """The indices of each value's samples, values sorted by their text."""
     if len(values) != samples:
         raise ValueError(f"{len(values)} values for {samples} samples")
-    places: dict[str, list[int]] = {}
-    for place, value in enumerate(values):
+    indices: dict[str, list[int]] = {}
+    for index, value in enumerate(values):
         if value is not None:
-            places.setdefault(str(value), []).append(place)
-    return dict(sorted(places.items()))
+            indices.setdefault(str(value), []).append(index)
+    return dict(sorted(indices.items()))

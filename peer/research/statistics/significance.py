@@ -1,4 +1,4 @@
-"""Whether two methods differ: a test of the differences between their values on the same folds."""
+"""Student's paired t-test of the difference between two methods on the same folds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from peer.research.statistics.tables import defined
 
 @dataclass(frozen=True, slots=True)
 class PairedT:
-    """Student's paired test, two-sided; ``undefined`` pairs are left out.
+    """The result of Student's paired test, two-sided; ``undefined`` pairs are left out.
 
-    Without two pairs there is no test, and no ``t`` and ``p`` where all differences are the same.
+    With fewer than two pairs there is no interval. ``t`` and ``p`` are None there, and where all
+    differences are equal.
     """
 
     pairs: int
@@ -29,12 +30,12 @@ class PairedT:
 def paired_t(values: Sequence[float | None], others: Sequence[float | None], *, level: float = 0.95) -> PairedT:
     """Test whether the mean difference over folds is 0.
 
-    Folds of a cross-validation share training samples, so that p is smaller than it would be with new data.
+    Folds of a cross-validation share training samples, so that p is smaller than with new data.
 
     Args:
-        values: one a fold, None or not finite where undefined.
+        values: one method's value of each fold; None or not finite where undefined.
         others: the other method's, on the same folds.
-        level: of the interval of the mean difference ``values - others``, in (0, 1).
+        level: of the confidence interval of the mean difference ``values - others``, in (0, 1).
 
     Raises:
         ValueError: the lengths differ.
@@ -43,18 +44,18 @@ def paired_t(values: Sequence[float | None], others: Sequence[float | None], *, 
     pairs, undefined = len(differences), len(values) - len(differences)
     if pairs < 2:
         return PairedT(pairs, undefined, differences[0] if pairs else None, None, None, None, None)
-    from scipy import special  # of the extra `research`; this module is imported without it
+    from scipy import special  # of the extra `research`; other functions need this module without it
 
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(pairs)
-    reach = float(special.stdtrit(pairs - 1, (1 + level) / 2)) * error
+    half_width = float(special.stdtrit(pairs - 1, (1 + level) / 2)) * error
     t = mean / error if error else None
     p = None if t is None else 2 * float(special.stdtr(pairs - 1, -abs(t)))
-    return PairedT(pairs, undefined, mean, mean - reach, mean + reach, t, p)
+    return PairedT(pairs, undefined, mean, mean - half_width, mean + half_width, t, p)
 
 
 def _differences(values: Sequence[float | None], others: Sequence[float | None]) -> list[float]:
-    """Of the pairs that are defined."""
+    """The differences of the pairs whose values are both defined."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} values and {len(others)} are no pairs")
     return [value - other for value, other in zip(values, others, strict=True) if defined(value) and defined(other)]

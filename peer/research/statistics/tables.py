@@ -1,8 +1,9 @@
-"""The arithmetic of the papers' tables: Local and Global Test of every site over folds, and the column "Mean".
+"""The arithmetic of the papers' tables: Local and Global Test of every site over folds, and the
+column "Mean".
 
-A result of one fold is a matrix: of each site's model the metric on each site's test split. Local Test is its diagonal;
-Global Test of a site is the mean of its row, every test split counting alike however large. What is undefined, None or
-not finite, is left out of means and counted.
+The result of one fold is a matrix: the metric of each site's model on each site's test split. The
+Local Test is its diagonal. The Global Test of a site is the mean of its row; large and small test
+splits count alike. Means leave out undefined values (None or not finite) and count them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 Matrix: TypeAlias = Mapping[str, Mapping[str, float | None]]
-"""The metric by the model's site, then by the test split's. One model of all sites stands in every site's row."""
+"""The metric by the model's site, then the split's. A shared model is in every site's row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """An unweighted mean, None of nothing: of ``count`` values, at one remove or more; ``undefined`` are left out."""
+    """An unweighted mean of values or of means, None if there is none.
+
+    ``count`` values are in it, also through inner means; ``undefined`` values are left out.
+    """
 
     value: float | None
     count: int
@@ -30,7 +34,7 @@ class Average:
 class Spread:
     """Mean and standard deviation (ddof 0) over the folds that have a value.
 
-    ``folds``: of each fold its value, None where it has none; ``undefined``: the values that are in none of them.
+    ``folds`` has the value of each fold, or None; ``undefined`` counts the values left out of them.
     """
 
     mean: float | None
@@ -41,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """A method's line in a table: a cell for each site, and the column "Mean"."""
+    """A method's row of a table: a cell for each site, and the column "Mean"."""
 
     cells: Mapping[str, Spread]
     mean: Spread
@@ -52,24 +56,24 @@ def defined(value: float | None) -> TypeGuard[float]:
 
 
 def average(values: Iterable[float | None]) -> Average:
-    listed = list(values)
-    kept = [value for value in listed if defined(value)]
-    return Average(statistics.fmean(kept) if kept else None, len(kept), len(listed) - len(kept))
+    all_values = list(values)
+    known = [value for value in all_values if defined(value)]
+    return Average(statistics.fmean(known) if known else None, len(known), len(all_values) - len(known))
 
 
 def combined(averages: Iterable[Average]) -> Average:
-    """The mean of means, each counting alike however many values are in it."""
+    """The mean of means, each with the same weight."""
     parts = list(averages)
     value = average(part.value for part in parts).value
     return Average(value, sum(part.count for part in parts), sum(part.undefined for part in parts))
 
 
 def over_folds(averages: Sequence[Average]) -> Spread:
-    kept = [fold.value for fold in averages if fold.value is not None]
-    mean = statistics.fmean(kept) if kept else None
+    known = [fold.value for fold in averages if fold.value is not None]
+    mean = statistics.fmean(known) if known else None
     return Spread(
         mean=mean,
-        std=None if mean is None else math.sqrt(statistics.fmean((value - mean) ** 2 for value in kept)),
+        std=None if mean is None else math.sqrt(statistics.fmean((value - mean) ** 2 for value in known)),
         folds=tuple(fold.value for fold in averages),
         undefined=sum(fold.undefined for fold in averages),
     )
@@ -79,13 +83,13 @@ def local_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on its own test split.
 
     Args:
-        folds: the matrix of each.
+        folds: the matrix of each fold.
 
     Returns:
-        "Mean" averages over the sites inside each fold, and spreads over the folds.
+        The row. Its "Mean" averages over the sites of each fold, then over the folds.
 
     Raises:
-        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
     """
     return _row(folds, {site: [average([fold[site][site]]) for fold in folds] for site in _sites(folds)})
 
@@ -94,22 +98,23 @@ def global_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on every site's test split, its own included.
 
     Args:
-        folds: the matrix of each.
+        folds: the matrix of each fold.
 
     Returns:
-        As :func:`local_test` does. Of one model of all sites only "Mean" says anything: all cells are the same.
+        As of :func:`local_test`. Where all sites share one model, all cells are the same as "Mean".
 
     Raises:
-        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
     """
     return _row(folds, {site: [average(fold[site].values()) for fold in folds] for site in _sites(folds)})
 
 
 def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
-    """The Global Test before it is averaged over test splits: every cell of the matrix over the folds.
+    """The Global Test before it is averaged over test splits: every cell of the matrix over the
+    folds.
 
     Raises:
-        ValueError: there is no fold, they have not the same sites, or a model lacks its own split.
+        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
     """
     sites = _sites(folds)
     return {
@@ -119,8 +124,8 @@ def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
 
 
 def _row(folds: Sequence[Matrix], cells: Mapping[str, Sequence[Average]]) -> ResultRow:
-    inside = [combined(column[fold] for column in cells.values()) for fold in range(len(folds))]
-    return ResultRow({site: over_folds(column) for site, column in cells.items()}, over_folds(inside))
+    means = [combined(column[fold] for column in cells.values()) for fold in range(len(folds))]
+    return ResultRow({site: over_folds(column) for site, column in cells.items()}, over_folds(means))
 
 
 def _sites(folds: Sequence[Matrix]) -> list[str]:

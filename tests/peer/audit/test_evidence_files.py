@@ -1,4 +1,4 @@
-"""What auditors are handed: signed, readable without a site's folder, and refused by name when it is something else."""
+"""The files for auditors: signed, readable without a site's folder, and refused when they are wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from peer.identity import certificates
 
 
 @pytest.fixture
-def handed(books: Any, tmp_path: Path) -> Path:
+def exported(books: Any, tmp_path: Path) -> Path:
     """The export of asia's ledger, after three rounds."""
     for round in (1, 2, 3):
         books.send("asia", "europe", round=round)
@@ -34,14 +34,14 @@ def authority(loopback: LocalFederation) -> x509.Certificate:
     return certificates.pinned_authority(loopback.federation.ca_certificate)
 
 
-def rewritten(path: Path, **changes: Any) -> Path:
+def rewrite(path: Path, **changes: Any) -> Path:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return path
 
 
-def test_an_export_can_be_checked_with_nothing_but_a_library_for_signatures(handed: Path) -> None:
-    """As the specification says it, without a function of this program."""
-    document = json.loads(handed.read_bytes())
+def test_an_export_can_be_checked_with_nothing_but_a_library_for_signatures(exported: Path) -> None:
+    """As an auditor would do it, without a function of this program."""
+    document = json.loads(exported.read_bytes())
     signature = base64.b64decode(document.pop("signature"))
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
     key = x509.load_pem_x509_certificate(document["certificate"].encode()).public_key()
@@ -70,20 +70,20 @@ def test_an_export_can_be_checked_with_nothing_but_a_library_for_signatures(hand
     ],
 )
 def test_an_export_that_was_changed_is_refused_by_name(
-    enrolled: LocalFederation, handed: Path, change: dict[str, Any]
+    enrolled: LocalFederation, exported: Path, change: dict[str, Any]
 ) -> None:
-    found = evidence_files.read(rewritten(handed, **change), Export)
+    export = evidence_files.read(rewrite(exported, **change), Export)
     with pytest.raises(PeerMisbehaved, match=r"asia\.json is refused: .*; have .* export it again"):
-        evidence_files.verify_export(found, "asia.json", ca=authority(enrolled))
+        evidence_files.verify_export(export, "asia.json", ca=authority(enrolled))
 
 
-def test_an_export_under_another_site_s_certificate_is_refused(books: Any, handed: Path) -> None:
+def test_an_export_under_another_site_s_certificate_is_refused(books: Any, exported: Path) -> None:
     europe = certificates.certificate_pem(books.identity("europe").certificate).decode()
-    found = evidence_files.read(rewritten(handed, certificate=europe), Export)
+    export = evidence_files.read(rewrite(exported, certificate=europe), Export)
     with pytest.raises(PeerMisbehaved, match="the certificate names europe, not asia"):
-        evidence_files.verify_export(found, "asia.json", ca=authority(books.loopback))
+        evidence_files.verify_export(export, "asia.json", ca=authority(books.loopback))
     with pytest.raises(PeerMisbehaved, match="the signature does not fit"):
-        evidence_files.verify_export(found, "asia.json", ca=None)
+        evidence_files.verify_export(export, "asia.json", ca=None)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_a_file_that_is_something_else_is_named(tmp_path: Path, content: bytes, 
     ("key", "value"),
     [("seq", 0), ("seq", "1"), ("seq", 1.5), ("hash", "ab"), ("body", 3), ("more", 1)],
 )
-def test_a_row_of_another_form_is_named(handed: Path, key: str, value: Any) -> None:
-    rows = json.loads(handed.read_bytes())["rows"]
+def test_a_row_of_another_form_is_named(exported: Path, key: str, value: Any) -> None:
+    rows = json.loads(exported.read_bytes())["rows"]
     rows[1][key] = value
     with pytest.raises(PeerMisbehaved, match=rf"not an egress export: rows\.1\.{key}: "):
-        evidence_files.read(rewritten(handed, rows=rows), Export)
+        evidence_files.read(rewrite(exported, rows=rows), Export)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -122,36 +122,36 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 # --- witnesses -------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def witness(books: Any, handed: Path, tmp_path: Path) -> Path:
-    """What europe has seen of asia's ledger."""
+def witness(books: Any, exported: Path, tmp_path: Path) -> Path:
+    """The witness file of europe about asia's ledger."""
     path = tmp_path / "from-europe.json"
     path.write_bytes(
-        evidence_files.encode(verification.witness(books.loopback.folder("europe"), "asia", everything=True))
+        evidence_files.encode(verification.make_witness(books.loopback.folder("europe"), "asia", everything=True))
     )
     return path
 
 
-def hear(loopback: LocalFederation, path: Path, of: str = "asia") -> evidence_files.WitnessEvidence:
-    return evidence_files.hear(path, of=of, federation=loopback.federation.digest, ca=authority(loopback))
+def read_witness(loopback: LocalFederation, path: Path, of: str = "asia") -> evidence_files.WitnessEvidence:
+    return evidence_files.read_witness(path, of=of, federation=loopback.federation.digest, ca=authority(loopback))
 
 
 def test_a_witness_says_how_many_rows_it_has_seen(enrolled: LocalFederation, witness: Path) -> None:
-    heard = hear(enrolled, witness)
-    assert heard.by == "europe"
-    assert [(seal.head.count, seal.round) for seal in heard.seals] == [(0, 1), (2, 2), (4, 3)]
-    assert heard.newest.head.count == 4
+    evidence = read_witness(enrolled, witness)
+    assert evidence.by == "europe"
+    assert [(signed.head.count, signed.round) for signed in evidence.signed_heads] == [(0, 1), (2, 2), (4, 3)]
+    assert evidence.newest.head.count == 4
 
 
 def test_a_witness_of_another_site_or_federation_is_refused_by_name(enrolled: LocalFederation, witness: Path) -> None:
     with pytest.raises(UsageError, match=r"is a witness of asia's ledger, not of europe's; ask for one with `--of eur"):
-        hear(enrolled, witness, of="europe")
+        read_witness(enrolled, witness, of="europe")
     with pytest.raises(FederationMismatch, match=r"is a witness of federation abababababab, not of "):
-        hear(enrolled, rewritten(witness, federation_digest="ab" * 32))
+        read_witness(enrolled, rewrite(witness, federation_digest="ab" * 32))
 
 
 def test_who_relabels_a_witness_finds_that_the_site_did_not_sign_that(books: Any, witness: Path) -> None:
     with pytest.raises(PeerMisbehaved, match="manifest 1 is refused: the certificate names asia, not europe; ask eur"):
-        hear(books.loopback, rewritten(witness, of="europe"), of="europe")
+        read_witness(books.loopback, rewrite(witness, of="europe"), of="europe")
 
 
 @pytest.mark.parametrize("part", ["body", "signature", "certificate_der"])
@@ -163,10 +163,10 @@ def test_a_witness_can_invent_nothing(enrolled: LocalFederation, witness: Path, 
     with pytest.raises(
         PeerMisbehaved, match=r"manifest 3 is refused: .*; ask europe to write it again; that is no proof"
     ):
-        hear(enrolled, rewritten(witness, manifests=manifests))
+        read_witness(enrolled, rewrite(witness, manifests=manifests))
     manifests[2][part] = "no base64"
     with pytest.raises(PeerMisbehaved, match="manifest 3 is refused: it is no signed manifest in base64"):
-        hear(enrolled, rewritten(witness, manifests=manifests))
+        read_witness(enrolled, rewrite(witness, manifests=manifests))
 
 
 def test_a_manifest_of_another_federation_of_the_same_ca_is_no_witness(books: Any, witness: Path) -> None:
@@ -177,15 +177,15 @@ def test_a_manifest_of_another_federation_of_the_same_ca_is_no_witness(books: An
 
 def test_an_empty_witness_proves_nothing(enrolled: LocalFederation, witness: Path) -> None:
     with pytest.raises(PeerMisbehaved, match="holds no manifest"):
-        hear(enrolled, rewritten(witness, manifests=[]))
+        read_witness(enrolled, rewrite(witness, manifests=[]))
 
 
-def test_rows_that_begin_with_the_first_begin_with_nothing(handed: Path) -> None:
+def test_rows_that_begin_with_the_first_begin_with_nothing(exported: Path) -> None:
     """Or whoever signs would leave out the first rows without saying so."""
-    document = json.loads(handed.read_bytes())
+    document = json.loads(exported.read_bytes())
     end = {"count": 0, "hash": document["head"]["hash"]}
-    found = evidence_files.read(rewritten(handed, rows=[], before=end, head=end), Export)
-    assert found.chain().problems == ["the rows begin after row 0 with a hash that no ledger begins with"]
+    export = evidence_files.read(rewrite(exported, rows=[], before=end, head=end), Export)
+    assert export.verify_chain().problems == ["the rows begin after row 0 with a hash that no ledger begins with"]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ def test_rows_that_begin_with_the_first_begin_with_nothing(handed: Path) -> None
         ("restored.0.time", {"restored": [{"time": 1 << 53, "generation": 2, "reported_by": "europe"}]}),
     ],
 )
-def test_a_time_that_no_calendar_has_is_named(handed: Path, key: str, change: dict[str, Any]) -> None:
+def test_a_time_that_no_calendar_has_is_named(exported: Path, key: str, change: dict[str, Any]) -> None:
     with pytest.raises(PeerMisbehaved, match=f"not an egress export: {key}: Input should be less than"):
-        evidence_files.read(rewritten(handed, **change), Export)
+        evidence_files.read(rewrite(exported, **change), Export)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.audit.folder_check import consistent
+from peer.audit.folder_check import check_folder
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
 from peer.daemon.dispatch import now
@@ -47,14 +47,14 @@ def backup(asia: SiteFolder, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def look(folder: SiteFolder) -> list[str]:
+def check(folder: SiteFolder) -> list[str]:
     federation = FederationConfig.load(folder.federation_toml)
     own = Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now())
-    return consistent(folder, federation, own)
+    return check_folder(folder, federation, own)
 
 
 def restore(source: Path, folder: SiteFolder, *names: str) -> None:
-    """Put these files or folders of a backup in the place of the site's."""
+    """Replace these files or folders of the site by those of a backup."""
     for name in names:
         target = folder.path / name
         shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
@@ -65,13 +65,13 @@ def restore(source: Path, folder: SiteFolder, *names: str) -> None:
 
 
 def test_a_site_that_never_ran_is_consistent(enrolled: LocalFederation) -> None:
-    assert look(enrolled.folder("asia")) == []
+    assert check(enrolled.folder("asia")) == []
 
 
 def test_what_a_daemon_left_is_consistent_also_over_generations(asia: SiteFolder, books: Any) -> None:
-    assert look(asia) == []
+    assert check(asia) == []
     books.send("asia", "europe", round=1, generation=2)
-    assert look(asia) == []
+    assert check(asia) == []
 
 
 def test_a_whole_older_backup_may_be_restored(asia: SiteFolder, books: Any, backup: Callable[[], Path]) -> None:
@@ -79,9 +79,9 @@ def test_a_whole_older_backup_may_be_restored(asia: SiteFolder, books: Any, back
     books.send("asia", "europe", round=4)
     shutil.rmtree(asia.path)
     shutil.copytree(source, asia.path)
-    assert look(asia) == []
+    assert check(asia) == []
     books.send("asia", "europe", round=4, generation=2)
-    assert look(asia) == []
+    assert check(asia) == []
 
 
 def test_an_older_ledger_under_a_newer_journal_is_refused(
@@ -94,13 +94,13 @@ def test_an_older_ledger_under_a_newer_journal_is_refused(
     with pytest.raises(
         StateError, match=r"egress\.db has 6 rows, but .*journal\.db was written when it had 8: .*resto"
     ):
-        look(asia)
+        check(asia)
     asia.egress_db.unlink()
     with pytest.raises(StateError, match=r"egress\.db has 0 rows"):
-        look(asia)
+        check(asia)
     restore(source, asia, "gen-0001")
     restore(source, asia, "egress.db")
-    assert look(asia) == []
+    assert check(asia) == []
 
 
 def test_an_older_journal_under_a_newer_ledger_is_a_remark(
@@ -109,7 +109,7 @@ def test_an_older_journal_under_a_newer_ledger_is_a_remark(
     source = backup()
     books.send("asia", "europe", round=4)
     restore(source, asia, "gen-0001")
-    (remark,) = look(asia)
+    (remark,) = check(asia)
     assert remark == (
         "egress.db knows of round 4 of generation 1, the journal only of round 3 of generation 1: "
         "an older journal was restored"
@@ -121,43 +121,43 @@ def test_another_chain_of_the_same_length_is_refused(asia: SiteFolder, books: An
         books.send("europe", "asia", round=round)
     restore(books.loopback.folder("europe").path, asia, "egress.db")
     with pytest.raises(StateError, match=r"row 4 of .*egress\.db is not the one that .*journal\.db was written after"):
-        look(asia)
+        check(asia)
 
 
 def test_another_site_s_ledger_shows_before_the_first_manifest(asia: SiteFolder, books: Any) -> None:
     shutil.rmtree(asia.generation(1))
     restore(books.loopback.folder("europe").path, asia, "egress.db")
     with pytest.raises(StateError, match=r"egress\.db says what was sent to asia: it is another site's; restore pki, "):
-        look(asia)
+        check(asia)
 
 
 def test_another_site_s_journal_is_named(asia: SiteFolder, books: Any) -> None:
     restore(books.loopback.folder("europe").path, asia, "gen-0001")
     with pytest.raises(StateError, match=r"journal\.db is the journal of europe, not of asia; restore pki, egress\.db"):
-        look(asia)
+        check(asia)
 
 
 def test_another_site_s_journal_is_named_before_its_first_manifest(enrolled: LocalFederation, books: Any) -> None:
     with contextlib.closing(books.journal("asia")) as journal:
         body = {"state": "s", "samples": {}, "publish": None}
         journal.append("initialised", 0, {**body, "artifact": None})
-        assert look(enrolled.folder("asia")) == []
+        assert check(enrolled.folder("asia")) == []
         journal.append("initialised", 0, {**body, "artifact": {"owner": "europe"}})
     with pytest.raises(StateError, match="is the journal of europe, not of asia"):
-        look(enrolled.folder("asia"))
+        check(enrolled.folder("asia"))
 
 
 def test_another_site_s_keys_are_named(asia: SiteFolder, books: Any) -> None:
     restore(books.loopback.folder("europe").path, asia, "pki")
     with pytest.raises(CertificateError, match=r"cert\.pem: the certificate names europe, not asia; .*own backup"):
-        look(asia)
+        check(asia)
 
 
 def test_a_manifest_that_is_damaged_is_named(asia: SiteFolder, books: Any) -> None:
     with contextlib.closing(books.journal("asia")) as journal:
         journal.append("manifest", 4, {"artifact": "ab" * 32, "body": "?"})
     with pytest.raises(StateError, match=r"journal\.db is damaged: its newest manifest: it is no signed manifest"):
-        look(asia)
+        check(asia)
 
 
 def test_an_older_pki_under_a_newer_journal_is_refused(tmp_path: Path, books: Any) -> None:
@@ -170,24 +170,24 @@ def test_an_older_pki_under_a_newer_journal_is_refused(tmp_path: Path, books: An
 
     def enrol(when: Any, **options: Any) -> Identity:
         request = enrolment.request(folder, authority.federation, authority.federation_toml, now=when, **options)
-        admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=when, replace=True)
-        return enrolment.join(folder, Bundle.decode(admitted.bundle), now=when)
+        admission = authority.admit(request.pem, fingerprint=request.fingerprint, now=when, replace=True)
+        return enrolment.join(folder, Bundle.decode(admission.bundle), now=when)
 
     enrol(past)
     shutil.copytree(folder.pki, tmp_path / "former")
     enrol(now() - timedelta(days=1), renew=True)
-    pages = type(books)(old)
-    journal = pages.journal("asia")
-    signed = pages.signed("asia", Ledger(folder.egress_db).head, round=1)
+    old_books = type(books)(old)
+    journal = old_books.journal("asia")
+    signed = old_books.signed("asia", Ledger(folder.egress_db).head, round=1)
     journal.append("manifest", 1, {"artifact": "ab" * 32, **to_base64(signed)})
     journal.close()
-    assert look(folder) == []
+    assert check(folder) == []
     shutil.rmtree(folder.pki)
     shutil.copytree(tmp_path / "former", folder.pki)
     with pytest.raises(
         StateError, match=r"cert\.pem is of .*, but .* was written with one of .*join the newest bundle"
     ):
-        look(folder)
+        check(folder)
 
 
 def test_a_start_is_not_kept_waiting_by_a_long_ledger(asia: SiteFolder) -> None:
@@ -199,18 +199,20 @@ def test_a_start_is_not_kept_waiting_by_a_long_ledger(asia: SiteFolder) -> None:
     federation = FederationConfig.load(asia.federation_toml)
     own = Identity.load(asia.pki, name=asia.site, ca_certificate=federation.ca_certificate, now=now())
     began_s = time.process_time()
-    assert consistent(asia, federation, own) == []
+    assert check_folder(asia, federation, own) == []
     assert time.process_time() - began_s < 0.1
 
 
 def test_a_model_that_is_lent_after_the_next_was_published_makes_no_journal_old(asia: SiteFolder, books: Any) -> None:
-    """A start signs again what it publishes, and last what it lends: a model of an earlier round."""
+    """A start signs again the model that it publishes, and after it the one that it lends, of an
+    earlier round.
+    """
     journal = books.journal("asia")
     journal.append("published", 3, {"artifact": None})
     lent = books.signed("asia", Head(6, hash_at(asia, 6)), round=2)
     journal.append("manifest", 2, {"artifact": "ab" * 32, **to_base64(lent)})
     journal.close()
-    assert look(asia) == []
+    assert check(asia) == []
 
 
 def hash_at(folder: SiteFolder, count: int) -> str:

@@ -1,4 +1,6 @@
-"""The proof that a ledger is all that it was: what is found with and without witnesses, and what is said to be open."""
+"""Which faults of a ledger `egress verify` reports, with and without witnesses, and what it calls
+unproven.
+"""
 
 from __future__ import annotations
 
@@ -50,15 +52,15 @@ def asia(books: Any) -> SiteFolder:
 
 
 def edit(path: Path, *statements: str) -> None:
-    """Change the file behind the ledger's back."""
+    """Change the file without the ledger."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         for statement in statements:
             connection.execute(statement)
         connection.commit()
 
 
-def anew(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Write a whole chain that holds together, of the same rows as somebody would like them to have been."""
+def rewrite_chain(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Write a chain of changed rows whose hashes are right."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         bodies = [json.loads(body) for (body,) in connection.execute("SELECT body FROM ledger ORDER BY seq")]
         connection.execute("DELETE FROM ledger")
@@ -71,46 +73,51 @@ def anew(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) 
 
 
 def forget(folder: SiteFolder) -> None:
-    """The journal says nothing any more of what the site has signed."""
+    """Delete the site's own manifests from the journal."""
     edit(folder.generation(1) / "journal.db", "DELETE FROM row WHERE kind = 'manifest'")
 
 
 @pytest.fixture
 def witness(asia: SiteFolder, books: Any, tmp_path: Path) -> Path:
-    """What europe has seen of asia."""
+    """The witness file of europe about asia's ledger."""
     path = tmp_path / "from-europe.json"
-    path.write_bytes(evidence_files.encode(verification.witness(books.loopback.folder("europe"), "asia")))
+    path.write_bytes(evidence_files.encode(verification.make_witness(books.loopback.folder("europe"), "asia")))
     return path
 
 
 def test_a_whole_ledger_is_called_whole_and_what_is_open_is_said(asia: SiteFolder) -> None:
-    found = verification.verify(asia)
-    assert found.keys() == KEYS
-    assert (found["site"], found["rows"], found["transfers"], found["own_manifests"]) == ("asia", 8, 4, 4)
-    assert (found["problems"], found["open"], found["witnesses"], found["vouched_rows"]) == ([], [], [], None)
-    assert len(found["unproven"]) == 1
-    assert "another site's witness is needed" in found["unproven"][0]
+    document = verification.verify(asia)
+    assert document.keys() == KEYS
+    assert (document["site"], document["rows"], document["transfers"], document["own_manifests"]) == ("asia", 8, 4, 4)
+    assert (document["problems"], document["open"], document["witnesses"], document["vouched_rows"]) == (
+        [],
+        [],
+        [],
+        None,
+    )
+    assert len(document["unproven"]) == 1
+    assert "another site's witness is needed" in document["unproven"][0]
 
 
 def test_a_witness_vouches_for_the_rows_that_it_has_seen(asia: SiteFolder, witness: Path) -> None:
-    found = verification.verify(asia, [witness])
-    assert found["problems"] == []
-    told = {"file": str(witness), "by": "europe", "manifests": 1, "rows": 6, "generation": 1, "round": 4}
-    assert (found["witnesses"], found["vouched_rows"]) == ([told], 6)
-    assert found["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
+    document = verification.verify(asia, [witness])
+    assert document["problems"] == []
+    expected = {"file": str(witness), "by": "europe", "manifests": 1, "rows": 6, "generation": 1, "round": 4}
+    assert (document["witnesses"], document["vouched_rows"]) == ([expected], 6)
+    assert document["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
 
 
 def test_a_site_without_a_ledger_has_nothing_to_prove(books: Any) -> None:
-    found = verification.verify(books.loopback.folder("asia"))
-    assert (found["rows"], found["head"], found["problems"]) == (0, {"count": 0, "hash": "0" * 64}, [])
+    document = verification.verify(books.loopback.folder("asia"))
+    assert (document["rows"], document["head"], document["problems"]) == (0, {"count": 0, "hash": "0" * 64}, [])
 
 
 def test_a_transfer_under_way_is_open_and_no_problem(asia: SiteFolder) -> None:
     with contextlib.closing(Ledger(asia.egress_db)) as ledger:
-        what = {"purpose": "train", "kind": "model", "sha256": "ab" * 32}
-        ledger.intend(peer="europe", round=5, generation=1, bytes=64, **what)
-    found = verification.verify(asia)
-    assert (found["open"], found["problems"]) == ([9], [])
+        facts = {"purpose": "train", "kind": "model", "sha256": "ab" * 32}
+        ledger.intend(peer="europe", round=5, generation=1, bytes=64, **facts)
+    document = verification.verify(asia)
+    assert (document["open"], document["problems"]) == ([9], [])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_a_cut_tail_shows_against_a_witness_when_the_journal_was_changed_as_well
 
 
 def test_a_chain_that_was_written_anew_shows_against_journal_and_witness(asia: SiteFolder, witness: Path) -> None:
-    anew(asia.egress_db, lambda body: {**body, "peer": "mars"} if body.get("peer") else body)
+    rewrite_chain(asia.egress_db, lambda body: {**body, "peer": "mars"} if body.get("peer") else body)
     (problem,) = verification.verify(asia)["problems"]
     assert problem.startswith("row 6 is not the one that a witness has seen (the site's own journal: ")
     assert problem.endswith(", and 2 more)")
@@ -176,7 +183,7 @@ def test_rows_that_say_nothing_are_named_although_their_chain_holds(
     asia: SiteFolder, change: Callable[[Any], Any], words: str
 ) -> None:
     forget(asia)
-    anew(asia.egress_db, change)
+    rewrite_chain(asia.egress_db, change)
     assert verification.verify(asia)["problems"][0].startswith(words)
 
 
@@ -196,28 +203,28 @@ def test_a_restored_backup_is_told_beside_what_was_lost_with_it(asia: SiteFolder
     with contextlib.closing(books.journal("asia")) as journal:
         journal.append("regenerated", 1, {"generation": 2, "reported_by": "europe", "their_round": 4})
     assert verification.verify(asia)["problems"] == []
-    found = verification.verify(asia, [witness])
-    (problem,) = found["problems"]
+    document = verification.verify(asia, [witness])
+    (problem,) = document["problems"]
     assert f"; the journal says that an older backup was restored on {now():%Y-%m-%d}" in problem
-    assert [(one["generation"], one["reported_by"]) for one in found["restored"]] == [(2, "europe")]
+    assert [(row["generation"], row["reported_by"]) for row in document["restored"]] == [(2, "europe")]
 
 
-# --- a witness is made -----------------------------------------------------------------------------------------------
+# --- making a witness ------------------------------------------------------------------------------------------------
 def test_a_witness_is_of_another_site_from_which_something_came(asia: SiteFolder, books: Any) -> None:
     europe = books.loopback.folder("europe")
     for name in ("europe", "mars", "asai"):
         with pytest.raises(UsageError, match=f"--of {name}: not another site of this federation"):
-            verification.witness(europe, name)
+            verification.make_witness(europe, name)
     with pytest.raises(StateError, match="asia has received no manifest of europe yet"):
-        verification.witness(asia, "europe")
-    assert len(verification.witness(europe, "asia", everything=True).manifests) == 4
+        verification.make_witness(asia, "europe")
+    assert len(verification.make_witness(europe, "asia", everything=True).manifests) == 4
 
 
 def test_a_witness_remembers_the_most_rows_not_the_last_ones(asia: SiteFolder, books: Any) -> None:
     """After a restored backup a site's newer manifests cover fewer rows than those of before."""
     edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 2")
     books.send("asia", "europe", round=5, generation=2)
-    newest = verification.witness(books.loopback.folder("europe"), "asia")
+    newest = verification.make_witness(books.loopback.folder("europe"), "asia")
     assert decode_manifest(from_base64(newest.manifests[0].model_dump()).body).egress_count == 6
 
 
@@ -228,25 +235,25 @@ def export(folder: SiteFolder, path: Path, **options: Any) -> Path:
 
 
 def test_an_export_is_proven_anywhere(asia: SiteFolder, witness: Path, tmp_path: Path) -> None:
-    handed = export(asia, tmp_path / "asia.json")
-    found = verification.verify_export(handed, asia.federation_toml, [witness])
-    assert found.keys() == KEYS
-    assert (found["rows"], found["problems"], found["vouched_rows"]) == (8, [], 6)
-    assert found["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
-    stranger = verification.verify_export(handed, None)
+    exported = export(asia, tmp_path / "asia.json")
+    document = verification.verify_export(exported, asia.federation_toml, [witness])
+    assert document.keys() == KEYS
+    assert (document["rows"], document["problems"], document["vouched_rows"]) == (8, [], 6)
+    assert document["unproven"] == ["that rows 7 to 8 are all: they are newer than every witness"]
+    stranger = verification.verify_export(exported, None)
     assert "without --federation nobody vouches for the certificate" in stranger["unproven"][0]
     with pytest.raises(UsageError, match="--witness needs --federation"):
-        verification.verify_export(handed, None, [witness])
+        verification.verify_export(exported, None, [witness])
 
 
 def test_rounds_that_are_not_shown_leave_their_hashes(asia: SiteFolder, witness: Path, tmp_path: Path) -> None:
-    handed = export(asia, tmp_path / "asia.json", rounds=(2, 3))
-    rows = json.loads(handed.read_bytes())["rows"]
+    exported = export(asia, tmp_path / "asia.json", rounds=(2, 3))
+    rows = json.loads(exported.read_bytes())["rows"]
     assert [row["seq"] for row in rows] == [3, 4, 5, 6, 7, 8]
     assert [row["body"] is not None for row in rows] == [True] * 4 + [False] * 2
-    found = verification.verify_export(handed, asia.federation_toml, [witness])
-    assert (found["problems"], found["rows"], found["transfers"]) == ([], 4, 2)
-    assert found["unproven"][:2] == [
+    document = verification.verify_export(exported, asia.federation_toml, [witness])
+    assert (document["problems"], document["rows"], document["transfers"]) == ([], 4, 2)
+    assert document["unproven"][:2] == [
         "rows 1 to 2, which are not in this file",
         "2 later rows, of which it holds nothing but the hash",
     ]
@@ -255,8 +262,8 @@ def test_rounds_that_are_not_shown_leave_their_hashes(asia: SiteFolder, witness:
 def test_an_export_since_a_time_begins_there(asia: SiteFolder, tmp_path: Path) -> None:
     with contextlib.closing(Ledger(asia.egress_db, read_only=True)) as ledger:
         since_s = ledger.transfers()[2]["time"]
-    found = verification.verify_export(export(asia, tmp_path / "a", since_s=since_s), asia.federation_toml)
-    assert (found["problems"], found["rows"], found["unproven"][0][:11]) == ([], 4, "rows 1 to 4")
+    document = verification.verify_export(export(asia, tmp_path / "a", since_s=since_s), asia.federation_toml)
+    assert (document["problems"], document["rows"], document["unproven"][0][:11]) == ([], 4, "rows 1 to 4")
     nothing = verification.verify_export(export(asia, tmp_path / "b", since_s=2e9), asia.federation_toml)
     assert (nothing["problems"], nothing["rows"], nothing["head"]["count"]) == ([], 0, 8)
 
@@ -272,7 +279,7 @@ def test_what_a_site_signs_of_a_broken_ledger_is_broken(asia: SiteFolder, witnes
 
 
 def test_an_export_s_end_is_the_end_of_its_rows(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
-    """A site that signs fewer rows than it says is found out by its own words."""
+    """A site that signs fewer rows than it says is document out by its own words."""
     own, whole = books.identity("asia"), verification.export(asia)
     short = whole.model_copy(update={"rows": whole.rows[:-2], "signature": ""})
     signature = evidence_files.base64.b64encode(certificates.sign(own.key, short.signed_bytes())).decode()
@@ -282,11 +289,11 @@ def test_an_export_s_end_is_the_end_of_its_rows(asia: SiteFolder, books: Any, tm
 
 
 def test_an_export_of_another_federation_is_refused(asia: SiteFolder, tmp_path: Path) -> None:
-    handed = export(asia, tmp_path / "asia.json")
+    exported = export(asia, tmp_path / "asia.json")
     other = tmp_path / "federation.toml"
     other.write_text(asia.federation_toml.read_text().replace("rounds = 3", "rounds = 4"))
     with pytest.raises(FederationMismatch, match=r"asia\.json is of federation .*federation\.toml is "):
-        verification.verify_export(handed, other)
+        verification.verify_export(exported, other)
     with pytest.raises(PeerMisbehaved, match="not an egress export"):
         verification.verify_export(other, None)
 
@@ -298,16 +305,16 @@ def test_a_site_whose_certificate_has_expired_still_answers_to_its_auditor(books
     request = enrolment.request(folder, authority.federation, authority.federation_toml, now=past)
     bundle = authority.admit(request.pem, fingerprint=request.fingerprint, now=past, days=30).bundle
     enrolment.join(folder, Bundle.decode(bundle), now=past)
-    found = verification.verify_export(export(folder, tmp_path / "asia.json"), folder.federation_toml)
-    assert found["problems"] == []
-    assert any("its certificate was not valid on" in text for text in found["unproven"])
+    document = verification.verify_export(export(folder, tmp_path / "asia.json"), folder.federation_toml)
+    assert document["problems"] == []
+    assert any("its certificate was not valid on" in text for text in document["unproven"])
 
 
 def test_when_an_export_was_made_is_told(asia: SiteFolder, tmp_path: Path) -> None:
-    """An old one that is handed over again must not pass for today's."""
+    """An old one that is exported over again must not pass for today's."""
     began_s = int(now().timestamp())
-    found = verification.verify_export(export(asia, tmp_path / "asia.json"), asia.federation_toml)
-    assert began_s <= found["made"] <= now().timestamp()
+    document = verification.verify_export(export(asia, tmp_path / "asia.json"), asia.federation_toml)
+    assert began_s <= document["made"] <= now().timestamp()
     assert verification.verify(asia)["made"] is None
 
 

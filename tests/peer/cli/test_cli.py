@@ -1,4 +1,6 @@
-"""The program as a whole: errors are one line and a number, commands are listed without being imported."""
+"""The program as a whole: errors are one line and a number, commands are listed without being
+imported.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,8 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     command = [sys.executable, "-c", PROGRAM, "federation", "show", str(pipe)]
-    # Whoever runs the tests in the background of a shell has them ignore the signal, and children inherit that.
+    # A shell that runs the tests in the background makes them ignore the signal, and children
+    # inherit that.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
         with pipe.open("wb"):  # returns once the command has opened the other end

@@ -1,4 +1,6 @@
-"""Shell completion: what is offered where, how little is loaded for it, and that bash takes the script."""
+"""Shell completion: the names offered at each place, the few imports that it needs, and the script
+in bash.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from peer.cli.completion import SHELLS, VARIABLE
 ROOT = Path(__file__).parents[3]
 
 
-def offered(line: str) -> list[str]:
-    """What a shell offers at the end of this line."""
+def complete(line: str) -> list[str]:
+    """The words that a shell offers at the end of this line."""
     *words, incomplete = line.split(" ")
-    found = ShellComplete(main, {}, PROGRAM, VARIABLE).get_completions(words, incomplete)
-    return [item.value for item in found]
+    items = ShellComplete(main, {}, PROGRAM, VARIABLE).get_completions(words, incomplete)
+    return [item.value for item in items]
 
 
 @pytest.fixture
@@ -37,36 +39,36 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # --- what is offered -------------------------------------------------------------------------------------------------
 def test_every_command_is_offered_with_its_help() -> None:
-    assert offered("") == list(COMMANDS)
-    found = ShellComplete(main, {}, PROGRAM, VARIABLE).get_completions([], "rou")
-    assert [(item.value, item.help) for item in found] == [("rounds", COMMANDS["rounds"][1])]
+    assert complete("") == list(COMMANDS)
+    items = ShellComplete(main, {}, PROGRAM, VARIABLE).get_completions([], "rou")
+    assert [(item.value, item.help) for item in items] == [("rounds", COMMANDS["rounds"][1])]
 
 
 def test_options_and_their_values_are_offered() -> None:
-    assert offered("--h") == ["--home", "--help"]
-    assert offered("plan --r") == ["--rounds"]
-    assert offered("start --resume r") == ["require"]
-    assert offered("completion ") == list(SHELLS)
-    assert offered("federation ad") == ["admit"]
+    assert complete("--h") == ["--home", "--help"]
+    assert complete("plan --r") == ["--rounds"]
+    assert complete("start --resume r") == ["require"]
+    assert complete("completion ") == list(SHELLS)
+    assert complete("federation ad") == ["admit"]
 
 
 def test_a_site_is_offered_by_the_name_that_finds_it(sites: Path) -> None:
-    assert offered("status --site ") == ["asia", "study/europe", "trial/europe"]
-    assert offered("status --site tri") == ["trial/europe"]
-    assert offered("status --site trial/") == ["trial/asia", "trial/europe"]
+    assert complete("status --site ") == ["asia", "study/europe", "trial/europe"]
+    assert complete("status --site tri") == ["trial/europe"]
+    assert complete("status --site trial/") == ["trial/asia", "trial/europe"]
 
 
 def test_the_home_that_was_typed_counts(sites: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     (other / "trial" / "africa").mkdir(parents=True)
     (other / "trial" / "africa" / "federation.toml").touch()
-    assert offered(f"--home {other} rounds --site ") == ["africa"]
-    assert offered(f"rounds --home {other} --site ") == ["africa"]
+    assert complete(f"--home {other} rounds --site ") == ["africa"]
+    assert complete(f"rounds --home {other} --site ") == ["africa"]
 
 
 def test_a_home_that_is_not_there_offers_no_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MHFL_HOME", str(tmp_path / "nowhere"))
-    assert offered("status --site ") == []
+    assert complete("status --site ") == []
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ def test_bash_completes_commands_and_sites(sites: Path, tmp_path: Path) -> None:
     "$(function_of)" mhfl-peer; echo "${COMPREPLY[@]}"
     """
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "--norc", "-c", ask],
         cwd=ROOT,
         env={**os.environ, "PATH": path},
@@ -109,22 +111,24 @@ def test_bash_completes_commands_and_sites(sites: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["evaluation events", "asia"]
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == ["evaluation events", "asia"]
 
 
 def test_names_are_completed_without_loading_the_commands() -> None:
-    asked = {VARIABLE: "bash_complete", "COMP_WORDS": f"{PROGRAM} s", "COMP_CWORD": "1"}
-    done = subprocess.run(
+    variables = {VARIABLE: "bash_complete", "COMP_WORDS": f"{PROGRAM} s", "COMP_CWORD": "1"}
+    process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "peer.cli"],
         cwd=ROOT,
-        env={**os.environ, **asked},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "plain,status" in done.stdout.splitlines()
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "plain,status" in process.stdout.splitlines()
+    loaded = {
+        line.rpartition("|")[2].strip() for line in process.stderr.splitlines() if line.startswith("import time:")
+    }
     ours = {name for name in loaded if name.partition(".")[0] == "peer"}
     assert ours == {"peer", "peer.cli", "peer.errors"}
     assert not loaded & {"cryptography", "grpc", "numpy", "pydantic", "rich", "torch"}

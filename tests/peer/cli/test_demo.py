@@ -1,4 +1,4 @@
-"""How the demonstration shows itself; that it runs is for the end-to-end tests."""
+"""The progress and the tables of `demo`; the end-to-end tests run a demonstration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from peer.cli import main
-from peer.cli.demo import _progress, _table
+from peer.cli.demo import _render, _render_progress
 from peer.demo.run import DemoProgress
 
 SITES = ("africa", "asia")
 
 
-def drawn(value: Any) -> str:
+def draw(value: Any) -> str:
     out = io.StringIO()
     Console(file=out, width=160).print(value)
     return out.getvalue()
@@ -28,8 +28,8 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
-    text = drawn(
-        _progress(
+    text = draw(
+        _render_progress(
             DemoProgress(
                 "fedskd: four daemons on loopback",
                 {
@@ -76,7 +76,7 @@ def document() -> dict[str, Any]:
 
 
 def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
-    text = drawn(_table(document()))
+    text = draw(_render(document()))
     local, shared = text.partition("AUC, Local Test")[2].split("AUC, Global Test")
     rows = {line.split()[0]: line.split() for line in local.splitlines() if line.strip()}
     assert rows["local"] == ["local", "0.650", "0.600", "0.700"]
@@ -85,16 +85,16 @@ def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
     assert ["fedskd", "0.650", "0.700", "0.600"] in [line.split() for line in shared.splitlines()]
     assert "40 nodules of 30 patients, 25% malignant" in text
     assert "3.0 MiB" in text
-    assert "15 rounds of 20 steps" in text
+    assert "15 rounds of 20 steps" in " ".join(text.split())
     assert "schedule scaled" in text
     assert "mhfl-peer --home out/fedskd/sites rounds --site asia" in text
 
 
 def test_what_cannot_be_compared_is_a_dash() -> None:
-    made = document()
-    for site in made["methods"]["local"]["sites"].values():
+    result = document()
+    for site in result["methods"]["local"]["sites"].values():
         site["global_test"] = None
-    last = drawn(_table(made)).partition("Global Test")[2]
+    last = draw(_render(result)).partition("Global Test")[2]
     assert ["local", "-", "-", "-"] in [line.split() for line in last.splitlines()]
 
 

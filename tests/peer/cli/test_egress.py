@@ -1,4 +1,4 @@
-"""`egress` and what belongs to it, as an operator and an auditor type it."""
+"""`egress` and its subcommands, as an operator and an auditor type them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def asia(books: Any) -> SiteFolder:
         books.send("asia", "europe", round=round)
     folder: SiteFolder = books.loopback.folder("asia")
     with contextlib.closing(Ledger(folder.egress_db)) as ledger:
-        what = {"purpose": "evaluate", "kind": "metrics", "sha256": "cd" * 32, "generation": 1}
-        ledger.settle(ledger.intend(peer="africa", round=2, bytes=4096, **what), bytes=1024, outcome="broken")
-        ledger.intend(peer="europe", round=3, bytes=2048, **what)
+        fields = {"purpose": "evaluate", "kind": "metrics", "sha256": "cd" * 32, "generation": 1}
+        ledger.settle(ledger.intend(peer="africa", round=2, bytes=4096, **fields), bytes=1024, outcome="broken")
+        ledger.intend(peer="europe", round=3, bytes=2048, **fields)
     return folder
 
 
@@ -38,13 +38,13 @@ def call(loopback: LocalFederation, *words: Any) -> Result:
     return CliRunner().invoke(main, ["--home", str(loopback.home), *map(str, words)])
 
 
-def done(loopback: LocalFederation, *words: Any) -> Any:
+def call_json(loopback: LocalFederation, *words: Any) -> Any:
     result = call(loopback, *words, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def failed(loopback: LocalFederation, name: str, *words: Any) -> str:
+def call_failing(loopback: LocalFederation, name: str, *words: Any) -> str:
     result = call(loopback, *words)
     assert EXIT_CODES[result.exit_code].name == name, result.stderr
     assert result.stderr.count("\n") == 1
@@ -53,17 +53,17 @@ def failed(loopback: LocalFederation, name: str, *words: Any) -> str:
 
 # --- the listing -----------------------------------------------------------------------------------------------------
 def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: LocalFederation, asia: SiteFolder) -> None:
-    every = done(enrolled, "egress", "--site", "asia")
-    assert [(row["peer"], row["round"]) for row in every] == [
+    transfers = call_json(enrolled, "egress", "--site", "asia")
+    assert [(row["peer"], row["round"]) for row in transfers] == [
         ("europe", 1),
         ("europe", 2),
         ("africa", 2),
         ("europe", 3),
     ]
-    assert all(list(row) == list(TransferRecord.__annotations__) for row in every)
+    assert all(list(row) == list(TransferRecord.__annotations__) for row in transfers)
 
     def rounds(*words: str) -> list[int]:
-        return [row["round"] for row in done(enrolled, "egress", "--site", "asia", *words)]
+        return [row["round"] for row in call_json(enrolled, "egress", "--site", "asia", *words)]
 
     assert rounds("--peer", "europe") == [1, 2, 3]
     assert rounds("--peer", "europe", "--peer", "asia", "--round", "2-3") == [2, 3]
@@ -97,7 +97,7 @@ def test_people_see_to_whom_and_what_it_comes_to(enrolled: LocalFederation, asia
 def test_a_wrong_word_is_named_and_not_taken_for_an_empty_list(
     enrolled: LocalFederation, asia: SiteFolder, words: tuple[str, ...], complaint: str
 ) -> None:
-    assert complaint in failed(enrolled, "UsageError", "egress", "--site", "asia", *words)
+    assert complaint in call_failing(enrolled, "UsageError", "egress", "--site", "asia", *words)
 
 
 # --- the proof -------------------------------------------------------------------------------------------------------
@@ -105,10 +105,10 @@ def test_a_ledger_is_verified_with_a_witness_from_another_site(
     enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
 ) -> None:
     out = tmp_path / "from-europe.json"
-    made = done(enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
-    assert made == {"of": "asia", "by": "europe", "file": str(out), "manifests": 1}
-    found = done(enrolled, "egress", "verify", "--site", "asia", "--witness", out)
-    assert (found["problems"], found["open"], found["vouched_rows"], found["rows"]) == ([], [7], 2, 7)
+    written = call_json(enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
+    assert written == {"of": "asia", "by": "europe", "file": str(out), "manifests": 1}
+    verified = call_json(enrolled, "egress", "verify", "--site", "asia", "--witness", out)
+    assert (verified["problems"], verified["open"], verified["vouched_rows"], verified["rows"]) == ([], [7], 2, 7)
     text = call(enrolled, "egress", "verify", "--site", "asia", "--witness", out).stdout
     assert "The ledger is whole." in text
     assert "europe has seen 2 rows" in text
@@ -116,9 +116,9 @@ def test_a_ledger_is_verified_with_a_witness_from_another_site(
 
 
 def test_the_site_may_be_named_before_the_subcommand(enrolled: LocalFederation, asia: SiteFolder) -> None:
-    assert done(enrolled, "egress", "--site", "asia", "verify")["site"] == "asia"
-    assert done(enrolled, "egress", "--site", "europe", "verify", "--site", "asia")["site"] == "asia"
-    assert "several sites live under" in failed(enrolled, "UsageError", "egress", "verify")
+    assert call_json(enrolled, "egress", "--site", "asia", "verify")["site"] == "asia"
+    assert call_json(enrolled, "egress", "--site", "europe", "verify", "--site", "asia")["site"] == "asia"
+    assert "several sites live under" in call_failing(enrolled, "UsageError", "egress", "verify")
 
 
 def test_a_ledger_that_is_not_whole_ends_with_its_own_code_after_the_document(
@@ -141,7 +141,7 @@ def test_a_ledger_that_is_no_database_is_named(enrolled: LocalFederation, asia: 
     for leftover in asia.path.glob("egress.db*"):
         leftover.unlink()
     asia.egress_db.write_bytes(b"no database" * 1000)
-    assert "egress.db is damaged" in failed(enrolled, "StateError", "egress", "verify", "--site", "asia")
+    assert "egress.db is damaged" in call_failing(enrolled, "StateError", "egress", "verify", "--site", "asia")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -150,23 +150,25 @@ def test_an_export_is_proven_without_the_site_s_folder(
 ) -> None:
     out, federation = tmp_path / "asia.json", tmp_path / "federation.toml"
     federation.write_text(asia.federation_toml.read_text())
-    made = done(enrolled, "egress", "export", "--site", "asia", "--out", out, "--rounds", "2-3")
-    assert (made["site"], made["rows"], made["left_out"], made["head"]["count"]) == ("asia", 5, 2, 7)
+    exported = call_json(enrolled, "egress", "export", "--site", "asia", "--out", out, "--rounds", "2-3")
+    assert (exported["site"], exported["rows"], exported["left_out"], exported["head"]["count"]) == ("asia", 5, 2, 7)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     elsewhere = LocalFederation(tmp_path / "nowhere", enrolled.federation)
-    found = done(elsewhere, "egress", "verify", "--file", out, "--federation", federation)
-    assert (found["site"], found["problems"], found["source"]) == ("asia", [], str(out))
-    assert "nobody vouches for the certificate" in done(elsewhere, "egress", "verify", "--file", out)["unproven"][0]
+    verified = call_json(elsewhere, "egress", "verify", "--file", out, "--federation", federation)
+    assert (verified["site"], verified["problems"], verified["source"]) == ("asia", [], str(out))
+    assert (
+        "nobody vouches for the certificate" in call_json(elsewhere, "egress", "verify", "--file", out)["unproven"][0]
+    )
     out.write_text(out.read_text().replace("africa", "mars"))
     words = ("egress", "verify", "--file", out, "--federation", federation)
-    assert "asia.json is refused: the signature does not fit" in failed(elsewhere, "PeerMisbehaved", *words)
+    assert "asia.json is refused: the signature does not fit" in call_failing(elsewhere, "PeerMisbehaved", *words)
 
 
 def test_what_does_not_go_together_is_refused(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:
     words = ("egress", "verify", "--site", "asia", "--federation", asia.federation_toml)
-    assert "--federation goes with --file" in failed(enrolled, "UsageError", *words)
+    assert "--federation goes with --file" in call_failing(enrolled, "UsageError", *words)
     words = ("egress", "verify", "--site", "asia", "--witness", tmp_path / "nowhere")
-    assert "nowhere cannot be read: No such file" in failed(enrolled, "DiskError", *words)
+    assert "nowhere cannot be read: No such file" in call_failing(enrolled, "DiskError", *words)
 
 
 @pytest.mark.parametrize("words", [("export",), ("witness", "--of", "europe")])
@@ -175,16 +177,16 @@ def test_no_file_is_written_over(
 ) -> None:
     out = tmp_path / "kept"
     out.write_text("kept")
-    assert "kept exists" in failed(enrolled, "StateError", "egress", *words, "--site", "asia", "--out", out)
+    assert "kept exists" in call_failing(enrolled, "StateError", "egress", *words, "--site", "asia", "--out", out)
     assert out.read_text() == "kept"
 
 
 def test_people_are_told_what_to_do_with_the_files(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:
-    said = call(enrolled, "egress", "export", "--site", "asia", "--out", tmp_path / "a").stdout
-    assert "7 rows; 0 are left out" in said
-    assert "egress verify --file" in said
-    said = call(
+    text = call(enrolled, "egress", "export", "--site", "asia", "--out", tmp_path / "a").stdout
+    assert "7 rows; 0 are left out" in text
+    assert "egress verify --file" in text
+    text = call(
         enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", tmp_path / "w", "--all"
     ).stdout
-    assert "2 manifests of asia, as europe received it" in said
-    assert "not through that site" in said
+    assert "2 manifests of asia, as europe received it" in text
+    assert "not through that site" in text

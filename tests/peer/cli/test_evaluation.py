@@ -1,4 +1,6 @@
-"""`mhfl-peer evaluation`: a line a cell, the reasons in words, and the mean with its count."""
+"""`mhfl-peer evaluation`: one row a cell, the reasons of missing cells, and the mean with its
+count.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ THEIRS = ("report", 1, {"site": "europe", "report": REPORT})
 
 @pytest.fixture
 def shown(enrolled: LocalFederation) -> Any:
-    """What the command prints of a journal with these rows."""
+    """Calls the command on a journal with these rows, and returns its output."""
 
     def show(*rows: tuple[str, int, Any], options: tuple[str, ...] = ()) -> str:
         folder = enrolled.folder("asia")

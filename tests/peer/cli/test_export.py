@@ -1,4 +1,6 @@
-"""`export` as a person and a script see it: what was written, whose networks are in it, what was compared."""
+"""`export` as a person and a script see it: the files, the sites whose networks they contain, the
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from peer.cli import main
-from peer.cli.export import _picture
+from peer.cli.export import _render
 from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
 
@@ -63,7 +65,7 @@ def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: LocalFeder
 
 def test_people_see_what_is_in_it_and_what_is_not() -> None:
     out = io.StringIO()
-    Console(file=out, width=140).print(_picture(json.loads(json.dumps(DOCUMENT))))
+    Console(file=out, width=140).print(_render(json.loads(json.dumps(DOCUMENT))))
     text = out.getvalue()
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "model resnet10 of asia, after round 3" in lines

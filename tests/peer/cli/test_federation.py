@@ -27,7 +27,7 @@ def document(*arguments: str | Path, answer: str = "") -> Any:
     return json.loads(result.stdout)
 
 
-def refused(name: str, result: Result) -> str:
+def error_of(name: str, result: Result) -> str:
     assert EXIT_CODES[result.exit_code].name == name, result.stderr
     assert result.stdout == ""
     return result.stderr.splitlines()[-1]
@@ -46,24 +46,24 @@ def request_of_europe(tmp_path: Path, ca: Path) -> dict[str, str]:
 
 def init(tmp_path: Path, ca: Path, *options: str, out: str = "europe.csr") -> dict[str, str]:
     words = ("--federation", ca / "federation.toml", "--site", "europe", "--out", tmp_path / out, *options)
-    found: dict[str, str] = document("--home", tmp_path / "home", "site", "init", *words)
-    return found
+    initialised: dict[str, str] = document("--home", tmp_path / "home", "site", "init", *words)
+    return initialised
 
 
 def test_create_says_what_it_made(tmp_path: Path) -> None:
-    made = document("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
+    created = document("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
     final = FederationConfig.load(tmp_path / "ca" / "federation.toml")
-    assert made == {
+    assert created == {
         "federation": "fedasd",
         "digest": final.digest,
         "folder": str(tmp_path / "ca"),
         "federation_toml": str(tmp_path / "ca" / "federation.toml"),
-        "ca_fingerprint": made["ca_fingerprint"],
+        "ca_fingerprint": created["ca_fingerprint"],
         "ca_days": 99,
         "sites": ["america", "asia", "europe", "oceania"],
         "notes": [],
     }
-    assert len(made["ca_fingerprint"]) == 95
+    assert len(created["ca_fingerprint"]) == 95
     assert EXAMPLE.read_text() in (tmp_path / "ca" / "federation.toml").read_text()
 
 
@@ -88,7 +88,7 @@ def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -
 
 
 def test_create_does_not_overwrite(ca: Path) -> None:
-    assert "is not an empty folder" in refused("StateError", call("federation", "create", EXAMPLE, "--out", ca))
+    assert "is not an empty folder" in error_of("StateError", call("federation", "create", EXAMPLE, "--out", ca))
 
 
 def test_show_tells_everything_that_holds(ca: Path) -> None:
@@ -124,10 +124,10 @@ def test_show_of_a_draft_has_no_ca() -> None:
 
 def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
     words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    made = document(*words, "--fingerprint", request_of_europe["fingerprint"])
-    assert (made["site"], made["fingerprint"]) == ("europe", request_of_europe["fingerprint"])
-    assert (made["renewal"], made["replaced"]) == (False, [])
-    assert json.loads((ca / "admitted.json").read_text())["europe"][0]["fingerprint"] == made["fingerprint"]
+    admitted = document(*words, "--fingerprint", request_of_europe["fingerprint"])
+    assert (admitted["site"], admitted["fingerprint"]) == ("europe", request_of_europe["fingerprint"])
+    assert (admitted["renewal"], admitted["replaced"]) == (False, [])
+    assert json.loads((ca / "admitted.json").read_text())["europe"][0]["fingerprint"] == admitted["fingerprint"]
     assert (tmp_path / "europe.bundle").exists()
 
 
@@ -145,7 +145,7 @@ def test_admit_without_confirmation_admits_nobody(
     tmp_path: Path, ca: Path, request_of_europe: dict[str, str], answer: str
 ) -> None:
     words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    assert "europe.csr was not admitted" in refused("UsageError", call(*words, answer=answer))
+    assert "europe.csr was not admitted" in error_of("UsageError", call(*words, answer=answer))
     assert (ca / "admitted.json").read_text() == "{}\n"
     assert not (tmp_path / "europe.bundle").exists()
 
@@ -153,17 +153,17 @@ def test_admit_without_confirmation_admits_nobody(
 def test_admit_refuses(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
     csr, out = tmp_path / "europe.csr", tmp_path / "europe.bundle"
     words: tuple[str | Path, ...] = ("federation", "admit", "--ca", ca, "--out", out, "--fingerprint", "aa")
-    assert "not the one given" in refused("BundleError", call(*words, csr))
-    assert "missing cannot be read" in refused("BundleError", call(*words, tmp_path / "missing"))
-    assert "no certificate signing request" in refused("BundleError", call(*words, ca / "ca.pem"))
-    assert "is refused: it is no cert" in refused("BundleError", call(*words[:-2], ca / "ca.pem"))
+    assert "not the one given" in error_of("BundleError", call(*words, csr))
+    assert "missing cannot be read" in error_of("BundleError", call(*words, tmp_path / "missing"))
+    assert "no certificate signing request" in error_of("BundleError", call(*words, ca / "ca.pem"))
+    assert "is refused: it is no cert" in error_of("BundleError", call(*words[:-2], ca / "ca.pem"))
     assert not out.exists()
     out.touch()
     right = ("--fingerprint", request_of_europe["fingerprint"])
-    assert "europe.bundle exists" in refused("StateError", call(*words[:-2], *right, csr))
+    assert "europe.bundle exists" in error_of("StateError", call(*words[:-2], *right, csr))
     assert (ca / "admitted.json").read_text() == "{}\n"
     nobody = ("federation", "admit", "--ca", tmp_path, "--out", tmp_path / "b", *right, csr)
-    assert "federation.toml cannot be read" in refused("ConfigError", call(*nobody))
+    assert "federation.toml cannot be read" in error_of("ConfigError", call(*nobody))
 
 
 def test_replaced_certificates_are_named(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
@@ -173,7 +173,7 @@ def test_replaced_certificates_are_named(tmp_path: Path, ca: Path, request_of_eu
     )
     renewed = init(tmp_path, ca, "--renew", out="new.csr")
     second = (*base, tmp_path / "new.csr", "--out", tmp_path / "2", "--fingerprint", renewed["fingerprint"])
-    assert "repeat with --replace" in refused("BundleError", call(*second))
+    assert "repeat with --replace" in error_of("BundleError", call(*second))
     result = call(*second, "--replace")
     assert result.exit_code == 0
     assert first["certificate_sha256"] in result.stdout

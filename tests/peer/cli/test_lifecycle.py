@@ -52,8 +52,10 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: 
     assert call(enrolled, "health").exit_code == 14
 
 
-class Closed:
-    """The console of a daemon that is about to leave: its port is closed, its socket is not."""
+class EndingDaemon:
+    """The operator's calls to a daemon that is about to end: its port is closed, its control socket
+    is open.
+    """
 
     def serves(self) -> bool:
         return False
@@ -63,7 +65,7 @@ class Closed:
 
 
 async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederation) -> None:
-    server = ControlServer(cast(OperatorCalls, Closed()))
+    server = ControlServer(cast(OperatorCalls, EndingDaemon()))
     await server.start(enrolled.folder("asia").prepare_control_socket())
     result = await asyncio.to_thread(call, enrolled, "health", "--json")
     await server.stop()
@@ -92,16 +94,16 @@ def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
 def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
     enrolled: LocalFederation, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    found, told = start(enrolled, *words)
-    assert (found, told.count("\n")) == (code, 1)
-    assert message in told
+    exit_code, error = start(enrolled, *words)
+    assert (exit_code, error.count("\n")) == (code, 1)
+    assert message in error
     assert enrolled.folder("asia").generations() == ()
 
 
 def test_a_second_start_in_the_same_folder_names_the_first(enrolled: LocalFederation, program: Any) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
-    code, told = start(enrolled)
+    code, error = start(enrolled)
     assert code == 7
-    assert f"held by process {process.pid}" in told
+    assert f"held by process {process.pid}" in error
     os.kill(process.pid, 0)

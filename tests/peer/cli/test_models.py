@@ -1,4 +1,4 @@
-"""`models`: what there is without torch, what it costs with it, and what is wrong with a question."""
+"""`models`: the list without torch, the costs with torch, and the refusals of wrong questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from peer.cli import main
-from peer.cli.models import listed
+from peer.cli.models import describe_network
 from peer.documents import ModelDescription
 
 ROOT = Path(__file__).parents[3]
@@ -43,8 +43,8 @@ try:
 except SystemExit:
     assert not {"torch", "monai", "numpy", "rich"} & sys.modules.keys()
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    document = json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    document = json.loads(process.stdout)
     assert document.keys() == {"task", "input_size", "models"}
     assert document["task"] is document["input_size"] is None
     from models import MODELS
@@ -57,14 +57,14 @@ def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
     from models import MODELS, create_model
 
     for name, make in MODELS.items():
-        row = listed(name)
+        row = describe_network(name)
         signature = inspect.signature(make).parameters
         assert row["hyper"] == {key: signature[key].default for key in row["hyper"]}, name
         assert row["hyper"].keys() == create_model(name, spatial_dims=1, in_channels=1, classes=2).spec["hyper"].keys()
         for dims in {1, 2, 3} - set(row["spatial_dims"]):
             with pytest.raises(ValueError, match="time series alone"):
                 create_model(name, spatial_dims=dims, in_channels=1, classes=2)
-    families = {name: listed(name)["family"] for name in MODELS}
+    families = {name: describe_network(name)["family"] for name in MODELS}
     assert {families[name] for name in ("resnet10", "vgg19", "messenger_classification")} == {"classification"}
     assert {families[name] for name in ("tcn", "rnn", "messenger_time_series")} == {"time_series"}
     assert {families[name] for name in ("unet", "fcn8s", "messenger_segmentation")} == {"segmentation"}
@@ -104,15 +104,15 @@ def test_settings_reach_the_network_and_are_shown() -> None:
 
 
 def test_what_does_not_fit_is_a_row_with_the_reason() -> None:
-    found = rows(*SKIN, "--set", "projection=16", "tcn", "resnet5", "vgg11", "messenger_classification", "unet")
-    assert {name: row["problem"] for name, row in found.items()} == {
+    networks = rows(*SKIN, "--set", "projection=16", "tcn", "resnet5", "vgg11", "messenger_classification", "unet")
+    assert {name: row["problem"] for name, row in networks.items()} == {
         "tcn": "tcn takes time series alone, so spatial_dims must be 1, not 2",
         "resnet5": None,
         "vgg11": None,
         "messenger_classification": "messenger_classification has no hyper-parameter 'projection'; it has width",
         "unet": "unet is for segmentation",
     }
-    assert all(found["tcn"][key] is None for key in FIGURES)
+    assert all(networks["tcn"][key] is None for key in FIGURES)
     small = rows(*VOLUMES, "--input-size", "8,8,8", "--set", "width=4")
     assert set(small) == {"unet", "unet_plus_plus", "res_unet", "fcn8s", "messenger_segmentation"}
     assert "multiples of 16, not (8, 8, 8)" in small["messenger_segmentation"]["problem"]
@@ -136,7 +136,10 @@ def test_people_see_figures_shapes_and_reasons() -> None:
         (["resnet"], "unknown model 'resnet'; did you mean 'resnet8' or 'resnet5' or 'resnet34'?; `mhfl-peer models` "),
         (["--classes", "2"], "what a network costs depends on the task; add --task"),
         (["--set", "width=4", "resnet10"], "what a network costs depends on the task; add --task"),
-        (["--task", "segmentation", "--classes", "2"], "--task segmentation lacks --spatial-dims, --in-channels; say "),
+        (
+            ["--task", "segmentation", "--classes", "2"],
+            "--task segmentation lacks --spatial-dims, --in-channels; ",
+        ),
         ([*VOLUMES, "--input-size", "96x96"], "--input-size 96x96 has 2 sides for --spatial-dims 3; see --help"),
         ([*VOLUMES, "--input-size", "big"], "--input-size 'big' is no size; write the sides as 224x224 or 224,224"),
         ([*VOLUMES, "--set", "widht=4"], "--set widht=4: no hyper-parameter 'widht' here; did you mean 'width'?; see "),

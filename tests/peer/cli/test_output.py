@@ -1,4 +1,4 @@
-"""What commands show: JSON that scripts can parse, tables that no peer's text can break."""
+"""The output of commands: JSON that scripts can parse, tables that no peer's text can break."""
 
 from __future__ import annotations
 

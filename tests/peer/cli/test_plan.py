@@ -1,4 +1,4 @@
-"""`plan`: who receives from whom, the same at every site."""
+"""`plan`: every site shows the same plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def document(loopback: LocalFederation, *words: str) -> Any:
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
     sites = dict.fromkeys(("africa", "asia", "europe"), SITE)
-    return LocalFederation.found(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
+    return LocalFederation.create(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
 
 
 def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: LocalFederation) -> None:
@@ -95,7 +95,7 @@ def test_people_see_a_table_of_names(three: LocalFederation) -> None:
 
 
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
-    alone = LocalFederation.found(
+    alone = LocalFederation.create(
         tmp_path, DRAFT.format(name="apart", method="local"), dict.fromkeys(("asia", "europe"), SITE)
     )
     assert [round["receives_from"] for round in document(alone, "--site", "asia")["rounds"]] == [{}] * 4

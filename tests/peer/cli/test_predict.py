@@ -1,4 +1,6 @@
-"""`predict` as a person and a script see it: one CSV or a file an image, and errors that say what to do."""
+"""`predict` as a person and a script see it: one CSV, or one file an image, and errors that say
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from peer.cli import main
-from peer.cli.predict import _picture
+from peer.cli.predict import _render
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.rows import CommittedRow
-from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DataError
 from peer.records.journal import Journal
+from peer.records.kept_configuration import keep_configuration
 
 STATE = "round-000001/train"
 INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
@@ -73,20 +75,22 @@ def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
 
 @pytest.fixture
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Path]:
-    """A stand-in for the module with torch, found first by a new process: gives an answer and keeps the request."""
+    """Replaces the module that needs torch in new processes: it gives an answer and stores the
+    request.
+    """
 
     def stand_in(answer: dict[str, Any]) -> Path:
-        package, asked = tmp_path / "elsewhere" / "peer" / "training", tmp_path / "request.json"
+        package, request = tmp_path / "elsewhere" / "peer" / "inference", tmp_path / "request.json"
         package.mkdir(parents=True)
         for folder in (package, package.parent):
             (folder / "__init__.py").touch()
-        program = f"import sys; open({str(asked)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
+        program = f"import sys; open({str(request)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
         (package / "predict.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
         monkeypatch.chdir(tmp_path)
         for name in ("new.json", "a.nii", "broken.npy"):
             (tmp_path / name).touch()
-        return asked
+        return request
 
     return stand_in
 
@@ -97,11 +101,11 @@ LEFT_OUT = {"file": "broken.npy", "reason": "not an image"}
 def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
-    found = [
+    predictions = [
         {"file": "a,b.npy", "class": 1, "probabilities": [1e-07, 1.0]},
         {"file": "c.npy", "class": 0, "probabilities": [0.75, 0.25]},
     ]
-    asked = answering({"predictions": found, "skipped": [LEFT_OUT]})
+    request_file = answering({"predictions": predictions, "skipped": [LEFT_OUT]})
     table = tmp_path / "new" / "classes.csv"
     result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -111,11 +115,11 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
         "round": 1,
         "task": "classification",
         "out": str(table),
-        "predictions": found,
+        "predictions": predictions,
         "skipped": [LEFT_OUT],
     }
     assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'
-    request = json.loads(asked.read_text())
+    request = json.loads(request_file.read_text())
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
     assert request["setting"]["base_folder"] == str(folder.path)
     assert not Path(request["setting"]["home"]).exists(), "a folder of its own, for as long as the prediction takes"
@@ -131,7 +135,9 @@ def test_nothing_predicted_is_an_error_after_the_document(
     result = call(enrolled, "broken.npy", "--out", tmp_path / "out", "--json")
     assert result.exit_code == 10
     assert json.loads(result.stdout)["skipped"] == [LEFT_OUT]
-    assert result.stderr == ("mhfl-peer: nothing could be predicted: broken.npy: not an image; see what was left out\n")
+    assert result.stderr == (
+        "mhfl-peer: nothing could be predicted: broken.npy: not an image; see the files left out\n"
+    )
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -139,10 +145,10 @@ def test_label_maps_go_to_the_folder(
     enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
 ) -> None:
     segment(folder)
-    asked = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
+    request_file = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
     result = call(enrolled, "a.nii", "--out", tmp_path / "out", "--json")
     assert (result.exit_code, json.loads(result.stdout)["out"]) == (0, str(tmp_path / "out"))
-    assert json.loads(asked.read_text())["out"] == str(tmp_path / "out")
+    assert json.loads(request_file.read_text())["out"] == str(tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -169,7 +175,7 @@ def test_a_site_that_is_configured_otherwise_than_it_was_trained_is_refused(
     enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path
 ) -> None:
     federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
-    startup.keep_configuration(folder, 1, federation, site)
+    keep_configuration(folder, 1, federation, site)
     folder.site_toml.write_text(folder.site_toml.read_text().replace("input_size = [8]", "input_size = [9]"))
     result = call(enrolled, tmp_path, "--out", tmp_path / "out")
     assert result.exit_code == 6
@@ -183,7 +189,7 @@ def test_label_maps_need_a_folder_with_nothing_in_it(
     result = call(enrolled, tmp_path, "--out", tmp_path / "out.csv")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"mhfl-peer: --out {tmp_path}/out.csv: segmentation gives a file an input; name a folder\n",
+        f"mhfl-peer: --out {tmp_path}/out.csv: segmentation writes one file an input; name a folder\n",
     )
     (tmp_path / "thesis.txt").touch()
     result = call(enrolled, tmp_path, "--out", tmp_path)
@@ -196,9 +202,9 @@ def by_file(*words: str | Path) -> Result:
 
 
 def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dict[str, Any]], Path]) -> None:
-    found = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
-    told = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}
-    asked = answering({**told, "predictions": found, "skipped": []})
+    predictions = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
+    exported_by = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}
+    request_file = answering({**exported_by, "predictions": predictions, "skipped": []})
     (tmp_path / "asia.onnx").touch()
     result = by_file("a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -209,44 +215,44 @@ def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dic
         "task": "time_series",
         "model": "asia.onnx",
         "out": str(tmp_path / "out" / "predictions.csv"),
-        "predictions": found,
+        "predictions": predictions,
         "skipped": [],
     }
     assert (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1] == "a.nii,0.25,0.75,1"
-    request = json.loads(asked.read_text())
+    request = json.loads(request_file.read_text())
     assert (request["model"], request["sha256"], request["inputs"]) == ("asia.onnx", "", ["a.nii"])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--model", "nowhere.onnx"), "--model nowhere.onnx is not there"),
-        (("--model", "a.pt2"), "--model a.pt2: to open a .pt2 can run code that is in it; give --sha256"),
-        (("--model", "a.pt2", "--site", "asia"), "--site and --model are two models"),
-        (("--sha256", "ab"), "--sha256 is that of a file, and there is no --model"),
+        (("--model", "a.pt2"), "--model a.pt2: opening a .pt2 can run code that is in it; give --sha256"),
+        (("--model", "a.pt2", "--site", "asia"), "--site and --model name two models"),
+        (("--sha256", "ab"), "--sha256 is the digest of a file, and there is no --model"),
     ],
 )
 def test_a_model_that_is_not_clearly_meant_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.npy", "a.pt2"):
         (tmp_path / name).touch()
     result = by_file("a.npy", *words, "--out", "out")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def drawn(document: dict[str, Any]) -> str:
+def draw(document: dict[str, Any]) -> str:
     out = io.StringIO()
-    Console(file=out, width=120).print(_picture({"site": "asia", "round": 3, "out": "masks", **document}))
+    Console(file=out, width=120).print(_render({"site": "asia", "round": 3, "out": "masks", **document}))
     return out.getvalue()
 
 
 def test_people_see_the_first_results_what_was_left_out_and_where_the_rest_is() -> None:
     classes = [{"file": f"{index}.npy", "class": 1, "probabilities": [0.25, 0.75]} for index in range(22)]
-    text = drawn({"predictions": classes, "skipped": [{"file": "[b]x", "reason": "broken"}]})
+    text = draw({"predictions": classes, "skipped": [{"file": "[b]x", "reason": "broken"}]})
     lines = [line.split() for line in text.splitlines()]
     assert ["19.npy", "1", "0.750"] in lines
     assert ["20.npy", "1", "0.750"] not in lines
@@ -256,6 +262,6 @@ def test_people_see_the_first_results_what_was_left_out_and_where_the_rest_is() 
 
 
 def test_people_see_the_files_of_label_maps() -> None:
-    text = drawn({"predictions": [{"file": "ct.nii", "output": "masks/ct.nii"}], "skipped": []})
+    text = draw({"predictions": [{"file": "ct.nii", "output": "masks/ct.nii"}], "skipped": []})
     assert ["ct.nii", "masks/ct.nii"] in [line.split() for line in text.splitlines()]
     assert "left out " not in text.splitlines()[0]

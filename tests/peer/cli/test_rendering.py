@@ -1,4 +1,6 @@
-"""How documents look to a person: every fact is there, nothing is a Python expression, nothing moves the cursor."""
+"""Documents as people see them: every fact is there, no Python expression is, and no text moves the
+cursor.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def test_a_status_says_who_where_and_how_far() -> None:
 
 def test_a_certificate_that_has_expired_is_said_to_have() -> None:
     text = status(certificate_days=-2)
-    assert "The certificate has expired: no peer can be called until it is renewed." in text
+    assert "The certificate has expired: this site can call no peer until you renew it." in text
     assert "-2" not in text
     assert "valid for 0 more days" in status(certificate_days=0)
 
@@ -116,7 +118,7 @@ def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
     shown = text_of(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
     assert "train, about 2 h 13 min left" in shown
-    assert "Round 3 was made with asia, europe, without africa (silent)." in shown
+    assert "Round 3 was trained with asia, europe, without africa (silent)." in shown
 
 
 def test_a_status_shows_training_transfers_failures_and_refusals() -> None:

@@ -1,4 +1,4 @@
-"""`report` at the command line: tables for people and scripts, and what it refuses."""
+"""`report` at the command line: tables for people and scripts, and folders that it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from peer.cli import main
-from peer.cli.report import _shown
+from peer.cli.report import _render
 from peer.errors import EXIT_CODES
 
 
@@ -37,17 +37,17 @@ def document(**changes: Any) -> dict[str, Any]:
             },
         ],
     }
-    found = {"partition": "sites", "models": "mixed", "methods": {}, "tables": [table]}
+    result = {"partition": "sites", "models": "mixed", "methods": {}, "tables": [table]}
     return {
         "page": "out/report/index.html",
         "over": "5 folds",
         "notes": ["17 of 20 runs are there."],
-        "results": [found],
+        "results": [result],
         **changes,
     }
 
 
-def drawn(value: Any) -> str:
+def draw(value: Any) -> str:
     import io
 
     from rich.console import Console
@@ -58,7 +58,7 @@ def drawn(value: Any) -> str:
 
 
 def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() -> None:
-    text = drawn(_shown(document()))
+    text = draw(_render(document()))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "method Local Test: Mean Global Test: Mean steps" in lines
     assert "Local 0.2 0.4 9" in lines
@@ -68,8 +68,8 @@ def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() 
 
 
 def test_several_settings_are_told_apart() -> None:
-    (found,) = document()["results"]
-    text = drawn(_shown(document(results=[found, {**found, "partition": "alpha-0.5"}])))
+    (result,) = document()["results"]
+    text = draw(_render(document(results=[result, {**result, "partition": "alpha-0.5"}])))
     assert "AUC: sites, mixed" in text
     assert "AUC: alpha-0.5, mixed" in text
 

@@ -1,4 +1,6 @@
-"""`mhfl-peer scalars`: what it says, that it says it once, and that it follows a site to its end."""
+"""`mhfl-peer scalars`: its document, that it writes nothing twice, and that it follows a site to
+its end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mhfl-peer simulate``: what it prints, and what it refuses."""
+"""``mhfl-peer simulate``: its output and its refusals."""
 
 from __future__ import annotations
 

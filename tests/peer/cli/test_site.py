@@ -30,7 +30,7 @@ def document(*arguments: str | Path) -> Any:
     return json.loads(result.stdout)
 
 
-def refused(name: str, result: Result) -> str:
+def error_of(name: str, result: Result) -> str:
     assert EXIT_CODES[result.exit_code].name == name, result.stderr
     assert result.stdout == ""
     return result.stderr.splitlines()[-1]
@@ -43,26 +43,26 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("federation", "create", EXAMPLE, "--out", "ca").exit_code == 0
 
 
-def admitted(site: str = "europe", *options: str) -> dict[str, str]:
+def admit(site: str = "europe", *options: str) -> dict[str, str]:
     """The site's ``init`` document after its bundle was written to ``<site>.bundle``."""
-    made: dict[str, str] = document("site", "init", "--federation", "ca/federation.toml", "--site", site)
-    words = ("--ca", "ca", f"{site}.csr", "--out", f"{site}.bundle", "--fingerprint", made["fingerprint"])
+    initialised: dict[str, str] = document("site", "init", "--federation", "ca/federation.toml", "--site", site)
+    words = ("--ca", "ca", f"{site}.csr", "--out", f"{site}.bundle", "--fingerprint", initialised["fingerprint"])
     document("federation", "admit", *words, *options)
-    return made
+    return initialised
 
 
 def test_init_makes_a_home(tmp_path: Path) -> None:
-    made = document("site", "init", "--federation", "ca/federation.toml", "--site", "europe")
+    initialised = document("site", "init", "--federation", "ca/federation.toml", "--site", "europe")
     folder = tmp_path / "home" / "fedasd" / "europe"
     final = FederationConfig.load(folder / "federation.toml")
-    assert made == {
+    assert initialised == {
         "federation": "fedasd",
         "digest": final.digest,
         "site": "europe",
         "folder": str(folder),
         "site_toml": str(folder / "site.toml"),
         "request": "europe.csr",
-        "fingerprint": made["fingerprint"],
+        "fingerprint": initialised["fingerprint"],
         "key": "new",
     }
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -84,7 +84,7 @@ def test_init_keeps_what_is_there(tmp_path: Path) -> None:
     first = document(*words)
     site = tmp_path / "home/fedasd/europe/site.toml"
     site.write_text("# mine\n")
-    assert "europe.csr exists; remove it, or name another file with --out" in refused("StateError", call(*words))
+    assert "europe.csr exists; remove it, or name another file with --out" in error_of("StateError", call(*words))
     again = document(*words, "--out", "again.csr")
     assert (again["key"], again["fingerprint"]) == ("kept", first["fingerprint"])
     assert site.read_text() == "# mine\n"
@@ -95,21 +95,21 @@ def test_init_keeps_what_is_there(tmp_path: Path) -> None:
 
 def test_init_refuses(tmp_path: Path) -> None:
     words = ("site", "init", "--federation")
-    assert "does not name 'africa'" in refused("ConfigError", call(*words, "ca/federation.toml", "--site", "africa"))
-    assert "site name '../x' must be" in refused("UsageError", call(*words, "ca/federation.toml", "--site", "../x"))
-    assert "it is a draft" in refused("CertificateError", call(*words, EXAMPLE, "--site", "europe"))
+    assert "does not name 'africa'" in error_of("ConfigError", call(*words, "ca/federation.toml", "--site", "africa"))
+    assert "site name '../x' must be" in error_of("UsageError", call(*words, "ca/federation.toml", "--site", "../x"))
+    assert "it is a draft" in error_of("CertificateError", call(*words, EXAMPLE, "--site", "europe"))
     assert sorted(os.listdir(tmp_path)) == ["ca"]
 
 
 def test_join() -> None:
-    made = admitted()
+    initialised = admit()
     joined = document("site", "join", "europe.bundle")
     assert joined == {
         "federation": "fedasd",
-        "digest": made["digest"],
+        "digest": initialised["digest"],
         "site": "europe",
-        "folder": made["folder"],
-        "fingerprint": made["fingerprint"],
+        "folder": initialised["folder"],
+        "fingerprint": initialised["fingerprint"],
         "certificate_sha256": joined["certificate_sha256"],
         "certificate_days": 364,
     }
@@ -120,16 +120,16 @@ def test_join() -> None:
 
 def test_bundle_finds_its_site_among_others() -> None:
     for site in ("asia", "europe"):
-        admitted(site)
+        admit(site)
     assert [document("site", "join", f"{site}.bundle")["site"] for site in ("europe", "asia")] == ["europe", "asia"]
 
 
 def test_join_refuses(tmp_path: Path) -> None:
-    admitted()
-    assert "missing cannot be read" in refused("BundleError", call("site", "join", "missing"))
-    assert "europe.csr is refused: it is no JSON" in refused("BundleError", call("site", "join", "europe.csr"))
+    admit()
+    assert "missing cannot be read" in error_of("BundleError", call("site", "join", "missing"))
+    assert "europe.csr is refused: it is no JSON" in error_of("BundleError", call("site", "join", "europe.csr"))
     elsewhere = call("site", "join", "europe.bundle", "--home", tmp_path / "elsewhere")
-    assert f"has no folder under {tmp_path}/elsewhere; give --home" in refused("BundleError", elsewhere)
+    assert f"has no folder under {tmp_path}/elsewhere; give --home" in error_of("BundleError", elsewhere)
     bundle = json.loads(Path("europe.bundle").read_text())
     for change, message in (
         ({"federation_toml": "name = 3"}, "europe.bundle is refused: its federation.toml: "),
@@ -137,5 +137,5 @@ def test_join_refuses(tmp_path: Path) -> None:
         ({"certificate": ""}, "is not signed by the CA"),
     ):
         Path("europe.bundle").write_text(json.dumps({**bundle, **change}))
-        assert message in refused("BundleError", call("site", "join", "europe.bundle"))
+        assert message in error_of("BundleError", call("site", "join", "europe.bundle"))
     assert not (tmp_path / "home/fedasd/europe/pki/cert.pem").exists()

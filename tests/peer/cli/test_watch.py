@@ -1,4 +1,6 @@
-"""`status`, `rounds`, `peers`, `transfers`, `egress` and `events`, with the daemon up, down, dead and on its way."""
+"""`status`, `rounds`, `peers`, `transfers`, `egress` and `events`, with the daemon up, down, dead
+and on its way.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ def history(folder: SiteFolder) -> SiteFolder:
     """A site that sent one artifact and left with a fault."""
     folder.create_generation()
     journal, ledger = Journal(folder.generation(1) / "journal.db"), Ledger(folder.egress_db)
-    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-    ledger.settle(ledger.intend(**what, bytes=2048), bytes=1024, outcome="broken")
+    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    ledger.settle(ledger.intend(**transfer, bytes=2048), bytes=1024, outcome="broken")
     journal.append("began", 0, {"generation": 1})
     journal.append("denied", 1, {"caller": "europe", "call": "model for round 1", "reason": "not\x1b[2J its turn"})
     journal.append("left", 1, {"fault": "data", "reason": "no\ndata"})
@@ -62,11 +64,11 @@ def history(folder: SiteFolder) -> SiteFolder:
     return folder
 
 
-@pytest.mark.parametrize("what", DOCUMENTS)
-def test_a_site_that_never_ran_has_every_document(enrolled: LocalFederation, what: str) -> None:
-    document = shown(enrolled, what)
-    assert document if what in ("status", "peers") else document == []
-    result = call(enrolled, what, "--site", "asia")
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_site_that_never_ran_has_every_document(enrolled: LocalFederation, name: str) -> None:
+    document = shown(enrolled, name)
+    assert document if name in ("status", "peers") else document == []
+    result = call(enrolled, name, "--site", "asia")
     assert result.exit_code == 0
     assert "Traceback" not in result.output
 
@@ -93,8 +95,8 @@ def test_a_stopped_site_shows_what_its_disk_knows(enrolled: LocalFederation, his
 
 
 def test_what_others_say_is_shown_without_its_escapes(enrolled: LocalFederation, history: SiteFolder) -> None:
-    for what, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
-        text = call(enrolled, what, "--site", "asia").stdout
+    for name, words in (("events", "not [2J its turn"), ("status", "Failed: data: no data")):
+        text = call(enrolled, name, "--site", "asia").stdout
         assert words in text
         assert "\x1b" not in text
 
@@ -111,8 +113,8 @@ def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalF
     connection = sqlite3.connect(history.generation(1) / "journal.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    for what in ("status", "rounds", "events"):
-        result = call(enrolled, what, "--site", "asia")
+    for name in ("status", "rounds", "events"):
+        result = call(enrolled, name, "--site", "asia")
         assert EXIT_CODES[result.exit_code].name == "StateError"
         assert "newer mhfl-peer" in result.stderr
 
@@ -222,11 +224,11 @@ def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> 
     with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
         journal.append("opened", 1, {"sources": []}, {"event_number": 4, "event": "PeerGreeted", "peer": "europe"})
         journal.append("chosen", 1, chosen, {"event_number": 9, "event": "Ticked", "peer": ""})
-    found = shown(enrolled, "events", "--why", "1")
-    assert found["state"] == "open"
-    assert found["waited_for"] == [{"site": "europe", "outcome": "silent"}]
-    assert found["went_on"] == {"because": "a deadline passed", "waited_s": None}
-    assert found["story"][0]["text"] == "asia began round 1 when europe said hello."
+    story = shown(enrolled, "events", "--why", "1")
+    assert story["state"] == "open"
+    assert story["waited_for"] == [{"site": "europe", "outcome": "silent"}]
+    assert story["went_on"] == {"because": "a deadline passed", "waited_s": None}
+    assert story["story"][0]["text"] == "asia began round 1 when europe said hello."
     result = call(enrolled, "events", "--why", "1", "--site", "asia")
     assert result.exit_code == 0
     assert "asia did without europe: it was not heard for so long that it counts as silent." in result.stdout

@@ -1,4 +1,7 @@
-"""Log lines: one line each, whatever is in them; a traceback in the file and not on the operator's screen."""
+"""Log records: one line each, whatever their fields hold.
+
+The file has tracebacks, and the screen has none.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ IDS = {"site": "asia", "federation": "0123456789ab", "generation": 2}
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    """Logging as it was before."""
+    """Restores the logging of the process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -31,12 +34,12 @@ def _logging() -> Iterator[None]:
 
 def record(message: str, level: int = logging.INFO, *, error: BaseException | None = None, **extra: Any) -> Any:
     trace = (type(error), error, error.__traceback__) if error is not None else None
-    made = logging.LogRecord("peer.daemon.dispatch", level, "daemon.py", 1, message, (), trace)
-    vars(made).update(extra)
-    return made
+    log_record = logging.LogRecord("peer.daemon.dispatch", level, "daemon.py", 1, message, (), trace)
+    vars(log_record).update(extra)
+    return log_record
 
 
-def raised() -> BaseException:
+def key_error() -> BaseException:
     try:
         raise KeyError("lost\nkey")
     except KeyError as error:
@@ -59,14 +62,14 @@ def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
 
 
 def test_the_file_has_the_traceback_in_its_line() -> None:
-    text = logs.JsonFormatter(IDS).format(record("call failed", logging.ERROR, error=raised()))
+    text = logs.JsonFormatter(IDS).format(record("call failed", logging.ERROR, error=key_error()))
     assert "\n" not in text
-    assert "in raised" in json.loads(text)["exception"]
+    assert "in key_error" in json.loads(text)["exception"]
 
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_the_screen_has_the_traceback_only_when_it_is_asked_for(debug: bool) -> None:
-    text = logs.LineFormatter(debug=debug).format(record("call failed", logging.ERROR, error=raised(), peer="asia"))
+    text = logs.LineFormatter(debug=debug).format(record("call failed", logging.ERROR, error=key_error(), peer="asia"))
     first, *rest = text.split("\n")
     assert "error: call failed  peer=asia" in first
     assert bool(rest) is debug
@@ -90,11 +93,11 @@ def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(
 ) -> None:
     for quiet in (False, True):
         logs.set_up(tmp_path, IDS, quiet=quiet)
-        logging.getLogger("peer.test").info("told", extra={"quiet": quiet})
+        logging.getLogger("peer.test").info("served", extra={"quiet": quiet})
         logging.getLogger("peer.test").debug("whispered")
         logging.getLogger("asyncio").info("noise")
     assert [json.loads(line)["quiet"] for line in (tmp_path / "daemon.log").read_text().splitlines()] == [False, True]
-    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["told  quiet=False"]
+    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["served  quiet=False"]
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_debug_shows_more(tmp_path: Path) -> None:
 
 def test_every_json_line_says_whose_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up(tmp_path, IDS, json_lines=True)
-    logging.getLogger("peer.test").info("told", extra={"round": 3})
+    logging.getLogger("peer.test").info("served", extra={"round": 3})
     shown = capsys.readouterr().err
     assert shown == (tmp_path / "daemon.log").read_text(), "a collector that reads standard error gets the same"
     document = json.loads(shown)

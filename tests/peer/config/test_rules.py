@@ -41,12 +41,12 @@ name = "europe"
 """
 
 
-def made(wish: str = "true", **options: Any) -> Any:
+def rules_of(wish: str = "true", **options: Any) -> Any:
     return make_rules(FederationConfig.parse(TEXT.format(wish), "federation.toml"), SiteName("asia"), KEY, **options)
 
 
 def test_the_rules_are_what_the_federation_says() -> None:
-    rules = made(without=frozenset({SiteName("europe")}), stay=True)
+    rules = rules_of(without=frozenset({SiteName("europe")}), stay=True)
     assert (rules.site, rules.rounds, rules.method, rules.schedule_kind) == ("asia", 5, "fedskd", "ring")
     assert (rules.fallback, rules.staleness_rounds_max, rules.quorum, rules.evaluation_every) == ("stale", 2, 1, 2)
     assert (rules.pace.wait_max_s, rules.pace.linger_s, rules.parameters["gamma"]) == (90, 7, 2.0)
@@ -65,8 +65,8 @@ def test_the_rules_are_what_the_federation_says() -> None:
 def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
     wish: str, egress: EgressConfig | None, denied: str | None
 ) -> None:
-    assert made(wish, egress=egress).evaluation_denied == denied
+    assert rules_of(wish, egress=egress).evaluation_denied == denied
 
 
 def test_the_least_number_of_samples_is_the_site_s() -> None:
-    assert made(egress=EgressConfig(evaluate=True, evaluation_samples_min=25)).evaluation_samples_min == 25
+    assert rules_of(egress=EgressConfig(evaluate=True, evaluation_samples_min=25)).evaluation_samples_min == 25

@@ -1,4 +1,4 @@
-"""federation.toml and site.toml: what they may say, what it comes to, and what does not fit together."""
+"""federation.toml and site.toml: valid keys, defaults, and errors, alone and together."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def task(**changes: Any) -> dict[str, Any]:
 
 
 def test_defaults_are_the_plans_and_the_documented_ones() -> None:
-    made = federation()
-    assert made.digest == federation_digest(tomllib.loads(to_toml(BASE)))
-    assert list(made.roster) == ["africa", "asia", "europe"]
-    assert made.addresses == {"europe": "a.example:1"}
-    assert made.plan is PLANS["fedskd"]
-    assert made.parameters == PLANS["fedskd"].defaults()
-    assert made.work("train") == PLANS["fedskd"].stages["train"]
-    assert made.pace.model_dump() == {
+    config = federation()
+    assert config.digest == federation_digest(tomllib.loads(to_toml(BASE)))
+    assert list(config.roster) == ["africa", "asia", "europe"]
+    assert config.addresses == {"europe": "a.example:1"}
+    assert config.plan is PLANS["fedskd"]
+    assert config.parameters == PLANS["fedskd"].defaults()
+    assert config.work("train") == PLANS["fedskd"].stages["train"]
+    assert config.pace.model_dump() == {
         "wait_max_s": 3600.0,
         "deadline_floor_s": 60.0,
         "gather_s": None,
@@ -82,20 +82,24 @@ def test_defaults_are_the_plans_and_the_documented_ones() -> None:
         "linger_s": 3600.0,
         "artifact_rounds_max": 5,
     }
-    assert (made.seed, made.weighting, made.quorum, made.global_test, made.evaluation_every) == (
+    assert (config.seed, config.weighting, config.quorum, config.global_test, config.evaluation_every) == (
         0, "uniform", None, False, 0,
     )  # fmt: skip
-    assert (made.schedule.kind, made.fallback.kind, made.fallback.staleness_rounds_max) == ("permutation", "self", 1)
-    assert (made.ca_certificate, made.shared_model) == (None, None)
+    assert (config.schedule.kind, config.fallback.kind, config.fallback.staleness_rounds_max) == (
+        "permutation",
+        "self",
+        1,
+    )
+    assert (config.ca_certificate, config.shared_model) == (None, None)
 
 
 def test_what_the_file_gives_wins_over_the_plan() -> None:
-    made = federation(
+    config = federation(
         method={"name": "fedskd", "gamma": 100, "taps": [2, 3]}, stages={"train": {"unit": "epoch", "count": 5}}
     )
-    assert made.parameters == {**PLANS["fedskd"].defaults(), "gamma": 100.0, "taps": (2, 3)}
-    assert isinstance(made.parameters["gamma"], float)
-    assert made.work("train") == Work("epoch", 5, 1e-4)
+    assert config.parameters == {**PLANS["fedskd"].defaults(), "gamma": 100.0, "taps": (2, 3)}
+    assert isinstance(config.parameters["gamma"], float)
+    assert config.work("train") == Work("epoch", 5, 1e-4)
 
 
 def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distribution: Callable[..., None]) -> None:
@@ -107,11 +111,11 @@ def test_a_method_of_a_package_is_part_of_the_digest_and_no_parameter(distributi
         "run `pip install some-methods==1.0` in the environment of mhfl-peer"
     )
     distribution("some-methods", "1.0", "mhfl_peer.methods", similar="peer.methods.fedskd.plan:FEDSKD")
-    made = federation(method=pinned)
-    assert made.plan is PLANS["fedskd"]
-    assert made.parameters == PLANS["fedskd"].defaults()
-    assert made.model_dump(mode="json")["method"].items() >= pinned.items()
-    assert made.digest == federation_digest(tomllib.loads(to_toml({**BASE, "method": pinned})))
+    config = federation(method=pinned)
+    assert config.plan is PLANS["fedskd"]
+    assert config.parameters == PLANS["fedskd"].defaults()
+    assert config.model_dump(mode="json")["method"].items() >= pinned.items()
+    assert config.digest == federation_digest(tomllib.loads(to_toml({**BASE, "method": pinned})))
 
 
 def test_worker_gets_plain_json_with_every_default() -> None:
@@ -212,8 +216,8 @@ def test_values_without_canonical_form_are_config_errors() -> None:
 
 
 def test_shared_model_takes_any_hyper_parameter() -> None:
-    made = federation(shared_model={"name": "resnet10", "width": 16, "channels": [1, 2]})
-    assert made.model_dump(mode="json")["shared_model"] == {"name": "resnet10", "width": 16, "channels": [1, 2]}
+    config = federation(shared_model={"name": "resnet10", "width": 16, "channels": [1, 2]})
+    assert config.model_dump(mode="json")["shared_model"] == {"name": "resnet10", "width": 16, "channels": [1, 2]}
 
 
 @pytest.mark.parametrize("method", ["feddal", "proxyfl", "fedavg"])
@@ -234,10 +238,10 @@ def test_what_a_method_is_not_defined_for_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedskd"])
 def test_the_one_model_of_all_must_be_every_site_s(tmp_path: Path, method: str) -> None:
-    one = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
-    check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
+    config = federation(method={"name": method}, shared_model={"name": "resnet10", "width": 8})
+    check_site(config, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 8}}), "europe")
     with pytest.raises(ConfigError, match=r"model: \w+ trains one model, \[shared_model\] resnet10 {'width': 8}"):
-        check_site(one, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
+        check_site(config, site(tmp_path, model={"name": "resnet10", "parameters": {"width": 4}}), "europe")
 
 
 def test_super_resolution_has_output_channels() -> None:
@@ -245,22 +249,22 @@ def test_super_resolution_has_output_channels() -> None:
 
 
 def test_site_defaults(tmp_path: Path) -> None:
-    made = site(tmp_path)
-    assert made.folder == tmp_path
-    assert made.where == str(tmp_path / "site.toml")
-    assert made.listen == "127.0.0.1:7443"
-    assert made.data.datalist == "datalist.json"
-    assert made.model.name == "resnet10"
-    assert made.training.device == "auto"
-    assert made.egress.receivers == ("*",)
-    dumped = made.model_dump(mode="json")
+    config = site(tmp_path)
+    assert config.folder == tmp_path
+    assert config.where == str(tmp_path / "site.toml")
+    assert config.listen == "127.0.0.1:7443"
+    assert config.data.datalist == "datalist.json"
+    assert config.model.name == "resnet10"
+    assert config.training.device == "auto"
+    assert config.egress.receivers == ("*",)
+    dumped = config.model_dump(mode="json")
     assert json.loads(json.dumps(dumped)) == dumped
 
 
 def test_refused_certificates_in_any_spelling(tmp_path: Path) -> None:
     digest = "ab" * 32
-    made = site(tmp_path, refuse_certificates=[digest, digest.upper(), ":".join(["AB"] * 32)])
-    assert made.refuse_certificates == (digest,) * 3
+    config = site(tmp_path, refuse_certificates=[digest, digest.upper(), ":".join(["AB"] * 32)])
+    assert config.refuse_certificates == (digest,) * 3
 
 
 @pytest.mark.parametrize(
@@ -301,8 +305,8 @@ LARGER = task(kind="super_resolution", classes=1)
 
 @pytest.mark.parametrize("model", [{"name": "srcnn", "parameters": {"scale": 4}}, {"name": "a.b:C"}])
 def test_a_site_of_super_resolution(tmp_path: Path, model: dict[str, Any]) -> None:
-    made = site(tmp_path, data={"input_size": [8] * 3, "scale": 4}, model=model)
-    check_site(federation(**LARGER), made, "europe")
+    config = site(tmp_path, data={"input_size": [8] * 3, "scale": 4}, model=model)
+    check_site(federation(**LARGER), config, "europe")
 
 
 @pytest.mark.parametrize(
@@ -347,12 +351,12 @@ def test_roster_without_me(tmp_path: Path) -> None:
 
 
 def uncommented(path: Path) -> str:
-    """An example with its commented keys switched on: those are the lines that start with ``#`` and no space."""
+    """An example whose commented keys count: the lines that start with ``#`` and no space."""
     return re.sub(r"(?m)^#(?=\S)", "", path.read_text())
 
 
-def keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str]:
-    """The fields of a model, and of the tables in it, that a document does not show."""
+def missing_keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str]:
+    """The fields of a model, and of the tables in it, that the document lacks."""
     missing = {name for name in model.model_fields if name not in document}
     for name, field in model.model_fields.items():
         inner = document.get(name)
@@ -362,7 +366,7 @@ def keys(model: type[BaseModel], document: Mapping[str, Any]) -> set[str]:
                 table = (
                     {key: value for row in inner for key, value in row.items()} if isinstance(inner, list) else inner
                 )
-                missing |= {f"{name}.{key}" for key in keys(candidate, table)}
+                missing |= {f"{name}.{key}" for key in missing_keys(candidate, table)}
     return missing
 
 
@@ -371,7 +375,7 @@ def test_example_federation_is_valid_and_shows_every_key() -> None:
     assert len(example.roster) == 4
     document = tomllib.loads(uncommented(EXAMPLES / "federation.toml"))
     full = FederationConfig.parse(uncommented(EXAMPLES / "federation.toml"), "full")
-    assert keys(FederationConfig, document) == set()
+    assert missing_keys(FederationConfig, document) == set()
     assert set(document["stages"]["train"]) == {"unit", "count", "learning_rate", "weight_decay", "decay"}
     assert set(document["method"]) == {"name", *PLANS["fedskd"].parameters}
     shown = {"ca_certificate", "quorum", "shared_model", "pace"}
@@ -388,7 +392,7 @@ def test_example_site_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     full = SiteConfig.load(tmp_path / "site.toml")
     with pytest.raises(ConfigError, match=r"data.scale: classification has none; leave it out; "):
         check_site(FederationConfig.load(EXAMPLES / "federation.toml"), full, "europe")
-    assert keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
+    assert missing_keys(SiteConfig, tomllib.loads(uncommented(EXAMPLES / "site.toml"))) == set()
     shown = {"addresses": True, "data": {"root": True, "regions": True, "scale": True,
              "augmentation": {"flip"}}, "model": {"features", "head", "parameters"},
              "egress": {"kinds", "bytes_per_round_max"}}  # fmt: skip
@@ -435,12 +439,12 @@ def test_a_minimum_of_samples_is_at_least_one(least: float) -> None:
 
 
 def metrics(**keys: object) -> schema.MetricsConfig:
-    return toml.validated(schema.MetricsConfig, keys, "site.toml: metrics")
+    return toml.validate(schema.MetricsConfig, keys, "site.toml: metrics")
 
 
 def test_nothing_is_shown_by_default() -> None:
     assert metrics().listen is None
-    assert toml.validated(schema.DiscoveryConfig, {}, "site.toml").zeroconf is False
+    assert toml.validate(schema.DiscoveryConfig, {}, "site.toml").zeroconf is False
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9464", "127.8.8.8:1", "[::1]:9464", "localhost:9464"])

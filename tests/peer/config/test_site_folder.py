@@ -1,4 +1,6 @@
-"""A site's folder: found, locked, written to without halves, and its control socket short enough to bind."""
+"""A site's folder: how commands find it, its lock, whole writes, and a control socket short enough
+to bind.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,7 @@ def short_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("h")
 
 
-def bound(path: Path) -> socket.socket:
+def bind(path: Path) -> socket.socket:
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     return server
@@ -222,7 +224,7 @@ def test_control_socket_lies_in_the_folder(short_home: Path) -> None:
     path = folder.prepare_control_socket({})
     assert path == folder.path / "control" / "control.sock" == folder.control_socket()
     assert mode(path.parent) == 0o700
-    bound(path).close()
+    bind(path).close()
     assert not folder.control_path.exists()
 
 
@@ -235,7 +237,7 @@ def test_long_control_socket_moves_to_the_runtime_folder(tmp_path: Path, short_h
     assert mode(path.parent) == 0o700
     assert folder.control_path.read_text() == f"{path}\n"
     assert folder.control_socket() == path
-    bound(path).close()
+    bind(path).close()
     assert folder.prepare_control_socket({"XDG_RUNTIME_DIR": "/elsewhere"}) == path
 
 

@@ -1,4 +1,4 @@
-"""Checked TOML files: every complaint names the file, the dotted key and what would be right."""
+"""Checked TOML files: every error names the file, the dotted key and what would be right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field, Strict
 
 from peer.config import toml
-from peer.config.toml import StrictTable, matching, split_address, suggestion, wrong
+from peer.config.toml import StrictTable, key_problem, matching, split_address, suggestion
 from peer.errors import ConfigError
 
 
@@ -44,18 +44,18 @@ class Outer(StrictTable):
 )
 def test_errors_name_file_key_and_value(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        toml.validated(Outer, document, "f.toml")
+        toml.validate(Outer, document, "f.toml")
 
 
 def test_valid_tables_are_immutable() -> None:
-    outer = toml.validated(Outer, {"name": "x", "inner": {"share": 1}}, "f.toml")
+    outer = toml.validate(Outer, {"name": "x", "inner": {"share": 1}}, "f.toml")
     assert (outer.inner.size, outer.inner.share) == (1, 1.0)
     with pytest.raises(ValueError, match="frozen"):
         outer.name = "y"
 
 
 def test_wrong_names_a_key_below_the_table() -> None:
-    assert wrong("a.b", "is bad").context == {"key": "a.b", "reason": "is bad"}
+    assert key_problem("a.b", "is bad").context == {"key": "a.b", "reason": "is bad"}
 
 
 def test_suggestions() -> None:
@@ -102,7 +102,7 @@ def test_matching_is_about_the_whole_text() -> None:
 
     assert Device(name="cuda").name == "cuda"
     with pytest.raises(ConfigError, match="name: 'cuda2' is not cpu or cuda"):
-        toml.validated(Device, {"name": "cuda2"}, "f.toml")
+        toml.validate(Device, {"name": "cuda2"}, "f.toml")
 
 
 def test_syntax_errors_name_the_line() -> None:

@@ -156,6 +156,15 @@ def test_one_liar_alone_makes_nobody_skip_a_round_though_the_others_are_silent(s
     assert number(site) == 3
 
 
+def test_a_round_after_the_last_one_is_refused_by_name_and_moves_nobody(solo: Any) -> None:
+    site = solo(sites=FIVE[:2], site="africa", rows=committed(2), rounds=50)
+    for _ in range(20):
+        site.beat("america", 51)
+    assert number(site) == 3, "the claim counts for nothing"
+    reasons = [refusal["reason"] for refusal in site.site.refusals]
+    assert reasons == ["claims a round after the last one (50)"]
+
+
 def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
     site = surrounded(solo, {"africa": 2, "america": 2, "asia": 0})
     assert number(site) == 3

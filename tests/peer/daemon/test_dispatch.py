@@ -25,6 +25,7 @@ from peer.errors import DiskError, PortInUse
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.records.journal import Journal
+from peer.records.kept_configuration import find_change
 from peer.records.ledger import Ledger
 from peer.transport import tls, wire
 from peer.transport.client import FETCH, ExchangeClient, Offer, Refused
@@ -204,7 +205,7 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
         connection.executescript(
             "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; PRAGMA user_version = 1;"
         )
-    assert startup.changed(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
+    assert find_change(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
     assert not path.with_name("journal.db.before-2").exists()
     before = running.rows("asia")
     await running.start("asia")
@@ -440,7 +441,7 @@ def lending(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LocalFede
 
     def make(**permits: str) -> LocalFederation:
         texts = {name: LENDS.format(permits.get(name, "true")) for name in SITES}
-        return LocalFederation.found(tmp_path_factory.mktemp("global"), GLOBAL, texts)
+        return LocalFederation.create(tmp_path_factory.mktemp("global"), GLOBAL, texts)
 
     return make
 

@@ -53,7 +53,7 @@ def read(daemon: Still) -> Read:
 
     def samples(name: str) -> dict[tuple[str, ...], float]:
         counts = Counts(daemon.folder, daemon.federation.roster)
-        assert not counts.read_on()
+        assert not counts.read_more()
         return by_labels(families(daemon, counts, AROUND, now_s=time.time()), name)
 
     return samples
@@ -73,7 +73,7 @@ async def test_every_metric_of_the_table_is_shown_with_its_labels(daemon: Still)
     """A site in the middle of everything; what is shown and in no table raises already."""
     happens(daemon)
     counts = Counts(daemon.folder, daemon.federation.roster)
-    counts.read_on()
+    counts.read_more()
     found = families(daemon, counts, AROUND, now_s=time.time())
     shown = {sample.name: set(sample.labels) for family in found for sample in family.samples}
     assert shown == {name: set(meaning.labels) for name, meaning in METRICS.items()}

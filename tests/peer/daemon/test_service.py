@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
-from peer.core.limits import PROTOCOL_VERSION
+from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
@@ -119,9 +120,11 @@ class SiteUnderTest:
     def remember(self, kind: str, round: int, **body: Any) -> None:
         self.machine.memory.apply(decode(kind, round, body))
 
-    def publish(self, round: int, *, size: int = 1000) -> Artifact:
+    def publish(self, round: int, *, size: int = 1000, steps: int | None = None) -> Artifact:
         """Do what the daemon does on ``Persist("published")`` and ``Publish``."""
         artifact = make_artifact(round, size)
+        if steps is not None:
+            artifact = dataclasses.replace(artifact, steps=steps)
         self.remember("published", round, artifact=to_json(artifact))
         self.service.publish(round, artifact)
         return artifact
@@ -249,6 +252,12 @@ async def test_an_expired_certificate_delays_the_manifest_and_ends_nothing(
     site.pki.fault = None
     signed = await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0)
     assert site.described(signed) == (1, artifact, False)
+
+
+async def test_a_manifest_that_cannot_be_written_ends_no_daemon(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site()
+    site.publish(1, steps=STEPS_MAX + 1)
+    assert await site.service.manifest(site.receiver(1), asked(1), wait_s=0.0) == Unavailable.NOT_YET
 
 
 # --- policy and schedule ---------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from peer.config.site_folder import SiteFolder, make_private
-from peer.core.roster import SiteName
+from peer.core.limits import DESCRIPTORS_RESERVED
 from peer.daemon import startup
 from peer.daemon.startup import Options
 from peer.daemon.systemd_notify import notify
@@ -105,6 +107,27 @@ def test_a_signal_ends_it_in_order_also_while_the_first_model_is_made(
         os.kill(status["worker_pid"], 0)
 
 
+def test_strangers_without_a_certificate_take_no_descriptor_that_the_daemon_needs(
+    program: Any, folder: SiteFolder
+) -> None:
+    process = program.start("asia")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    address = program.status("asia", "gathering")["listen"]
+    host, _, port = address.rpartition(":")
+    descriptors: list[int] = []
+    with contextlib.ExitStack() as opened:
+        strangers = [opened.enter_context(socket.create_connection((host, int(port)), LIMIT_S)) for _ in range(400)]
+        while not select.select(strangers, [], [], 0.01)[0]:  # until the daemon hangs up on one of them
+            descriptors.append(len(os.listdir(f"/proc/{process.pid}/fd")))
+        descriptors.append(len(os.listdir(f"/proc/{process.pid}/fd")))
+        assert program.status("asia", "gathering")["pid"] == process.pid
+    assert max(descriptors) < 256 - DESCRIPTORS_RESERVED / 2
+    program.start("europe")
+    _, told = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, told
+    assert (kinds(folder).count("committed"), kinds(folder).count("refused")) == (3, 0)
+
+
 def test_two_processes_in_one_folder_are_refused_and_the_first_goes_on(program: Any, folder: SiteFolder) -> None:
     first = program.start("asia")
     program.status("asia", "gathering")
@@ -177,97 +200,6 @@ def test_require_refuses_a_generation_without_a_model(folder: SiteFolder, rows: 
         journal.close()
     with pytest.raises(StateError, match="holds nothing to resume"):
         startup.run(folder, Options(resume="require"))
-
-
-def configured(folder: SiteFolder, *, accept: bool = False) -> None:
-    """Check and record the configuration, as a start does."""
-    federation, site, _ = startup.load(folder)
-    startup.keep_configuration(folder, 1, federation, site, accept=accept)
-
-
-def would_refuse(folder: SiteFolder) -> StateError | None:
-    """Check the configuration without writing, as `check` does."""
-    federation, site, _ = startup.load(folder)
-    return startup.changed(folder, federation, site)
-
-
-@pytest.fixture
-def begun(folder: SiteFolder) -> SiteFolder:
-    """A generation with a recorded configuration."""
-    folder.create_generation()
-    configured(folder)
-    return folder
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-def test_a_site_that_never_ran_has_nothing_to_keep(folder: SiteFolder) -> None:
-    assert would_refuse(folder) is None
-    folder.create_generation()
-    assert would_refuse(folder) is None
-
-
-def test_the_same_configuration_goes_on_without_a_word(begun: SiteFolder) -> None:
-    configured(begun)
-    assert kinds(begun) == ["configured"]
-
-
-def test_a_federation_toml_that_was_edited_is_refused_by_digest(begun: SiteFolder) -> None:
-    before = startup.load(begun)[0].digest
-    edit(begun.federation_toml, "rounds = 3", "rounds = 4")
-    after = startup.load(begun)[0].digest
-    for accept in (False, True):
-        with pytest.raises(StateError, match=f"belongs to federation {before[:12]}, .* now {after[:12]}"):
-            configured(begun, accept=accept)
-    assert "--resume fresh" in str(would_refuse(begun))
-    assert kinds(begun) == ["configured"]
-
-
-def test_a_key_that_only_a_newer_program_knows_is_no_change_until_it_is_set(folder: SiteFolder) -> None:
-    folder.create_generation()
-    federation, site, _ = startup.load(folder)
-    settings = {key: value for key, value in startup.settings(federation, site).items() if key != "training.batch_size"}
-    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
-        journal.append("configured", 0, settings)
-    assert would_refuse(folder) is None
-    configured(folder)
-    edit(folder.site_toml, "[training]", "[training]\nbatch_size = 3")
-    assert "training.batch_size was None" in str(would_refuse(folder))
-
-
-def test_another_address_is_no_other_federation(begun: SiteFolder) -> None:
-    federation = startup.load(begun)[0]
-    edit(begun.federation_toml, federation.addresses[SiteName("europe")], "10.0.0.7:7443")
-    configured(begun)
-
-
-def test_a_changed_key_is_named_with_both_values_and_can_be_accepted(begun: SiteFolder) -> None:
-    edit(begun.site_toml, "[training]", "[training]\nbatch_size = 4")
-    with pytest.raises(StateError, match=r"site\.toml: training\.batch_size was 8 .* and is 4 now.*--accept-change"):
-        configured(begun)
-    assert "training.batch_size" in str(would_refuse(begun))
-    configured(begun, accept=True)
-    configured(begun)
-    assert would_refuse(begun) is None
-    assert kinds(begun) == ["configured", "configured"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("[training]", "[training]\ncheckpoint_s = 1.0"),
-        ("[data]", '[data]\ncache = "none"'),
-        ("[data]", "[data]\nunreadable_share_max = 0.5"),
-        ("[data]", "[egress]\nevaluate = true\n[data]"),
-    ],
-)
-def test_what_changes_no_bit_may_change(begun: SiteFolder, old: str, new: str) -> None:
-    edit(begun.site_toml, old, new)
-    configured(begun)
 
 
 def test_an_enrolment_that_is_not_whole_is_refused_before_the_lock(folder: SiteFolder) -> None:

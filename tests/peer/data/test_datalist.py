@@ -27,52 +27,52 @@ GOOD: dict[str, list[Any]] = {
 }
 
 
-def inspected(folder: Path, document: object, **options: Any) -> Datalist:
+def inspect(folder: Path, document: object, **options: Any) -> Datalist:
     path = folder / "datalist.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     return inspect_datalist(path, **{"classes": 2, **options})
 
 
 def test_a_good_datalist_is_read_whole(folder: Path) -> None:
-    found = inspected(folder, GOOD)
-    assert found.problems == ()
-    first, second = found.training
+    datalist = inspect(folder, GOOD)
+    assert datalist.problems == ()
+    first, second = datalist.training
     assert (first.name, first.images, first.label, first.subject) == ("a.png", (folder / "a.png",), 0, "p1")
     assert (second.images, second.subject) == ((folder / "b.png", folder / "c.png"), "2")
-    assert found.counts("training") == {0: 1, 1: 1}
-    assert found.counts("test") == {1: 1}
-    assert found.subjects("training") == {"p1", "2"}
-    assert found.subjects("test") == set()
+    assert datalist.counts("training") == {0: 1, 1: 1}
+    assert datalist.counts("test") == {1: 1}
+    assert datalist.subjects("training") == {"p1", "2"}
+    assert datalist.subjects("test") == set()
 
 
 def test_paths_are_relative_to_the_root(folder: Path, tmp_path: Path) -> None:
     elsewhere = folder / "lists"
     elsewhere.mkdir()
-    assert inspected(elsewhere, GOOD, root=folder).problems == ()
-    assert "files are missing" in inspected(elsewhere, GOOD).problems[0]
+    assert inspect(elsewhere, GOOD, root=folder).problems == ()
+    assert "files are missing" in inspect(elsewhere, GOOD).problems[0]
 
 
 def test_test_entries_without_label_are_only_counted(folder: Path) -> None:
-    found = inspected(folder, {**GOOD, "test": ["./d.png", {"image": "d.png"}]})
-    assert (found.problems, found.test, found.unlabelled) == ((), (), 2)
+    datalist = inspect(folder, {**GOOD, "test": ["./d.png", {"image": "d.png"}]})
+    assert (datalist.problems, datalist.test, datalist.unlabelled) == ((), (), 2)
 
 
 def test_labels_of_segmentation_are_files(folder: Path) -> None:
-    found = inspected(folder, {"training": [{"image": "a.png", "label": "mask.png"}]}, task="segmentation")
-    assert found.problems == ()
-    assert found.training[0].label == folder / "mask.png"
-    gone = inspected(folder, {"training": [{"image": "a.png", "label": "gone.png"}]}, task="segmentation")
+    datalist = inspect(folder, {"training": [{"image": "a.png", "label": "mask.png"}]}, task="segmentation")
+    assert datalist.problems == ()
+    assert datalist.training[0].label == folder / "mask.png"
+    gone = inspect(folder, {"training": [{"image": "a.png", "label": "gone.png"}]}, task="segmentation")
     assert gone.problems == (f"files are missing: {folder / 'gone.png'}; correct the paths or set [data] root",)
 
 
 def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(folder: Path) -> None:
     document = {"training": ["a.png", {"image": "b.png", "label": "mask.png"}], "test": ["c.png", {"image": "d.png"}]}
-    found = inspected(folder, document, task="super_resolution", classes=1)
-    assert (found.problems, found.unlabelled) == ((), 0)
-    assert [sample.label for sample in (*found.training, *found.test)] == [None, folder / "mask.png", None, None]
-    assert found.test[0].images == (folder / "c.png",)
-    assert found.counts("training") == {}
-    other = inspected(folder, document, task="segmentation")
+    datalist = inspect(folder, document, task="super_resolution", classes=1)
+    assert (datalist.problems, datalist.unlabelled) == ((), 0)
+    assert [sample.label for sample in (*datalist.training, *datalist.test)] == [None, folder / "mask.png", None, None]
+    assert datalist.test[0].images == (folder / "c.png",)
+    assert datalist.counts("training") == {}
+    other = inspect(folder, document, task="segmentation")
     assert other.problems == ("training[0]: must be an object with 'image' and 'label'",)
     assert other.unlabelled == 2
 
@@ -93,9 +93,9 @@ def test_an_image_without_a_label_is_its_own_target_in_super_resolution_alone(fo
 def test_a_label_in_another_order_of_axes_is_named(folder: Path, image: str, label: str, fits: bool) -> None:
     (folder / image).touch()
     (folder / label).touch()
-    found = inspected(folder, {"training": [{"image": image, "label": label}]}, task="segmentation")
+    datalist = inspect(folder, {"training": [{"image": image, "label": label}]}, task="segmentation")
     problem = f"labels are stored in another order of axes than their images: {folder / label}; save both as arrays, or"
-    assert found.problems == (() if fits else (f"{problem} neither",))
+    assert datalist.problems == (() if fits else (f"{problem} neither",))
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_a_label_in_another_order_of_axes_is_named(folder: Path, image: str, lab
     ],
 )
 def test_a_malformed_entry_is_named(folder: Path, entry: object, problem: str) -> None:
-    found = inspected(folder, {"training": [entry, *GOOD["training"]]})
-    assert found.problems == (f"training[0]: {problem}",)
-    assert len(found.training) == 2
+    datalist = inspect(folder, {"training": [entry, *GOOD["training"]]})
+    assert datalist.problems == (f"training[0]: {problem}",)
+    assert len(datalist.training) == 2
 
 
 def test_many_malformed_entries_are_counted(folder: Path) -> None:
-    found = inspected(folder, {"training": [*["x"] * 8, *GOOD["training"]]})
-    assert len(found.problems) == 6
-    assert found.problems[-1] == "and 3 more entries of this kind"
+    datalist = inspect(folder, {"training": [*["x"] * 8, *GOOD["training"]]})
+    assert len(datalist.problems) == 6
+    assert datalist.problems[-1] == "and 3 more entries of this kind"
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_many_malformed_entries_are_counted(folder: Path) -> None:
     ],
 )
 def test_a_problem_is_named(folder: Path, document: object, problem: str) -> None:
-    problems = inspected(folder, document).problems
-    assert any(problem in found for found in problems), problems
+    problems = inspect(folder, document).problems
+    assert any(problem in text for text in problems), problems
 
 
 def test_a_missing_datalist_is_a_problem(folder: Path) -> None:
@@ -157,4 +157,4 @@ def test_a_missing_datalist_is_a_problem(folder: Path) -> None:
 
 def test_without_a_class_count_labels_have_no_upper_bound(folder: Path) -> None:
     document = {"training": [*GOOD["training"], {"image": "d.png", "label": 9}]}
-    assert inspected(folder, document, classes=None).problems == ()
+    assert inspect(folder, document, classes=None).problems == ()

@@ -169,7 +169,7 @@ def test_survey_of_another_root(tmp_path: Path) -> None:
 
 
 # --- label files ----------------------------------------------------------------------------------------------------
-def surveyed(folder: Path, *entries: dict[str, str], task: str, **options: Any) -> dict[str, Any]:
+def survey_entries(folder: Path, *entries: dict[str, str], task: str, **options: Any) -> dict[str, Any]:
     path = folder / "datalist.json"
     path.write_text(json.dumps({"training": entries}))
     return survey(path, task=task, **options)
@@ -190,11 +190,11 @@ def test_survey_of_label_maps(images: Path, whole: bool) -> None:
     write_label(images / "a.nii", np.eye(3)[:, :, None] * [0, 2])
     write_nifti(images / "b.nii", (3, 3, 2))
     entries = [{"image": "a.nii", "label": "a.nii"}, {"image": "a.nii", "label": "b.nii"}]
-    found = surveyed(images, *entries, task="segmentation", classes=3, whole=whole)
-    assert found["problems"] == []
-    assert found["splits"]["training"]["labels"] == 2
-    assert found["splits"]["training"]["classes"] == {"0": 2, "2": 1}
-    assert found["splits"]["training"]["label_shapes"] == {"3x3x2": 2}
+    document = survey_entries(images, *entries, task="segmentation", classes=3, whole=whole)
+    assert document["problems"] == []
+    assert document["splits"]["training"]["labels"] == 2
+    assert document["splits"]["training"]["classes"] == {"0": 2, "2": 1}
+    assert document["splits"]["training"]["label_shapes"] == {"3x3x2": 2}
 
 
 @pytest.mark.parametrize(
@@ -219,10 +219,10 @@ def test_a_label_map_lies_on_its_images_grid(
     images: Path, image: str, label: str, shape: tuple[int, ...], fits: bool
 ) -> None:
     write_label(images / label, np.zeros(shape))
-    found = surveyed(images, {"image": image, "label": label}, task="segmentation")
+    document = survey_entries(images, {"image": image, "label": label}, task="segmentation")
     stored = "x".join(map(str, shape))
     problem = f"label files are not on the grid of their images: {images / label} ({stored}); make them anew"
-    assert found["problems"] == ([] if fits else [problem])
+    assert document["problems"] == ([] if fits else [problem])
 
 
 @pytest.mark.parametrize(
@@ -240,21 +240,23 @@ def test_values_that_are_no_labels_are_named(
 ) -> None:
     np.save(images / "image.npy", np.zeros((2, 2)))
     write_label(images / "label.npy", labels)
-    found = surveyed(images, {"image": "image.npy", "label": "label.npy"}, task="segmentation", classes=classes)
+    document = survey_entries(
+        images, {"image": "image.npy", "label": "label.npy"}, task="segmentation", classes=classes
+    )
     if problem is None:
-        assert found["problems"] == []
-        assert found["splits"]["training"]["classes"] == {"0": 1, "255": 1}
+        assert document["problems"] == []
+        assert document["splits"]["training"]["classes"] == {"0": 1, "255": 1}
     else:
-        (told,) = found["problems"]
-        assert told.startswith(problem.format(images / "label.npy"))
-        assert found["splits"]["training"]["classes"] == {}
+        (text,) = document["problems"]
+        assert text.startswith(problem.format(images / "label.npy"))
+        assert document["splits"]["training"]["classes"] == {}
 
 
 def test_the_label_of_an_archive_is_its_label_array(images: Path) -> None:
     np.savez(images / "both.npz", image=np.full(4, 0.5), label=np.array([0, 1, 1, 3]))
-    found = surveyed(images, {"image": "both.npz", "label": "both.npz"}, task="segmentation", whole=True)
-    assert found["problems"] == []
-    assert found["splits"]["training"]["classes"] == {"0": 1, "1": 1, "3": 1}
+    document = survey_entries(images, {"image": "both.npz", "label": "both.npz"}, task="segmentation", whole=True)
+    assert document["problems"] == []
+    assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1, "3": 1}
 
 
 def test_survey_of_large_images(images: Path) -> None:
@@ -262,12 +264,12 @@ def test_survey_of_large_images(images: Path) -> None:
     for name, size in (("twice", (6, 8)), ("eight", (3, 24, 32)), ("thrice", (9, 12)), ("skewed", (6, 12))):
         np.save(images / f"{name}.npy", np.ones(size))
     entries = [{"image": "small.npy", "label": f"{name}.npy"} for name in ("twice", "eight", "thrice", "skewed")]
-    found = surveyed(images, *entries, {"image": "small.npy"}, task="super_resolution", whole=True)
+    document = survey_entries(images, *entries, {"image": "small.npy"}, task="super_resolution", whole=True)
     misfits = f"{images / 'thrice.npy'} (9x12), {images / 'skewed.npy'} (6x12)"
-    assert found["problems"] == [
+    assert document["problems"] == [
         f"label files are not 2, 4 or 8 times the size of their images: {misfits}; make them anew"
     ]
-    assert (found["splits"]["training"]["labels"], found["splits"]["training"]["classes"]) == (4, {})
+    assert (document["splits"]["training"]["labels"], document["splits"]["training"]["classes"]) == (4, {})
 
 
 def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path) -> None:
@@ -275,14 +277,14 @@ def test_values_beyond_the_unit_range_are_named_when_they_are_read(images: Path)
     write_label(images / "bytes.png", [[0, 255]])
     np.save(images / "bright.npy", np.array([0, 255], dtype=np.uint8))
     entries = [{"image": name} for name in ("dark.npy", "bytes.png", "bright.npy")]
-    assert surveyed(images, *entries, task="super_resolution")["problems"] == []
-    told = f"{images / 'dark.npy'} (-0.5 to 0), {images / 'bright.npy'} (0 to 255)"
-    assert surveyed(images, *entries, task="super_resolution", whole=True)["problems"] == [
-        f"values are not from 0 to 1: {told}; scale them"
+    assert survey_entries(images, *entries, task="super_resolution")["problems"] == []
+    files = f"{images / 'dark.npy'} (-0.5 to 0), {images / 'bright.npy'} (0 to 255)"
+    assert survey_entries(images, *entries, task="super_resolution", whole=True)["problems"] == [
+        f"values are not from 0 to 1: {files}; scale them"
     ]
 
 
 def test_labels_that_cannot_be_read_are_named(images: Path) -> None:
     (images / "broken.png").write_bytes(b"no picture")
-    (problem,) = surveyed(images, {"image": "grey.jpg", "label": "broken.png"}, task="segmentation")["problems"]
+    (problem,) = survey_entries(images, {"image": "grey.jpg", "label": "broken.png"}, task="segmentation")["problems"]
     assert problem.startswith(f"files cannot be read: {images / 'broken.png'} (cannot identify image")

@@ -8,7 +8,7 @@ import pytest
 
 from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig, check_site
-from peer.demo.presets import FAMILIES, STUDIES, PresetSize, problem, study, usual
+from peer.demo.presets import FAMILIES, STUDIES, PresetSize, default_study, problem, study
 from peer.demo.run import configuration
 from peer.methods.registry import PLANS
 
@@ -21,9 +21,9 @@ def test_its_documents_are_valid(name: str, method: str, tmp_path: Path) -> None
     roster = [{"name": site, "address": f"127.0.0.1:{7000 + index}"} for index, site in enumerate(sorted(sites))]
     federation = FederationConfig.parse(draft + toml.text({"site": roster}), "draft")
     assert federation.rounds == 15
-    works = {stage: federation.work(stage) for stage in federation.plan.stages}
-    assert {work.count for stage, work in works.items() if stage not in ("distill", "decide")} == {20}
-    assert {work.count for stage, work in works.items() if stage in ("distill", "decide")} <= {5}
+    work_by_stage = {stage: federation.work(stage) for stage in federation.plan.stages}
+    assert {work.count for stage, work in work_by_stage.items() if stage not in ("distill", "decide")} == {20}
+    assert {work.count for stage, work in work_by_stage.items() if stage in ("distill", "decide")} <= {5}
     for site, text in sites.items():
         path = tmp_path / f"{site}.toml"
         path.write_text(text)
@@ -36,8 +36,8 @@ def test_sites_have_networks_of_several_kinds(name: str) -> None:
 
 
 def test_fedskd_alone_is_shown_with_four_widths_of_one_family() -> None:
-    assert usual(["fedskd"]) == "nodules"
-    assert usual(["fedskd", "dflmoe"]) == usual(["dflmoe"]) == "nodules-families"
+    assert default_study(["fedskd"]) == "nodules"
+    assert default_study(["fedskd", "dflmoe"]) == default_study(["dflmoe"]) == "nodules-families"
     models = STUDIES["nodules"]["models"][FAMILIES]
     assert [models[site]["width"] for site in sorted(models)] == [16, 15, 14, 13]
 

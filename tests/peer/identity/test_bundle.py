@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from peer.core.roster import RoundKey, Sha256, SiteName
 from peer.errors import BundleError
-from peer.identity.bundle import BUNDLE_BYTES_MAX, Bundle, read_handed, seal, unseal
+from peer.identity.bundle import BUNDLE_BYTES_MAX, Bundle, read_received_file, seal, unseal
 from peer.identity.certificates import new_key
 
 KEY, CA_KEY = new_key(), new_key()
@@ -33,7 +33,7 @@ BUNDLE = Bundle(
     federation_toml='name = "trial"\ntext = "Zürich"\n',
     certificate="-----BEGIN CERTIFICATE-----\n",
     sealed_round_key=seal(ROUND_KEY, KEY.public_key(), digest=DIGEST, site=EUROPE),
-).signed(CA_KEY)
+).with_signature(CA_KEY)
 
 
 class ReferenceHpke:
@@ -213,9 +213,9 @@ def test_what_is_no_bundle(content: bytes, message: str) -> None:
 
 def test_handed_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
-    assert read_handed(tmp_path / "file") == b"content"
+    assert read_received_file(tmp_path / "file") == b"content"
     with pytest.raises(BundleError, match=r"missing cannot be read: No such file or directory; name the right file"):
-        read_handed(tmp_path / "missing")
+        read_received_file(tmp_path / "missing")
     with (tmp_path / "endless").open("wb") as file:
         file.truncate(1 << 40)
-    assert len(read_handed(tmp_path / "endless")) == BUNDLE_BYTES_MAX + 1
+    assert len(read_received_file(tmp_path / "endless")) == BUNDLE_BYTES_MAX + 1

@@ -34,9 +34,9 @@ def test_a_certificate_is_one_of_its_encodings(
     same, other = encodings(certificate)
     assert same == der
     assert other != der
-    found = certificates.verify_certificate(other, authority[1], EUROPE, NOW)
-    assert set(encodings(found)) == {same, other}
-    assert found.tbs_certificate_bytes == certificate.tbs_certificate_bytes
+    verified = certificates.verify_certificate(other, authority[1], EUROPE, NOW)
+    assert set(encodings(verified)) == {same, other}
+    assert verified.tbs_certificate_bytes == certificate.tbs_certificate_bytes
 
 
 def test_the_order_is_the_curve_s() -> None:

@@ -1,4 +1,4 @@
-"""Certificates and signatures: what is accepted, what is refused, and what OpenSSL thinks of it."""
+"""Certificates and signatures: which are accepted and refused, here and by OpenSSL."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ KEY = new_key()
 CERTIFICATE = issue(CA_KEY, CA, name=EUROPE, public_key=KEY.public_key(), now=NOW)
 
 
-def crafted(
+def craft(
     *,
     names: tuple[x509.GeneralName, ...] = (x509.DNSName("europe"),),
     public_key: Any = None,
     ca: bool = False,
     usages: tuple[x509.ObjectIdentifier, ...] = certificates.USAGES,
 ) -> bytes:
-    """A certificate that the CA signed, but would not make."""
+    """A certificate with the CA's signature that ``issue`` would not make."""
     builder = x509.CertificateBuilder(
         issuer_name=CA.subject,
         subject_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "europe")]),
@@ -196,15 +196,15 @@ def test_a_site_cannot_certify_another() -> None:
         (b"", "cannot be read"),
         (bytes(CERTIFICATE_BYTES_MAX + 1), "8193 bytes is over the limit of 8192"),
         (certificate_der(CA), "the certificate is not a site's"),
-        (crafted(names=()), "the certificate is not a site's"),
-        (crafted(ca=True), "not for both sides of a TLS connection"),
-        (crafted(usages=(ExtendedKeyUsageOID.SERVER_AUTH,)), "not for both sides of a TLS connection"),
-        (crafted(names=(x509.DNSName("asia"),)), "names asia, not europe"),
-        (crafted(names=(x509.DNSName("europe"), x509.DNSName("asia"))), "names europe, asia, not europe"),
-        (crafted(names=(x509.DNSName("*"),)), r"names \*, not europe"),
-        (crafted(names=(x509.RFC822Name("europe"),)), "names europe, not europe"),
-        (crafted(public_key=ec.generate_private_key(ec.SECP384R1()).public_key()), "not a P-256 key"),
-        (crafted(public_key=ed25519.Ed25519PrivateKey.generate().public_key()), "not a P-256 key"),
+        (craft(names=()), "the certificate is not a site's"),
+        (craft(ca=True), "not for both sides of a TLS connection"),
+        (craft(usages=(ExtendedKeyUsageOID.SERVER_AUTH,)), "not for both sides of a TLS connection"),
+        (craft(names=(x509.DNSName("asia"),)), "names asia, not europe"),
+        (craft(names=(x509.DNSName("europe"), x509.DNSName("asia"))), "names europe, asia, not europe"),
+        (craft(names=(x509.DNSName("*"),)), r"names \*, not europe"),
+        (craft(names=(x509.RFC822Name("europe"),)), "names europe, not europe"),
+        (craft(public_key=ec.generate_private_key(ec.SECP384R1()).public_key()), "not a P-256 key"),
+        (craft(public_key=ed25519.Ed25519PrivateKey.generate().public_key()), "not a P-256 key"),
     ],
 )
 def test_certificates_that_are_refused(der: bytes, message: str) -> None:
@@ -302,8 +302,8 @@ def test_pinned_authority_names_the_file() -> None:
         pinned_authority("text")
 
 
-def stored(folder: Path) -> Path:
-    """The pki folder of a site that has joined."""
+def store(folder: Path) -> Path:
+    """Fills the pki folder of a site that has joined."""
     files = {
         "site.key": key_pem(KEY),
         "cert.pem": certificate_pem(CERTIFICATE),
@@ -328,21 +328,21 @@ def refused(message: str) -> Iterator[None]:
 
 
 def test_identity_is_loaded(tmp_path: Path) -> None:
-    own = load(stored(tmp_path))
+    own = load(store(tmp_path))
     assert (own.name, own.certificate, own.ca, own.round_key) == ("europe", CERTIFICATE, CA, b"\xab" * 32)
     assert key_pem(own.key) == key_pem(KEY)
     verify_signature(certificate_key(own.certificate), sign(own.key, b"data"), b"data")
 
 
 def test_identity_does_not_show_its_secrets(tmp_path: Path) -> None:
-    own = replace(load(stored(tmp_path)), certificate=CA)
+    own = replace(load(store(tmp_path)), certificate=CA)
     assert "\\xab" not in repr(own)
     assert "PrivateKey" not in repr(own)
 
 
 @pytest.mark.parametrize("name", ["site.key", "cert.pem", "ca.pem", "round.key"])
 def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
-    (stored(tmp_path) / name).unlink()
+    (store(tmp_path) / name).unlink()
     with refused(f"/{name} is missing; enrol this site"):
         load(tmp_path)
 
@@ -350,13 +350,13 @@ def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["site.key", "round.key"])
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_open_secrets_are_refused(tmp_path: Path, name: str, mode: int) -> None:
-    (stored(tmp_path) / name).chmod(mode)
+    (store(tmp_path) / name).chmod(mode)
     with refused(f"/{name} is a secret that others can read .mode {mode:04o}.; run `chmod 600"):
         load(tmp_path)
 
 
 def test_identity_of_another_federation_site_or_time_is_refused(tmp_path: Path) -> None:
-    stored(tmp_path)
+    store(tmp_path)
     _, other = new_authority("trial", now=NOW)
     with refused(r"ca.pem is not the CA certificate in federation.toml"):
         load(tmp_path, ca_certificate=certificate_pem(other).decode())
@@ -379,17 +379,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         ("round.key", b"xy" * 32, r"round.key holds no round key of 64 hex digits"),
         ("round.key", b"\xff" * 64, r"round.key holds no round key of 64 hex digits"),
     ):
-        (stored(tmp_path) / name).write_bytes(content)
+        (store(tmp_path) / name).write_bytes(content)
         with refused(message):
             load(tmp_path)
     other = ec.generate_private_key(ec.SECP384R1())
-    (stored(tmp_path) / "site.key").write_bytes(key_pem(other))
+    (store(tmp_path) / "site.key").write_bytes(key_pem(other))
     with refused(r"site.key holds another kind of key than P-256"):
         load(tmp_path)
 
 
 def test_secret_is_not_in_the_error(tmp_path: Path) -> None:
-    (stored(tmp_path) / "round.key").write_bytes(b"c0ffee" * 10)
+    (store(tmp_path) / "round.key").write_bytes(b"c0ffee" * 10)
     with pytest.raises(CertificateError) as caught:
         load(tmp_path)
     assert caught.value.__cause__ is None
@@ -400,7 +400,7 @@ def test_secret_is_not_in_the_error(tmp_path: Path) -> None:
 def test_join_that_was_cut_short_is_whole(tmp_path: Path) -> None:
     """The certificate of the renewed key is in place, the key still has its pending name."""
     renewed = new_key()
-    stored(tmp_path)
+    store(tmp_path)
     pending = tmp_path / "site.key.new"
     pending.write_bytes(key_pem(renewed))
     pending.chmod(0o600)

@@ -1,4 +1,4 @@
-"""From a draft to a joined site, and everything that must not get in on the way."""
+"""From a draft to a joined site, and everything that is refused on the way."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def folder(tmp_path: Path) -> SiteFolder:
     return SiteFolder(tmp_path / "home", "trial", SiteName("europe"))
 
 
-def requested(folder: SiteFolder, authority: Authority, **options: Any) -> EnrolmentRequest:
+def make_request(folder: SiteFolder, authority: Authority, **options: Any) -> EnrolmentRequest:
     return enrolment.request(folder, authority.federation, authority.federation_toml, now=NOW, **options)
 
 
-def admitted(authority: Authority, request: EnrolmentRequest, **options: Any) -> Bundle:
+def admit(authority: Authority, request: EnrolmentRequest, **options: Any) -> Bundle:
     outcome = authority.admit(request.pem, fingerprint=request.fingerprint, **{"now": NOW, **options})
     return Bundle.decode(outcome.bundle)
 
 
-def forged(key: Any) -> EnrolmentRequest:
+def forge(key: Any) -> EnrolmentRequest:
     return EnrolmentRequest(signing_request(key, SiteName("europe")), fingerprint(key.public_key()), "new")
 
 
@@ -113,16 +113,16 @@ def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
     assert authority.federation_toml.endswith(DRAFT)
     assert authority.federation.ca_certificate == (folder / "ca.pem").read_text()
     assert len(bytes.fromhex((folder / "round.key").read_text())) == 32
-    assert authority.admitted() == {}
+    assert authority.admissions() == {}
     assert os.listdir(tmp_path) == ["ca"]
     pinned = {**tomllib.loads(DRAFT), "ca_certificate": (folder / "ca.pem").read_text()}
     assert authority.federation.digest == federation_digest(pinned)
 
 
 def test_two_federations_of_one_draft_are_two(tmp_path: Path) -> None:
-    one, two = (Authority.create(tmp_path / name, DRAFT, "draft", now=NOW) for name in ("a", "b"))
-    assert one.federation.digest != two.federation.digest
-    assert one.round_key != two.round_key
+    first, second = (Authority.create(tmp_path / name, DRAFT, "draft", now=NOW) for name in ("a", "b"))
+    assert first.federation.digest != second.federation.digest
+    assert first.round_key != second.round_key
 
 
 def test_authority_does_not_show_its_secrets(authority: Authority) -> None:
@@ -174,7 +174,7 @@ def test_ca_folder_is_checked_when_it_is_opened(authority: Authority, tmp_path: 
 
 
 def test_site_prepares_itself(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     assert request.key == "new"
     assert folder.federation_toml.read_text() == authority.federation_toml
     assert [mode(path) for path in (folder.home, folder.path, folder.pki)] == [0o700] * 3
@@ -185,28 +185,28 @@ def test_site_prepares_itself(authority: Authority, folder: SiteFolder) -> None:
 
 
 def test_key_is_never_overwritten(authority: Authority, folder: SiteFolder) -> None:
-    first = requested(folder, authority)
+    first = make_request(folder, authority)
     key = (folder.pki / "site.key").read_bytes()
-    again = requested(folder, authority)
+    again = make_request(folder, authority)
     assert (again.key, again.fingerprint) == ("kept", first.fingerprint)
-    renewed = requested(folder, authority, renew=True)
+    renewed = make_request(folder, authority, renew=True)
     assert renewed.key == "renewed"
     assert renewed.fingerprint != first.fingerprint
-    pending = requested(folder, authority, renew=True)
+    pending = make_request(folder, authority, renew=True)
     assert (pending.key, pending.fingerprint) == ("kept", renewed.fingerprint)
     assert (folder.pki / "site.key").read_bytes() == key
-    assert requested(folder, authority).fingerprint == first.fingerprint
+    assert make_request(folder, authority).fingerprint == first.fingerprint
 
 
 def test_renewal_of_nothing_is_a_first_key(authority: Authority, folder: SiteFolder) -> None:
-    assert requested(folder, authority, renew=True).key == "new"
+    assert make_request(folder, authority, renew=True).key == "new"
     assert os.listdir(folder.pki) == ["site.key"]
 
 
 def test_site_of_another_name_file_or_time_is_not_prepared(authority: Authority, tmp_path: Path) -> None:
     stranger = SiteFolder(tmp_path / "home", "trial", SiteName("europa"))
     with refused(ConfigError, r"does not name 'europa' \(did you mean 'europe'\?\)"):
-        requested(stranger, authority)
+        make_request(stranger, authority)
     europe = SiteFolder(tmp_path / "home", "trial", SiteName("europe"))
     with refused(CertificateError, "it is a draft"):
         enrolment.request(europe, FederationConfig.parse(DRAFT, "draft"), DRAFT, now=NOW)
@@ -216,7 +216,7 @@ def test_site_of_another_name_file_or_time_is_not_prepared(authority: Authority,
 
 
 def test_folder_stays_with_its_federation(authority: Authority, folder: SiteFolder) -> None:
-    requested(folder, authority)
+    make_request(folder, authority)
     before = folder.federation_toml.read_bytes()
     for text, difference in (
         (authority.federation_toml.replace("rounds = 3", "rounds = 4"), "rounds is 3 here and 4 there"),
@@ -229,15 +229,15 @@ def test_folder_stays_with_its_federation(authority: Authority, folder: SiteFold
 
 
 def test_moved_addresses_are_taken_over(authority: Authority, folder: SiteFolder) -> None:
-    requested(folder, authority)
+    make_request(folder, authority)
     moved = authority.federation_toml.replace("a.example:1", "b.example:2")
     enrolment.request(folder, FederationConfig.parse(moved, "moved"), moved, now=NOW)
     assert folder.federation_toml.read_text() == moved
 
 
 def test_site_joins(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
-    own = enrolment.join(folder, admitted(authority, request), now=NOW)
+    request = make_request(folder, authority)
+    own = enrolment.join(folder, admit(authority, request), now=NOW)
     assert own.round_key == authority.round_key
     assert own.ca == authority.certificate
     assert fingerprint(own.key.public_key()) == request.fingerprint
@@ -252,11 +252,11 @@ def test_site_joins(authority: Authority, folder: SiteFolder) -> None:
 
 
 def test_admission_is_remembered(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     outcome = authority.admit(request.pem, fingerprint=request.fingerprint, now=NOW, days=30)
     certificate = x509.load_pem_x509_certificate(Bundle.decode(outcome.bundle).certificate.encode())
     assert (outcome.site, outcome.renewal, outcome.replaced) == ("europe", False, ())
-    assert Authority.load(authority.folder, now=NOW).admitted() == {"europe": (outcome.admission,)}
+    assert Authority.load(authority.folder, now=NOW).admissions() == {"europe": (outcome.admission,)}
     assert outcome.admission.fingerprint == request.fingerprint
     assert outcome.admission.certificate_sha256 == certificate.fingerprint(hashes.SHA256()).hex()
     assert outcome.admission.not_after == "2026-07-31T12:00:00+00:00"
@@ -264,16 +264,16 @@ def test_admission_is_remembered(authority: Authority, folder: SiteFolder) -> No
 
 @pytest.mark.parametrize("spelling", [str.upper, lambda text: text.replace(":", ""), lambda text: f" {text}\n"])
 def test_fingerprints_in_any_spelling(authority: Authority, folder: SiteFolder, spelling: Any) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     authority.admit(request.pem, fingerprint=spelling(request.fingerprint), now=NOW)
 
 
 def test_wrong_fingerprint_admits_nobody(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     for wrong in ("", request.fingerprint[:-1], fingerprint(new_key().public_key())):
         with refused(BundleError, f"europe has the fingerprint {request.fingerprint}, not the one given; compare"):
             authority.admit(request.pem, fingerprint=wrong, now=NOW)
-    assert authority.admitted() == {}
+    assert authority.admissions() == {}
 
 
 def test_only_the_roster_gives_names(authority: Authority) -> None:
@@ -311,26 +311,26 @@ def test_extensions_of_a_request_are_ignored(authority: Authority) -> None:
 
 
 def test_same_key_again_is_a_renewal(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
-    enrolment.join(folder, admitted(authority, request), now=NOW)
+    request = make_request(folder, authority)
+    enrolment.join(folder, admit(authority, request), now=NOW)
     later = NOW + timedelta(days=300)
-    outcome = authority.admit(requested(folder, authority).pem, fingerprint=request.fingerprint, now=later)
+    outcome = authority.admit(make_request(folder, authority).pem, fingerprint=request.fingerprint, now=later)
     assert (outcome.renewal, outcome.replaced) == (True, ())
     own = enrolment.join(folder, Bundle.decode(outcome.bundle), now=later)
     assert certificates.certificate_days(own.certificate, later) == 365
-    assert len(authority.admitted()["europe"]) == 2
+    assert len(authority.admissions()["europe"]) == 2
 
 
 def test_second_key_needs_replace_and_names_what_to_refuse(authority: Authority, folder: SiteFolder) -> None:
-    first = requested(folder, authority)
-    enrolment.join(folder, admitted(authority, first), now=NOW)
-    second = requested(folder, authority, renew=True)
+    first = make_request(folder, authority)
+    enrolment.join(folder, admit(authority, first), now=NOW)
+    second = make_request(folder, authority, renew=True)
     with refused(BundleError, f"europe was admitted with another key .{first.fingerprint}.; .*--replace"):
-        admitted(authority, second)
+        admit(authority, second)
     short = authority.admit(first.pem, fingerprint=first.fingerprint, now=NOW, days=1)
     later = NOW + timedelta(days=2)
     outcome = authority.admit(second.pem, fingerprint=second.fingerprint, now=later, replace=True)
-    digests = [admission.certificate_sha256 for admission in authority.admitted()["europe"]]
+    digests = [admission.certificate_sha256 for admission in authority.admissions()["europe"]]
     assert outcome.renewal is False
     assert outcome.replaced == (digests[0],), "the expired one needs no refusal"
     assert short.admission.certificate_sha256 == digests[1]
@@ -338,30 +338,30 @@ def test_second_key_needs_replace_and_names_what_to_refuse(authority: Authority,
     assert fingerprint(own.key.public_key()) == second.fingerprint
     assert sorted(os.listdir(folder.pki)) == ["ca.pem", "cert.pem", "round.key", "site.key"]
     with refused(BundleError, "was admitted with another key"):
-        admitted(authority, first)
+        admit(authority, first)
 
 
 def test_one_key_is_one_site(authority: Authority, folder: SiteFolder) -> None:
-    admitted(authority, requested(folder, authority))
+    admit(authority, make_request(folder, authority))
     key = certificates.read_key(folder.pki / "site.key")
     with refused(BundleError, "the key in the request of asia is that of europe"):
         authority.admit(signing_request(key, SiteName("asia")), fingerprint=fingerprint(key.public_key()), now=NOW)
 
 
 def test_damaged_record_stops_the_founder(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     for damaged in ("", "[]", '{"europe": [{"key": "x"}]}', '{"europe": 3}'):
         (authority.folder / "admitted.json").write_text(damaged)
         with refused(StateError, r"admitted.json cannot be read"):
-            admitted(authority, request)
+            admit(authority, request)
 
 
 def test_bundles_that_are_refused_change_nothing(authority: Authority, folder: SiteFolder, tmp_path: Path) -> None:
-    good = admitted(authority, requested(folder, authority))
+    good = admit(authority, make_request(folder, authority))
     rogue = Authority.create(tmp_path / "rogue", DRAFT, "draft", now=NOW)
     europe, asia = folder, SiteFolder(folder.home, "trial", SiteName("asia"))
-    theirs = admitted(authority, requested(asia, authority))
-    other_key = admitted(authority, forged(new_key()), replace=True)
+    theirs = admit(authority, make_request(asia, authority))
+    other_key = admit(authority, forge(new_key()), replace=True)
     digest = authority.federation.digest
     pem = certificates.certificate_pem(
         certificates.issue(
@@ -373,12 +373,24 @@ def test_bundles_that_are_refused_change_nothing(authority: Authority, folder: S
     for bundle, kind, message in (
         (theirs, BundleError, "the bundle is for asia, not for europe"),
         (replace(theirs, site=europe.site), BundleError, "not signed by the CA in .*, or was changed"),
-        (good.signed(rogue.key), BundleError, "not signed by the CA"),
-        (replace(good, certificate=theirs.certificate).signed(authority.key), BundleError, "names asia, not europe"),
-        (replace(good, certificate=pem).signed(authority.key), BundleError, "not from this federation's CA"),
-        (replace(good, certificate="ü").signed(authority.key), BundleError, "the bundle's certificate is refused"),
+        (good.with_signature(rogue.key), BundleError, "not signed by the CA"),
+        (
+            replace(good, certificate=theirs.certificate).with_signature(authority.key),
+            BundleError,
+            "names asia, not europe",
+        ),
+        (replace(good, certificate=pem).with_signature(authority.key), BundleError, "not from this federation's CA"),
+        (
+            replace(good, certificate="ü").with_signature(authority.key),
+            BundleError,
+            "the bundle's certificate is refused",
+        ),
         (other_key, BundleError, "is for another key than the one in .*; send the founder the request"),
-        (replace(good, sealed_round_key=sealed).signed(authority.key), BundleError, "not sealed for this site's key"),
+        (
+            replace(good, sealed_round_key=sealed).with_signature(authority.key),
+            BundleError,
+            "not sealed for this site's key",
+        ),
     ):
         with refused(kind, message):
             enrolment.join(europe, bundle, now=NOW)
@@ -392,30 +404,30 @@ def test_bundles_that_are_refused_change_nothing(authority: Authority, folder: S
 
 
 def test_bundle_of_a_changed_federation_says_what_changed(authority: Authority, folder: SiteFolder) -> None:
-    request = requested(folder, authority)
+    request = make_request(folder, authority)
     path = authority.folder / "federation.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 5"))
-    changed = admitted(Authority.load(authority.folder, now=NOW), request)
+    changed = admit(Authority.load(authority.folder, now=NOW), request)
     with refused(FederationMismatch, "rounds is 3 here and 5 there"):
         enrolment.join(folder, changed, now=NOW)
 
 
 def test_join_needs_the_sites_own_key(authority: Authority, folder: SiteFolder) -> None:
-    bundle = admitted(authority, requested(folder, authority))
+    bundle = admit(authority, make_request(folder, authority))
     (folder.pki / "site.key").unlink()
     with refused(CertificateError, r"site.key is missing"):
         enrolment.join(folder, bundle, now=NOW)
 
 
 def test_join_can_be_repeated(authority: Authority, folder: SiteFolder) -> None:
-    bundle = admitted(authority, requested(folder, authority))
+    bundle = admit(authority, make_request(folder, authority))
     first, second = (enrolment.join(folder, bundle, now=NOW) for _ in range(2))
     assert first.certificate == second.certificate
 
 
 def test_an_older_bundle_does_not_undo_a_renewal(authority: Authority, folder: SiteFolder) -> None:
-    request, later = requested(folder, authority), NOW + timedelta(days=300)
-    first, second = admitted(authority, request), admitted(authority, request, now=later)
+    request, later = make_request(folder, authority), NOW + timedelta(days=300)
+    first, second = admit(authority, request), admit(authority, request, now=later)
     enrolment.join(folder, first, now=NOW)
     renewed = enrolment.join(folder, second, now=later)
     before = contents(folder.pki)
@@ -432,7 +444,7 @@ def test_an_older_bundle_does_not_undo_a_renewal(authority: Authority, folder: S
 @pytest.mark.parametrize("of", ["another key", "another site", "nothing"])
 def test_a_certificate_that_is_of_no_use_here_is_no_renewal(authority: Authority, folder: SiteFolder, of: str) -> None:
     """Restored from somewhere, it must not stand in the way of the right bundle."""
-    bundle = admitted(authority, requested(folder, authority))
+    bundle = admit(authority, make_request(folder, authority))
     key = new_key() if of == "another key" else own_key(folder)
     name = SiteName("asia") if of == "another site" else folder.site
     later = NOW + timedelta(days=1)
@@ -445,7 +457,7 @@ def test_a_certificate_that_is_of_no_use_here_is_no_renewal(authority: Authority
 
 def test_join_that_cannot_write_leaves_the_site_as_it_was(authority: Authority, folder: SiteFolder) -> None:
     """A folder stands where the certificate, which is written last, has to go."""
-    bundle = admitted(authority, requested(folder, authority))
+    bundle = admit(authority, make_request(folder, authority))
     (folder.pki / "cert.pem").mkdir()
     with refused(DiskError, r"cert.pem cannot be written"):
         enrolment.join(folder, bundle, now=NOW)
@@ -456,7 +468,7 @@ def test_join_that_cannot_write_leaves_the_site_as_it_was(authority: Authority, 
 
 
 def test_bundle_holds_no_secret_in_the_open(authority: Authority, folder: SiteFolder) -> None:
-    bundle = admitted(authority, requested(folder, authority))
+    bundle = admit(authority, make_request(folder, authority))
     text = bundle.encode()
     assert authority.round_key.hex().encode() not in text
     assert b"PRIVATE" not in text

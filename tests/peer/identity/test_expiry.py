@@ -11,30 +11,30 @@ import pytest
 
 from peer.core.roster import SiteName
 from peer.identity import certificates
-from peer.identity.expiry import Expiry
+from peer.identity.expiry import ExpiryWatcher
 
 NOW = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)
 KEY, CA = certificates.new_authority("trial", now=NOW)
 
 
 class Site:
-    """A pki folder and a clock; the log is the test's."""
+    """A site's pki folder, its clock, and the log of its watcher."""
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.folder, self.caplog, self.now = folder, caplog, NOW
         caplog.set_level(logging.INFO, logger="peer.identity.expiry")
-        self.expiry = Expiry(folder, lambda: self.now)
+        self.watcher = ExpiryWatcher(folder, lambda: self.now)
 
     def certify(self, days: int) -> None:
         key = certificates.new_key().public_key()
-        made = certificates.issue(KEY, CA, name=SiteName("europe"), public_key=key, now=self.now, days=days)
-        (self.folder / "cert.pem").write_bytes(certificates.certificate_pem(made))
+        certificate = certificates.issue(KEY, CA, name=SiteName("europe"), public_key=key, now=self.now, days=days)
+        (self.folder / "cert.pem").write_bytes(certificates.certificate_pem(certificate))
 
-    def said(self, **later: float) -> list[tuple[str, str]]:
-        """What is in the log after so much time."""
+    def messages(self, **later: float) -> list[tuple[str, str]]:
+        """The level and text of each message that a check logs after so much time."""
         self.now += datetime.timedelta(**later)
         self.caplog.clear()
-        self.expiry.look()
+        self.watcher.check()
         return [(record.levelname, record.getMessage()) for record in self.caplog.records]
 
 
@@ -51,25 +51,25 @@ RENEWED = ("INFO", "certificate renewed")
 
 def test_a_certificate_s_last_month_is_told_once_a_day(site: Site) -> None:
     site.certify(60)
-    assert site.said() == []
-    assert site.said(days=30) == []
-    assert site.said(minutes=1) == [SOON]
-    assert site.said(hours=23) == []
-    assert site.said(hours=1) == [SOON]
-    assert site.said(days=22) == [URGENT]
-    assert site.said(hours=12) == []
-    assert site.said(hours=12) == [URGENT]
-    assert site.said(days=6) == [EXPIRED]
-    assert site.said(days=1) == [EXPIRED]
+    assert site.messages() == []
+    assert site.messages(days=30) == []
+    assert site.messages(minutes=1) == [SOON]
+    assert site.messages(hours=23) == []
+    assert site.messages(hours=1) == [SOON]
+    assert site.messages(days=22) == [URGENT]
+    assert site.messages(hours=12) == []
+    assert site.messages(hours=12) == [URGENT]
+    assert site.messages(days=6) == [EXPIRED]
+    assert site.messages(days=1) == [EXPIRED]
     site.certify(365)
-    assert site.said(minutes=1) == [RENEWED]
-    assert site.said(days=1) == []
-    assert site.said(days=335) == [SOON]
+    assert site.messages(minutes=1) == [RENEWED]
+    assert site.messages(days=1) == []
+    assert site.messages(days=335) == [SOON]
 
 
 def test_what_is_said_names_the_days_and_the_remedy(site: Site) -> None:
     site.certify(5)
-    assert site.said() == [URGENT]
+    assert site.messages() == [URGENT]
     (record,) = site.caplog.records
     assert (record.__dict__["days"], record.__dict__["not_after"]) == (5, "2026-07-06 12:00")
     assert "mhfl-peer site init --renew" in record.__dict__["remedy"]
@@ -77,30 +77,30 @@ def test_what_is_said_names_the_days_and_the_remedy(site: Site) -> None:
 
 def test_a_renewal_that_is_short_as_well_is_told_as_such(site: Site) -> None:
     site.certify(5)
-    assert site.said() == [URGENT]
+    assert site.messages() == [URGENT]
     site.certify(6)
-    assert site.said(minutes=1) == [RENEWED, URGENT]
+    assert site.messages(minutes=1) == [RENEWED, URGENT]
 
 
 def test_a_file_that_is_gone_or_damaged_is_told_and_does_not_raise(site: Site) -> None:
-    missing = site.said()
+    missing = site.messages()
     assert missing == [("ERROR", "certificate not readable")]
     assert "cert.pem is missing" in site.caplog.records[0].__dict__["reason"]
     (site.folder / "cert.pem").write_text("no certificate")
-    assert site.said(minutes=1) == []
+    assert site.messages(minutes=1) == []
     site.certify(60)
-    assert site.said(minutes=1) == []
+    assert site.messages(minutes=1) == []
 
 
 def test_a_clock_that_is_set_back_does_not_repeat_what_was_said(site: Site) -> None:
     site.certify(5)
-    assert site.said() == [URGENT]
-    assert site.said(hours=-24) == []
+    assert site.messages() == [URGENT]
+    assert site.messages(hours=-24) == []
 
 
 async def test_the_first_look_is_at_once(site: Site) -> None:
     site.certify(5)
-    watching = asyncio.create_task(site.expiry.watch())
+    watching = asyncio.create_task(site.watcher.watch())
     await asyncio.sleep(0)
     watching.cancel()
     assert [record.getMessage() for record in site.caplog.records] == [URGENT[1]]

@@ -20,7 +20,7 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import StateError, WorkerFailed
 from peer.inference import model_state
-from peer.inference.model_state import ModelState, run_module, standing
+from peer.inference.model_state import ModelState, read_newest, run_module
 from peer.records.journal import Journal
 
 LIMIT_S = 20.0
@@ -58,8 +58,8 @@ def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
             journal.append(*row)
 
 
-def stands(folder: SiteFolder) -> ModelState:
-    return standing(folder, FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml))
+def newest_state(folder: SiteFolder) -> ModelState:
+    return read_newest(folder, FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml))
 
 
 def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) -> None:
@@ -75,53 +75,53 @@ def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) ->
         ("committed", 1, committed("round-000001/train")),
         ("opened", 2, {"sources": []}),
     )
-    found = stands(folder)
-    assert (found.generation, found.committed, found.state) == (2, 1, "round-000001/train")
-    assert [(used.origin, used.artifact.sha256) for used in found.sources] == [("europe", "ab" * 32)]
-    assert found.setting.home == str(folder.generation(2))
-    assert found.setting.base_folder == str(folder.path)
-    assert found.setting.federation["task"]["kind"] == "classification"
-    document = found.document()
-    assert from_json(WorkerSetting, document["setting"]) == found.setting
-    assert document["state"] == found.state
+    newest = newest_state(folder)
+    assert (newest.generation, newest.committed, newest.checkpoint) == (2, 1, "round-000001/train")
+    assert [(used.origin, used.artifact.sha256) for used in newest.sources] == [("europe", "ab" * 32)]
+    assert newest.setting.home == str(folder.generation(2))
+    assert newest.setting.base_folder == str(folder.path)
+    assert newest.setting.federation["task"]["kind"] == "classification"
+    document = newest.document()
+    assert from_json(WorkerSetting, document["setting"]) == newest.setting
+    assert document["state"] == newest.checkpoint
     assert document["sources"][0]["artifact"]["sha256"] == "ab" * 32
 
 
 def test_before_the_first_commit_the_model_is_the_initial_one(folder: SiteFolder) -> None:
     write(folder, ("initialised", 0, INITIALISED))
-    found = stands(folder)
-    assert (found.committed, found.state, found.sources) == (0, "round-000000/initial", ())
+    newest = newest_state(folder)
+    assert (newest.committed, newest.checkpoint, newest.sources) == (0, "round-000000/initial", ())
 
 
 def test_a_site_that_never_ran_has_no_model(folder: SiteFolder) -> None:
     with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
-        stands(folder)
+        newest_state(folder)
     write(folder)
     with pytest.raises(StateError, match="holds no model yet"):
-        stands(folder)
+        newest_state(folder)
     assert folder.generations() == (1,)
 
 
 def test_a_module_answers_in_a_process_of_its_own() -> None:
     request = {"sites": [1, "zürich"]}
-    assert run_module("json.tool", request, what="the echo") == request
+    assert run_module("json.tool", request, name="the echo") == request
 
 
 def test_a_package_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "__init__.py").write_text("raise SystemExit('another json')")
     monkeypatch.chdir(tmp_path)
-    assert run_module("json.tool", {"a": 1}, what="the echo") == {"a": 1}
+    assert run_module("json.tool", {"a": 1}, name="the echo") == {"a": 1}
 
 
 def test_a_failure_is_the_last_line_that_was_said() -> None:
     with pytest.raises(WorkerFailed, match="No module named no_such_module; correct what it names"):
-        run_module("no_such_module", {}, what="the echo")
+        run_module("no_such_module", {}, name="the echo")
 
 
 def test_an_answer_must_come_in_time() -> None:
     with pytest.raises(WorkerFailed, match="the echo took over 0 s; look at the machine's load"):
-        run_module("json.tool", {}, what="the echo", limit_s=0.001)
+        run_module("json.tool", {}, name="the echo", limit_s=0.001)
 
 
 SLOW = """
@@ -133,7 +133,7 @@ select.select([], [], [])
 ASKS = """
 from peer.inference.model_state import run_module
 try:
-    run_module("slow", {}, what="it")
+    run_module("slow", {}, name="it")
 finally:
     open("tidied", "x").close()
 """
@@ -144,15 +144,15 @@ def test_a_service_manager_that_ends_it_ends_what_it_asked(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "asked")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"}
     with subprocess.Popen([sys.executable, "-c", ASKS], cwd=tmp_path, env=environment) as process:
-        asked = (tmp_path / "asked").read_text()
+        child = (tmp_path / "asked").read_text()
         process.terminate()
         assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert (tmp_path / "tidied").exists()
-    assert not Path("/proc", asked).exists(), "it goes on for nobody"
+    assert not Path("/proc", child).exists(), "it goes on for nobody"
 
 
 # --- a state that stays while it is used -----------------------------------------------------------------------------
-def standing_at(home: Path, state: str) -> model_state.ModelState:
+def state_at(home: Path, state: str) -> model_state.ModelState:
     setting = WorkerSetting("asia", "ab" * 32, {}, {}, str(home), str(home.parent))
     return model_state.ModelState(home / "journal.db", setting, state, (), 1, 1)
 
@@ -165,20 +165,20 @@ def checkpoint(home: Path, state: str) -> Path:
 
 
 def test_a_state_stays_although_the_daemon_deletes_it(tmp_path: Path) -> None:
-    kept = checkpoint(tmp_path / "gen-0001", "round-000001/train")
-    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
-        shutil.rmtree(kept)
-        own = Path(standing.setting.home)
-        assert (own / "checkpoints" / standing.state / "dam.safetensors").read_text() == "round-000001/train"
+    stored = checkpoint(tmp_path / "gen-0001", "round-000001/train")
+    with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
+        shutil.rmtree(stored)
+        own = Path(pinned.setting.home)
+        assert (own / "checkpoints" / pinned.checkpoint / "dam.safetensors").read_text() == "round-000001/train"
     assert not own.exists()
 
 
 def test_the_copy_takes_no_space_and_lies_in_the_sites_folder(tmp_path: Path) -> None:
-    kept = checkpoint(tmp_path / "gen-0001", "round-000001/train") / "dam.safetensors"
-    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
-        own = Path(standing.setting.home)
+    stored = checkpoint(tmp_path / "gen-0001", "round-000001/train") / "dam.safetensors"
+    with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
+        own = Path(pinned.setting.home)
         assert own.parent == tmp_path / "held"
-        assert (own / "checkpoints" / standing.state / "dam.safetensors").samefile(kept)
+        assert (own / "checkpoints" / pinned.checkpoint / "dam.safetensors").samefile(stored)
 
 
 def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(
     (tmp_path / "held" / "left" / "checkpoints").mkdir(parents=True)
 
     def look() -> ModelState:
-        return standing_at(tmp_path / "gen-0001", "round-000001/train")
+        return state_at(tmp_path / "gen-0001", "round-000001/train")
 
     with model_state.pinned(look) as first, model_state.pinned(look) as second:
-        used = {Path(standing.setting.home) for standing in (first, second)}
+        used = {Path(pinned.setting.home) for pinned in (first, second)}
         assert set((tmp_path / "held").iterdir()) == used
     assert not any((tmp_path / "held").iterdir())
 
@@ -197,33 +197,33 @@ def test_what_a_killed_process_left_is_deleted_and_what_another_one_uses_is_not(
 def test_a_site_that_this_user_may_only_read_is_held_elsewhere(tmp_path: Path) -> None:
     checkpoint(tmp_path / "gen-0001", "round-000001/train")
     (tmp_path / "held").touch()  # as good as a folder that cannot be made, also for root
-    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")) as standing:
-        own = Path(standing.setting.home)
+    with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")) as pinned:
+        own = Path(pinned.setting.home)
         assert not own.is_relative_to(tmp_path / "held")
-        assert (own / "checkpoints" / standing.state / "dam.safetensors").exists()
+        assert (own / "checkpoints" / pinned.checkpoint / "dam.safetensors").exists()
     assert not own.exists()
 
 
 def test_a_state_that_went_meanwhile_is_not_taken(tmp_path: Path) -> None:
     checkpoint(tmp_path / "gen-0001", "round-000002/train")
     checkpoint(tmp_path / "gen-0001", "round-000003/train")
-    told = iter(["round-000001/train", "round-000002/train", "round-000003/train", *["round-000003/train"] * 2])
-    with model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", next(told))) as standing:
-        assert standing.state == "round-000003/train", "of 1 the files were gone, and 2 was over before it was taken"
+    checkpoints = iter(["round-000001/train", "round-000002/train", "round-000003/train", *["round-000003/train"] * 2])
+    with model_state.pinned(lambda: state_at(tmp_path / "gen-0001", next(checkpoints))) as pinned:
+        assert pinned.checkpoint == "round-000003/train", "of 1 the files were gone, and 2 was over before it was taken"
 
 
 def test_a_state_that_is_never_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "gen-0001").mkdir()
     with (
         pytest.raises(StateError, match=r"round-000001/train is not there; restore the whole folder"),
-        model_state.pinned(lambda: standing_at(tmp_path / "gen-0001", "round-000001/train")),
+        model_state.pinned(lambda: state_at(tmp_path / "gen-0001", "round-000001/train")),
     ):
         pytest.fail("there is nothing to hold")
 
 
 def test_after_a_restored_backup_the_generation_is_the_one_that_peers_know(folder: SiteFolder) -> None:
-    told = {"generation": 7, "reported_by": "europe", "their_round": 3}
-    write(folder, ("initialised", 0, INITIALISED), ("regenerated", 0, told))
-    found = stands(folder)
-    assert found.generation == 7
-    assert found.journal == folder.generation(1) / "journal.db"
+    regenerated = {"generation": 7, "reported_by": "europe", "their_round": 3}
+    write(folder, ("initialised", 0, INITIALISED), ("regenerated", 0, regenerated))
+    newest = newest_state(folder)
+    assert newest.generation == 7
+    assert newest.journal == folder.generation(1) / "journal.db"

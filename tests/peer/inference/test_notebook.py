@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting
-from peer.inference.notebook import answers, model_of, trainer_of, undisturbed
+from peer.inference.notebook import load_model, load_trainer, predict_inputs, preserve_torch_settings
 from peer.training.device import make_reproducible
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import INITIAL, Trainer
@@ -53,9 +53,9 @@ def test_a_label_map_is_on_the_images_own_grid(volumes: Any, tmp_path: Path) -> 
     scans = tmp_path / "scans"
     scans.mkdir()
     nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), scans / "ct.nii.gz")
-    found = answers(volumes, [scans, image, image[None], torch.from_numpy(image)])
-    assert [record["file"] for record in found] == [str(scans / "ct.nii.gz"), "1", "2", "3"]
-    for record in found:
+    records = predict_inputs(volumes, [scans, image, image[None], torch.from_numpy(image)])
+    assert [record["file"] for record in records] == [str(scans / "ct.nii.gz"), "1", "2", "3"]
+    for record in records:
         assert record.keys() == {"file", "problem", "labels"}
         assert (record["labels"].shape, record["labels"].dtype) == (image.shape, np.uint8)
         assert np.array_equal(record["labels"], image)
@@ -65,7 +65,7 @@ def test_a_larger_image_keeps_its_precision(pictures: Any, tmp_path: Path) -> No
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
     values = pixels.transpose(2, 1, 0) / np.float64(255)
-    by_path, by_array = answers(pictures, [str(tmp_path / "in.png"), values])
+    by_path, by_array = predict_inputs(pictures, [str(tmp_path / "in.png"), values])
     expected = values.repeat(2, axis=1).repeat(2, axis=2).astype(np.float32)
     assert np.allclose(by_path["image"], expected, atol=1e-7)
     assert np.allclose(by_array["image"], expected, atol=1e-7)
@@ -81,27 +81,27 @@ def test_a_larger_image_keeps_its_precision(pictures: Any, tmp_path: Path) -> No
     ],
 )
 def test_an_array_that_is_no_image_is_named(pictures: Any, values: np.ndarray, problem: str) -> None:
-    assert answers(pictures, [values]) == [{"file": "0", "problem": problem}]
+    assert predict_inputs(pictures, [values]) == [{"file": "0", "problem": problem}]
 
 
 def test_what_a_folder_or_a_datalist_lacks_is_named(pictures: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.json").write_text('{"test": [{"image": "gone.png"}]}')
-    empty, gone = answers(pictures, [tmp_path / "empty", tmp_path / "list.json"])
+    empty, missing = predict_inputs(pictures, [tmp_path / "empty", tmp_path / "list.json"])
     assert empty["problem"] == "holds no image"
-    assert gone == {"file": "gone.png", "problem": f"{tmp_path / 'gone.png'} does not exist"}
+    assert missing == {"file": "gone.png", "problem": f"{tmp_path / 'gone.png'} does not exist"}
 
 
 # --- networks --------------------------------------------------------------------------------------------------------
 def test_a_model_and_a_trainer_outlive_the_folder_that_they_were_loaded_through(make_setting: MakeSetting) -> None:
     setting = make_setting()
-    with undisturbed():
+    with preserve_torch_settings():
         Trainer(setting).perform(commands.Initialise(1, 1))
     image = torch.linspace(-1, 1, 48).reshape(2, 24)
-    model, trainer = model_of(setting, INITIAL, ()), trainer_of(setting, INITIAL, ())
+    model, trainer = load_model(setting, INITIAL, ()), load_trainer(setting, INITIAL, ())
     with torch.no_grad():
         assert torch.equal(model(image[None]), trainer.predict(image[None]))
-    (record,) = answers(trainer, [image])
+    (record,) = predict_inputs(trainer, [image])
     assert record["class_0"] + record["class_1"] == pytest.approx(1, abs=1e-5)
 
 
@@ -119,14 +119,14 @@ def process_settings() -> dict[str, Any]:
 
 def disturb(threads: int) -> None:
     """Fail after everything was set as a worker has it."""
-    with undisturbed():
+    with preserve_torch_settings():
         make_reproducible(torch.device("cpu"), threads=threads)
         torch.manual_seed(torch.initial_seed() + 1)
         raise ValueError("in the middle")
 
 
 def test_what_a_trainer_sets_is_given_back() -> None:
-    with undisturbed():
+    with preserve_torch_settings():
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
         torch.use_deterministic_algorithms(False)
         before = process_settings()

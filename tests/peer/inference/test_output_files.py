@@ -13,7 +13,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from peer.inference.output_files import label_map, target, write
+from peer.inference.output_files import label_map, output_path, write
 from peer.training.images import load_image
 
 OBLIQUE = np.array([[-1.5, 0.2, 0, 90], [0.3, 2.0, 0.1, -126], [0, -0.1, 3.0, -72], [0, 0, 0, 1.0]])
@@ -47,7 +47,7 @@ def dicom(path: Path, shape: tuple[int, int], *, number: int = 0) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "written"),
+    ("path", "output"),
     [
         ("a/b.nii.gz", "a/b.nii.gz"),
         ("B.NII", "B.NII"),
@@ -58,12 +58,17 @@ def dicom(path: Path, shape: tuple[int, int], *, number: int = 0) -> Path:
         ("study.7", "study.7.nii.gz"),
     ],
 )
-def test_the_result_lies_at_the_images_place(place: str, written: str) -> None:
-    assert target(Path(place)) == Path(written)
+def test_the_result_lies_at_the_images_place(path: str, output: str) -> None:
+    assert output_path(Path(path)) == Path(output)
 
 
 def test_a_png_holds_one_or_three_channels() -> None:
-    assert [target(Path("x.png"), channels=count).suffix for count in (1, 2, 3, 4)] == [".png", ".npy", ".png", ".npy"]
+    assert [output_path(Path("x.png"), channels=count).suffix for count in (1, 2, 3, 4)] == [
+        ".png",
+        ".npy",
+        ".png",
+        ".npy",
+    ]
 
 
 def test_probabilities_are_interpolated_before_the_class_is_chosen() -> None:
@@ -78,23 +83,23 @@ def test_a_class_at_a_time_is_the_same_as_all_at_once(grid: tuple[int, ...]) -> 
     torch.manual_seed(0)
     shares = torch.randn(5, 5, 6, 4).softmax(dim=0)
     whole = F.interpolate(shares[None], size=grid, mode="trilinear", align_corners=False)[0]
-    found = label_map(shares, grid)
-    assert found.dtype == np.uint8
-    assert np.array_equal(found, whole.argmax(dim=0).numpy())
+    labels_on_grid = label_map(shares, grid)
+    assert labels_on_grid.dtype == np.uint8
+    assert np.array_equal(labels_on_grid, whole.argmax(dim=0).numpy())
 
 
 def test_many_classes_need_two_bytes() -> None:
-    found = label_map(torch.eye(300)[:, [299, 7]], (2,))
-    assert (found.dtype, found.tolist()) == (np.int16, [299, 7])
+    labels_on_grid = label_map(torch.eye(300)[:, [299, 7]], (2,))
+    assert (labels_on_grid.dtype, labels_on_grid.tolist()) == (np.int16, [299, 7])
 
 
 @pytest.mark.parametrize("name", ["ct.nii", "ct.nii.gz"])
 @pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 2)])
 def test_a_label_map_has_the_volumes_geometry(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    like = nifti(tmp_path / name, shape)
+    reference = nifti(tmp_path / name, shape)
     labels = np.arange(120, dtype=np.uint8).reshape(4, 5, 6)
-    write(tmp_path / "out" / name, labels[None], like=like, grid=(4, 5, 6))
-    before, after = nibabel.load(like), nibabel.load(tmp_path / "out" / name)
+    write(tmp_path / "out" / name, labels[None], reference=reference, grid=(4, 5, 6))
+    before, after = nibabel.load(reference), nibabel.load(tmp_path / "out" / name)
     assert after.get_data_dtype() == np.uint8
     assert np.array_equal(np.asanyarray(after.dataobj), labels)
     assert np.array_equal(after.affine, before.affine)
@@ -107,15 +112,15 @@ def test_a_label_map_has_the_volumes_geometry(tmp_path: Path, name: str, shape: 
 
 def test_a_nifti_2_file_stays_one(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti2Image(np.zeros((2, 3)), np.eye(4)), tmp_path / "in.nii")
-    write(tmp_path / "out.nii", np.ones((1, 2, 3), dtype=np.uint8), like=tmp_path / "in.nii", grid=(2, 3))
+    write(tmp_path / "out.nii", np.ones((1, 2, 3), dtype=np.uint8), reference=tmp_path / "in.nii", grid=(2, 3))
     assert type(nibabel.load(tmp_path / "out.nii")) is nibabel.Nifti2Image
 
 
 def test_a_larger_volume_has_smaller_voxels_and_the_same_corners(tmp_path: Path) -> None:
-    like = nifti(tmp_path / "in.nii.gz", (4, 5, 6))
+    reference = nifti(tmp_path / "in.nii.gz", (4, 5, 6))
     values = np.random.default_rng(0).random((1, 8, 10, 12), dtype=np.float32)
-    write(tmp_path / "out.nii.gz", values, like=like, grid=(4, 5, 6))
-    before, after = nibabel.load(like), nibabel.load(tmp_path / "out.nii.gz")
+    write(tmp_path / "out.nii.gz", values, reference=reference, grid=(4, 5, 6))
+    before, after = nibabel.load(reference), nibabel.load(tmp_path / "out.nii.gz")
     assert np.array_equal(after.get_fdata(dtype=np.float32), values[0])
     assert after.header.get_zooms() == pytest.approx([zoom / 2 for zoom in before.header.get_zooms()])
     for corner in ((0, 0, 0), (4, 0, 6), (4, 5, 6)):
@@ -126,45 +131,45 @@ def test_a_larger_volume_has_smaller_voxels_and_the_same_corners(tmp_path: Path)
 
 def test_channels_stand_last_in_a_volume_and_first_in_an_array(tmp_path: Path) -> None:
     values = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
-    like = nifti(tmp_path / "in.nii", (3, 4))
-    write(tmp_path / "out.nii", values, like=like, grid=(3, 4))
+    reference = nifti(tmp_path / "in.nii", (3, 4))
+    write(tmp_path / "out.nii", values, reference=reference, grid=(3, 4))
     volume = nibabel.load(tmp_path / "out.nii")
     assert volume.shape == (3, 4, 1, 2)
     assert np.array_equal(volume.get_fdata()[:, :, 0, 1], values[1])
-    write(tmp_path / "out.npy", values, like=like, grid=(3, 4))
+    write(tmp_path / "out.npy", values, reference=reference, grid=(3, 4))
     assert np.array_equal(np.load(tmp_path / "out.npy"), values)
 
 
 @pytest.mark.parametrize("name", ["in.png", "in.jpg", "in.npy", "in.nii.gz", "in.dcm"])
 def test_a_label_map_lies_on_its_image(tmp_path: Path, name: str) -> None:
     """Read as the image is read, it has the image's axes."""
-    like = tmp_path / name
+    reference = tmp_path / name
     if name.endswith(".npy"):
-        np.save(like, np.zeros((3, 5, 7), dtype=np.float32))
+        np.save(reference, np.zeros((3, 5, 7), dtype=np.float32))
     elif name.endswith(".nii.gz"):
-        nifti(like, (5, 7))
+        nifti(reference, (5, 7))
     elif name.endswith(".dcm"):
-        dicom(like, (7, 5))
+        dicom(reference, (7, 5))
     else:
-        Image.fromarray(np.zeros((7, 5, 3), dtype=np.uint8)).save(like)
-    space = tuple(load_image(like, spatial_dims=2).shape[1:])
+        Image.fromarray(np.zeros((7, 5, 3), dtype=np.uint8)).save(reference)
+    space = tuple(load_image(reference, spatial_dims=2).shape[1:])
     assert space == (5, 7)
     labels = np.arange(35, dtype=np.uint8).reshape(space)
-    path = target(tmp_path / "out" / name)
-    write(path, labels[None], like=like, grid=space)
+    path = output_path(tmp_path / "out" / name)
+    write(path, labels[None], reference=reference, grid=space)
     assert np.array_equal(load_image(path, spatial_dims=2)[0].numpy(), labels)
 
 
 def test_a_picture_of_labels_beyond_a_byte(tmp_path: Path) -> None:
     labels = np.array([[[0, 299]]], dtype=np.int16)
-    write(tmp_path / "out.png", labels, like=tmp_path / "in.png", grid=(1, 2))
+    write(tmp_path / "out.png", labels, reference=tmp_path / "in.png", grid=(1, 2))
     assert np.asarray(Image.open(tmp_path / "out.png")).tolist() == [[0], [299]]
 
 
 def test_a_larger_picture_is_rounded_to_bytes(tmp_path: Path) -> None:
     values = np.array([[[-0.1, 0.5], [1.0, 1.2]]] * 3, dtype=np.float32)
     values[1] = 0
-    write(tmp_path / "out.png", values, like=tmp_path / "in.bmp", grid=(1, 1))
+    write(tmp_path / "out.png", values, reference=tmp_path / "in.bmp", grid=(1, 1))
     pixels = np.asarray(Image.open(tmp_path / "out.png"))
     assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
     assert pixels[..., 1].max() == 0
@@ -177,7 +182,7 @@ def test_a_label_map_of_a_dicom_series_has_its_place_in_the_patient(tmp_path: Pa
         dicom(series / f"{index}.dcm", (7, 5), number=index)
     space = tuple(load_image(series, spatial_dims=3).shape[1:])
     assert space == (5, 7, 3)
-    write(target(tmp_path / "out" / "series"), np.ones((1, *space), dtype=np.uint8), like=series, grid=space)
+    write(output_path(tmp_path / "out" / "series"), np.ones((1, *space), dtype=np.uint8), reference=series, grid=space)
     volume = nibabel.load(tmp_path / "out" / "series.nii.gz")
     assert volume.shape == space
     # DICOM's axes point left and to the back, NIfTI's right and to the front; a row is 3 mm along x, 2 mm along y.

@@ -20,7 +20,7 @@ from peer.core import commands
 from peer.core.worker_protocol import WorkerSetting, to_json
 from peer.inference.export.process import export
 from peer.inference.model_state import ModelState, pinned
-from peer.inference.predict import items, main, predict
+from peer.inference.predict import find_images, main, predict
 from peer.training.images import Preparation
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import INITIAL, Trainer
@@ -73,9 +73,9 @@ def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: Make
     fake = Fake(make_setting(), lambda images: torch.stack([images[:, 0, 0], images[:, 1, 0]], dim=1))
     for name, values in (("b", (1.0, 3.0)), ("a", (2.0, 2.0))):
         np.save(tmp_path / f"{name}.npy", np.repeat(np.array(values, dtype=np.float32)[:, None], 50, axis=1))
-    found = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")  # type: ignore[arg-type]
     share = 1 / (1 + np.exp(-2))
-    assert found == {
+    assert answer == {
         "predictions": [
             {
                 "file": str(tmp_path / "b.npy"),
@@ -92,9 +92,9 @@ def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: Make
 
 def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: Fake, tmp_path: Path) -> None:
     image = half_bright(tmp_path / "ct.nii.gz")
-    found = predict(volumes, [tmp_path / "ct.nii.gz"], tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(volumes, [tmp_path / "ct.nii.gz"], tmp_path / "out")  # type: ignore[arg-type]
     output = tmp_path / "out" / "ct.nii.gz"
-    assert found["predictions"] == [{"file": str(tmp_path / "ct.nii.gz"), "output": str(output)}]
+    assert answer["predictions"] == [{"file": str(tmp_path / "ct.nii.gz"), "output": str(output)}]
     assert volumes.seen == [(1, 1, 4, 4, 4)]
     labels = nibabel.load(output)
     assert np.array_equal(labels.get_fdata(), image)
@@ -107,13 +107,13 @@ def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: Fake, tmp_
     np.save(tmp_path / "in.npy", pixels.transpose(2, 1, 0) / np.float32(255))
     np.save(tmp_path / "wide.npy", np.full((3, 4, 4), 1.5, dtype=np.float32))
     inputs = [tmp_path / name for name in ("in.png", "in.npy", "wide.npy")]
-    found = predict(pictures, inputs, tmp_path / "out")  # type: ignore[arg-type]
+    answer = predict(pictures, inputs, tmp_path / "out")  # type: ignore[arg-type]
     assert pictures.seen == [(1, 3, 7, 5)] * 2
     larger = np.asarray(Image.open(tmp_path / "out" / "in.png"))
     assert np.array_equal(larger, pixels.repeat(2, axis=0).repeat(2, axis=1))
     assert np.load(tmp_path / "out" / "in.npy").shape == (3, 14, 10)
     reason = "holds values from 1.5 to 1.5; super-resolution takes those in [0, 1]"
-    assert found["skipped"] == [{"file": str(tmp_path / "wide.npy"), "reason": reason}]
+    assert answer["skipped"] == [{"file": str(tmp_path / "wide.npy"), "reason": reason}]
 
 
 # --- what is left out ---------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_what_cannot_be_used_is_named_and_the_rest_goes_on(volumes: Fake, tmp_pa
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.json").write_text("[]")
     names = ("missing.nii", "broken.nii", "four.nii", "notes.txt", "empty", "list.json", "good.nii")
-    found = predict(volumes, [tmp_path / name for name in names], tmp_path / "out")  # type: ignore[arg-type]
-    assert [row["file"] for row in found["predictions"]] == [str(tmp_path / "good.nii")]
-    reasons = {Path(row["file"]).name: row["reason"] for row in found["skipped"]}
+    answer = predict(volumes, [tmp_path / name for name in names], tmp_path / "out")  # type: ignore[arg-type]
+    assert [row["file"] for row in answer["predictions"]] == [str(tmp_path / "good.nii")]
+    reasons = {Path(row["file"]).name: row["reason"] for row in answer["skipped"]}
     assert list(reasons) == list(names[:-1])
     assert reasons["missing.nii"] == f"{tmp_path / 'missing.nii'} does not exist"
     assert reasons["four.nii"] == "has 2 channels, [task] in_channels is 1"
@@ -142,8 +142,8 @@ def test_what_the_network_cannot_take_is_left_out(make_setting: MakeSetting, tmp
         raise MemoryError("too large\nfor this device")
 
     np.save(tmp_path / "a.npy", np.zeros((2, 24), dtype=np.float32))
-    found = predict(Fake(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)  # type: ignore[arg-type]
-    assert found["skipped"] == [{"file": str(tmp_path / "a.npy"), "reason": "too large for this device"}]
+    answer = predict(Fake(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)  # type: ignore[arg-type]
+    assert answer["skipped"] == [{"file": str(tmp_path / "a.npy"), "reason": "too large for this device"}]
 
 
 def test_no_result_replaces_another(volumes: Fake, tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_no_result_replaces_another(volumes: Fake, tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         half_bright(tmp_path / folder / "ct.nii")
     inputs = [tmp_path / "one" / "ct.nii", tmp_path / "two" / "ct.nii"]
-    found = predict(volumes, inputs, tmp_path / "out")  # type: ignore[arg-type]
-    assert len(found["predictions"]) == 1
+    answer = predict(volumes, inputs, tmp_path / "out")  # type: ignore[arg-type]
+    assert len(answer["predictions"]) == 1
     reason = f"its result would replace that of {inputs[0]}; predict it by itself"
-    assert found["skipped"] == [{"file": str(inputs[1]), "reason": reason}]
+    assert answer["skipped"] == [{"file": str(inputs[1]), "reason": reason}]
 
 
 def test_a_result_in_an_input_folder_is_no_input(volumes: Fake, tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ def test_a_result_in_an_input_folder_is_no_input(volumes: Fake, tmp_path: Path) 
         (tmp_path / folder).mkdir()
         half_bright(tmp_path / folder / f"{folder}.nii")
     inputs = [tmp_path / "one", tmp_path / "two"]
-    found = predict(volumes, inputs, tmp_path / "two" / "masks")  # type: ignore[arg-type]
-    assert [Path(row["file"]).name for row in found["predictions"]] == ["one.nii", "two.nii"]
+    answer = predict(volumes, inputs, tmp_path / "two" / "masks")  # type: ignore[arg-type]
+    assert [Path(row["file"]).name for row in answer["predictions"]] == ["one.nii", "two.nii"]
 
 
 # --- what is an image -----------------------------------------------------------------------------------------------
 def places(inputs: list[Path], *, dims: int = 3, **data: Any) -> list[str]:
     known = SimpleNamespace(input_size=(8,) * dims, datalist=Path("datalist.json"), root=Path(), **data)
-    return [str(item.place) for item in items(inputs, known)]  # type: ignore[arg-type]
+    return [str(item.relative_path) for item in find_images(inputs, known)]  # type: ignore[arg-type]
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -198,17 +198,17 @@ def test_a_datalists_test_images_else_its_training_images(tmp_path: Path) -> Non
     path = tmp_path / "new.json"
     path.write_text(json.dumps(document))
     data = SimpleNamespace(input_size=(8,), datalist=Path("datalist.json"), root=Path())
-    found = list(items([path], data))  # type: ignore[arg-type]
-    assert [(item.name, item.images, str(item.place)) for item in found[:3]] == [
+    images = list(find_images([path], data))  # type: ignore[arg-type]
+    assert [(item.name, item.images, str(item.relative_path)) for item in images[:3]] == [
         ("a/b.nii", (tmp_path / "a/b.nii",), "a/b.nii"),
         ("c1.nii", (tmp_path / "c1.nii", tmp_path / "c2.nii"), "c1.nii"),
         (outside, (Path(outside),), "elsewhere.nii"),
     ]
-    assert found[3].problem == "'image' must be a path or a list of paths, not 3"
+    assert images[3].problem == "'image' must be a path or a list of paths, not 3"
     del document["test"]
     path.write_text(json.dumps(document))
     assert places([path]) == ["t.nii"]
-    (own,) = items([path], SimpleNamespace(input_size=(8,), datalist=path, root=Path("root")))  # type: ignore[arg-type]
+    (own,) = find_images([path], SimpleNamespace(input_size=(8,), datalist=path, root=Path("root")))  # type: ignore[arg-type]
     assert own.images == (Path("root/t.nii"),)
 
 
@@ -225,9 +225,9 @@ def test_a_worker_at_work_is_left_alone(trained: WorkerSetting) -> None:
     unfinished = Path(trained.home) / "checkpoints" / "round-000000" / ".unfinished-train"
     unfinished.mkdir()
     before = sorted(Path(trained.home).rglob("*"))
-    standing = ModelState(Path(trained.home, "journal.db"), trained, INITIAL, (), 1, 1)
-    with pinned(lambda: standing) as own:
-        Trainer(own.setting).hold(INITIAL)
+    state = ModelState(Path(trained.home, "journal.db"), trained, INITIAL, (), 1, 1)
+    with pinned(lambda: state) as own:
+        Trainer(own.setting).load(INITIAL)
         assert own.setting.home != trained.home
     assert not Path(own.setting.home).exists()
     assert sorted(Path(trained.home).rglob("*")) == before
@@ -244,13 +244,13 @@ def test_the_answer_is_the_models(
 ) -> None:
     wave = signals / "test1.npz"
     request = {"setting": to_json(trained), "state": INITIAL, "sources": [], "inputs": [str(wave)], "out": "unused"}
-    (found,) = answer_of(request, monkeypatch, capsys)["predictions"]
+    (prediction,) = answer_of(request, monkeypatch, capsys)["predictions"]
     trainer = Trainer(trained)
-    trainer.hold(INITIAL)
+    trainer.load(INITIAL)
     logits = trainer.predict(Preparation(2, (24,))([wave])[None])
-    assert found["file"] == str(wave)
-    assert found["probabilities"] == pytest.approx(logits[0].softmax(dim=0).tolist(), rel=1e-5)
-    assert found["class"] == int(logits[0].argmax())
+    assert prediction["file"] == str(wave)
+    assert prediction["probabilities"] == pytest.approx(logits[0].softmax(dim=0).tolist(), rel=1e-5)
+    assert prediction["class"] == int(logits[0].argmax())
 
 
 def test_a_state_that_is_not_there_is_one_line(
@@ -274,10 +274,10 @@ def test_an_exported_file_answers_for_the_site_it_came_from(
     inputs = {"inputs": [str(signals / "test1.npz")], "out": str(tmp_path / "out")}
     site = answer_of({"setting": to_json(trained), "state": INITIAL, "sources": [], **inputs}, monkeypatch, capsys)
     request = {"model": str(tmp_path / "bundle"), "sha256": "", **inputs}
-    found = answer_of(request, monkeypatch, capsys)
-    (row,), (expected,) = found.pop("predictions"), site["predictions"]
+    answer = answer_of(request, monkeypatch, capsys)
+    (row,), (expected,) = answer.pop("predictions"), site["predictions"]
     assert row["probabilities"] == pytest.approx(expected["probabilities"], rel=1e-4)
-    assert found == {
+    assert answer == {
         "site": "alpha", "generation": 1, "round": 1, "task": "time_series", "classes": 2, "skipped": [],
     }  # fmt: skip
     with pytest.raises(SystemExit, match="its SHA-256 is"):

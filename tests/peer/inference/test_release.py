@@ -22,8 +22,8 @@ from peer.core.rows import CommittedRow
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
-from peer.inference.model_state import ModelState, standing
-from peer.inference.release import consented, release
+from peer.inference.model_state import ModelState, read_newest
+from peer.inference.release import collect_consent, export_model
 from peer.records import folder_documents
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
@@ -41,11 +41,11 @@ def source(origin: str, number: int) -> Source:
     return Source(SiteName(origin), 1, artifact)
 
 
-def received(found: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
+def received(source: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]:
     """The row of an artifact that came, with its manifest."""
-    made = Manifest(Sha256("cd" * 32), 1, "dflmoe", found.origin, found.round, found.artifact, **manifest)
-    body = base64.b64encode(encode_manifest(made)).decode()
-    return "received", 1, {"peer": found.origin, "sha256": found.artifact.sha256, "body": body}
+    signed = Manifest(Sha256("cd" * 32), 1, "dflmoe", source.origin, source.round, source.artifact, **manifest)
+    body = base64.b64encode(encode_manifest(signed)).decode()
+    return "received", 1, {"peer": source.origin, "sha256": source.artifact.sha256, "body": body}
 
 
 def committed(number: int, **body: Any) -> tuple[str, int, dict[str, Any]]:
@@ -98,16 +98,16 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
     """A stand-in for the process with torch, found first by a new process: keeps the request and does as it is told."""
 
     def stand_in(does: str) -> Path:
-        package, asked = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
+        package, request_file = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
         package.mkdir(parents=True)
         for path in (package, package.parent, package.parent.parent):
             (path / "__init__.py").touch()
         program = (
             f"import json, pathlib, sys\nrequest = json.load(sys.stdin)\nout = pathlib.Path(request['out'])\n{does}\n"
         )
-        (package / "process.py").write_text(f"{program}open({str(asked)!r}, 'w').write(json.dumps(request))\n")
+        (package / "process.py").write_text(f"{program}open({str(request_file)!r}, 'w').write(json.dumps(request))\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
-        return asked
+        return request_file
 
     return stand_in
 
@@ -119,13 +119,13 @@ print(json.dumps({{"card": {CARD!r}, "sha256": "ab" * 32, "bytes": 5}}))
 """
 
 
-def stands(folder: SiteFolder) -> tuple[FederationConfig, ModelState]:
+def newest_state(folder: SiteFolder) -> tuple[FederationConfig, ModelState]:
     federation = FederationConfig.load(folder.federation_toml)
-    return federation, standing(folder, federation, SiteConfig.load(folder.site_toml))
+    return federation, read_newest(folder, federation, SiteConfig.load(folder.site_toml))
 
 
 def exported(folder: SiteFolder, out: Path, form: str = "onnx") -> dict[str, Any]:
-    return release(folder, *stands(folder), form=form, out=out, licence="CC-BY-4.0")
+    return export_model(folder, *newest_state(folder), form=form, out=out, licence="CC-BY-4.0")
 
 
 def rows(folder: SiteFolder) -> list[dict[str, Any]]:
@@ -136,12 +136,12 @@ def rows(folder: SiteFolder) -> list[dict[str, Any]]:
 
 # --- the file and the ledger ----------------------------------------------------------------------------------------
 def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: Answering, tmp_path: Path) -> None:
-    asked, out = answering(WRITES), tmp_path / "taken" / "asia.onnx"
-    found = exported(folder, out)
+    request_file, out = answering(WRITES), tmp_path / "taken" / "asia.onnx"
+    document = exported(folder, out)
     assert (out.read_bytes(), (tmp_path / "taken" / "asia.onnx.md").read_text()) == (b"graph", "card")
     assert out.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in out.parent.iterdir()) == ["asia.onnx", "asia.onnx.md"]
-    assert found == {
+    assert document == {
         "site": "asia",
         "generation": 1,
         "round": 2,
@@ -161,7 +161,7 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     (row,) = rows(folder)
     assert (row["purpose"], row["kind"], row["peer"], row["outcome"]) == ("export", "onnx", "", "complete")
     assert (row["sha256"], row["bytes"], row["sent_bytes"], row["round"], row["generation"]) == ("ab" * 32, 5, 5, 2, 1)
-    facts = json.loads(asked.read_text())["facts"]
+    facts = json.loads(request_file.read_text())["facts"]
     assert facts["metrics"] == {"round": 2, "site": {"auc": 0.75}}
     assert facts["contributors"][-1] == {"round": 2, "contributors": ["asia"], "missing": ["europe"]}
     assert facts["federation"]["digest"] == FederationConfig.load(folder.federation_toml).digest
@@ -172,8 +172,8 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
 def test_an_export_is_among_what_left(folder: SiteFolder, answering: Answering, tmp_path: Path) -> None:
     answering(WRITES)
     exported(folder, tmp_path / "asia.onnx")
-    for what in ("egress", "transfers"):
-        (row,) = folder_documents.document(folder, what, {})
+    for kind in ("egress", "transfers"):
+        (row,) = folder_documents.document(folder, kind, {})
         assert (row["direction"], row["peer"], row["purpose"], row["kind"]) == ("out", "", "export", "onnx")
 
 
@@ -226,16 +226,16 @@ def test_a_folder_that_cannot_be_written_is_named(folder: SiteFolder, tmp_path: 
 
 # --- whose networks -------------------------------------------------------------------------------------------------
 def test_only_what_its_manifest_allows_may_be_taken_along(tmp_path: Path) -> None:
-    agrees, silent, unknown, broken, own = (
+    agrees, undecided, unknown, broken, own = (
         source(site, number) for number, site in enumerate(("africa", "europe", "oceania", "antarctica", "asia"))
     )
     with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
         journal.append(*received(agrees, reexport=True))
-        journal.append(*received(silent))
+        journal.append(*received(undecided))
         journal.append("received", 1, {**received(broken)[2], "body": base64.b64encode(b"\xff").decode()})
-        found = consented(journal, (agrees, silent, unknown, broken, own), own="asia")
-    assert found.sources == (agrees, own)
-    reasons = dict(found.left_out)
+        consent = collect_consent(journal, (agrees, undecided, unknown, broken, own), own="asia")
+    assert consent.sources == (agrees, own)
+    reasons = dict(consent.left_out)
     assert reasons["europe"] == "its manifest does not say reexport = true"
     assert reasons["oceania"] == "no manifest of it is in the journal"
     assert reasons["antarctica"].startswith("its manifest cannot be read: ")
@@ -246,15 +246,15 @@ def test_the_newest_manifest_of_the_same_head_counts(tmp_path: Path) -> None:
     with contextlib.closing(Journal(tmp_path / "journal.db")) as journal:
         journal.append(*received(head, reexport=True))
         journal.append(*received(head))
-        assert consented(journal, (head,), own="asia").sources == ()
+        assert collect_consent(journal, (head,), own="asia").sources == ()
 
 
 def mixing(folder: SiteFolder, head: Source, **manifest: Any) -> None:
     """Make asia's federation one of dFLMoE, with a round in which europe's head was used."""
-    found = tomllib.loads(folder.federation_toml.read_text())
-    head_keys = {key: value for key, value in found.items() if isinstance(value, str | int)}
-    roster = [{"name": site["name"]} for site in found["site"]]
-    document = {**head_keys, "task": found["task"], "method": {"name": "dflmoe"}, "site": roster}
+    federation_table = tomllib.loads(folder.federation_toml.read_text())
+    head_keys = {key: value for key, value in federation_table.items() if isinstance(value, str | int)}
+    roster = [{"name": site["name"]} for site in federation_table["site"]]
+    document = {**head_keys, "task": federation_table["task"], "method": {"name": "dflmoe"}, "site": roster}
     folder.federation_toml.write_text(toml.text(document))
     chosen = {"sources": to_json((head,)), "missing": {}, "position": 1, "below_quorum": False, "waited_s": None}
     write(folder, ROWS[0], received(head, **manifest), ("chosen", 1, chosen), committed(1))
@@ -266,9 +266,9 @@ def test_heads_of_sites_that_agree_are_asked_for_and_others_named(
 ) -> None:
     head = source("europe", 3)
     mixing(folder, head, reexport=agrees)
-    asked = answering(WRITES)
-    found = exported(folder, tmp_path / "asia.onnx")
-    request = json.loads(asked.read_text())
+    request_file = answering(WRITES)
+    document = exported(folder, tmp_path / "asia.onnx")
+    request = json.loads(request_file.read_text())
     assert request["sources"] == (to_json((head,)) if agrees else [])
     left_out = {} if agrees else {"europe": "its manifest does not say reexport = true"}
-    assert found["left_out"] == request["facts"]["left_out"] == left_out
+    assert document["left_out"] == request["facts"]["left_out"] == left_out

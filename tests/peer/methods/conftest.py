@@ -49,11 +49,11 @@ class Site:
         with torch.no_grad():
             own = dam.eval()(images[:1])
             other = None if shared is None else shared().eval()(images[:1])
-        place = BuildContext("beta", task, own.prediction.shape[1], chosen, own, other, shared)
+        build_context = BuildContext("beta", task, own.prediction.shape[1], chosen, own, other, shared)
         networks: dict[str, nn.Module] = {}
-        for number, (name, make) in enumerate(self.method.keeps.items()):
+        for number, (name, make) in enumerate(self.method.local_networks.items()):
             torch.manual_seed(100 + number)
-            networks[name] = make(place, networks)
+            networks[name] = make(build_context, networks)
         self.context = StageContext("beta", task, chosen, {DAM: dam, **networks}, received or {}, self._seeded)
         self.seeds: list[tuple[object, ...]] = []
 
@@ -75,11 +75,11 @@ class Site:
                     nn.init.normal_(module.bias)
         return self
 
-    def terms(self, stage: str, batch: Batch, *, move: int = 0) -> Mapping[str, Term]:
+    def terms(self, stage: str, batch: Batch, *, step: int = 0) -> Mapping[str, Term]:
         """The terms of a move in whatever mode the networks are."""
         built = self.method.stages[stage](self.context)
-        moves = [move for moves in built.passes for move in moves]
-        return moves[move].losses(batch, forward_of(built))
+        steps = [each for steps_of_pass in built.passes for each in steps_of_pass]
+        return steps[step].losses(batch, forward_of(built))
 
     def step(self, stage: str | Stage, batch: Batch, *, precision: str = "fp32", steps: int = 1) -> Loop:
         """Steps of the training loop on this batch; ``modes`` gets the mode of each forward pass by network."""

@@ -40,7 +40,7 @@ def test_the_labels_train_all_of_the_local_model(site: Any, method: str) -> None
     assert loop.losses()["ce_dam"] == pytest.approx(expected.item())
     assert at.learns(DAM) == dict(at.networks[DAM].named_parameters()).keys()
     assert at.modes == {DAM: [True]}
-    assert Method.of(PLANS[method]).keeps == {}
+    assert Method.of(PLANS[method]).local_networks == {}
 
 
 def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:
@@ -56,17 +56,17 @@ def test_fedavg_and_fedbn_train_as_local_does_bit_by_bit(site: Any) -> None:
 def test_the_pull_is_half_mu_times_the_squared_distance_to_the_beginning(site: Any) -> None:
     at = site("fedprox", mu=3.0)
     at.exact()
-    begun = {name: parameter.detach().clone() for name, parameter in at.networks[DAM].named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in at.networks[DAM].named_parameters()}
     stage = at.method.stages["train"](at.context)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in at.networks[DAM].parameters():
             parameter += torch.randn_like(parameter)
-    ((move,),) = stage.passes
+    ((step,),) = stage.passes
     batch = Batch(BATCH.images.double(), BATCH.targets)
-    terms = move.losses(batch, lambda name, images: stage.networks[name](images))
+    terms = step.losses(batch, lambda name, images: stage.networks[name](images))
     assert {name: term.weight for name, term in terms.items()} == {"ce_dam": 1.0, "proximal": 1.5}
-    gaps = {name: parameter.detach() - begun[name] for name, parameter in at.networks[DAM].named_parameters()}
+    gaps = {name: parameter.detach() - before[name] for name, parameter in at.networks[DAM].named_parameters()}
     distance = sum(float((gap.numpy() ** 2).sum()) for gap in gaps.values())
     assert terms["proximal"].value.item() == pytest.approx(distance, rel=1e-12)
     torch.autograd.backward(terms["proximal"].value * terms["proximal"].weight)
@@ -117,21 +117,21 @@ def test_norms_stay_by_their_type_and_not_by_their_name() -> None:
 
 @pytest.mark.parametrize("name", ["resnet10", "transformer", "densenet50", "tcn"])
 def test_all_but_the_norms_of_a_network_are_sent(name: str) -> None:
-    made = network(name)
+    model = network(name)
     kinds = (nn.BatchNorm1d, nn.LayerNorm, nn.GroupNorm)
-    norms = {path for path, module in made.named_modules() if isinstance(module, kinds)}
+    norms = {path for path, module in model.named_modules() if isinstance(module, kinds)}
     assert norms
-    sent = all_but_norms(made, {})
-    assert {key for key in made.state_dict() if key.rpartition(".")[0] not in norms} == set(sent)
-    assert not any(key.endswith(("running_mean", "running_var", "num_batches_tracked")) for key in sent)
+    names = all_but_norms(model, {})
+    assert {key for key in model.state_dict() if key.rpartition(".")[0] not in norms} == set(names)
+    assert not any(key.endswith(("running_mean", "running_var", "num_batches_tracked")) for key in names)
 
 
 def test_what_each_sends() -> None:
-    made = network()
-    assert [list(method.sent(made, {})) for method in (FEDAVG, FEDPROX)] == [list(made.state_dict())] * 2
-    assert FEDBN.sent is all_but_norms
-    assert set(LG_FEDAVG.sent(made, {})) == {"fc.weight", "fc.bias"}
-    assert {method.sends for method in (FEDAVG, FEDPROX, FEDBN, LG_FEDAVG)} == {DAM}
+    model = network()
+    assert [list(method.artifact_tensors(model, {})) for method in (FEDAVG, FEDPROX)] == [list(model.state_dict())] * 2
+    assert FEDBN.artifact_tensors is all_but_norms
+    assert set(LG_FEDAVG.artifact_tensors(model, {})) == {"fc.weight", "fc.bias"}
+    assert {method.artifact_network for method in (FEDAVG, FEDPROX, FEDBN, LG_FEDAVG)} == {DAM}
 
 
 def test_a_network_without_norms_is_sent_whole() -> None:

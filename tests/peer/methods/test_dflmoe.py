@@ -14,7 +14,7 @@ import models
 from models import Network, Output
 from models.moe import Expert, Mixture
 from models.network import head_width
-from peer.methods.dflmoe.stages import mismatch, mismatch_of_models, theirs, unfit
+from peer.methods.dflmoe.stages import build_received_mixture, check_local, check_received, check_received_model
 from peer.methods.method import DAM, MIXTURE, Batch, BuildContext, Method
 from peer.methods.registry import PLANS
 
@@ -48,7 +48,12 @@ def site(make_site: Any) -> Any:
     """Makes site beta, with two experts from elsewhere unless told otherwise."""
 
     def make(
-        method: str = "dflmoe", task: str = "classification", *, experts: int = 2, alike: bool = False, **given: Any
+        method: str = "dflmoe",
+        task: str = "classification",
+        *,
+        experts: int = 2,
+        alike: bool = False,
+        **parameters: Any,
     ) -> Any:
         others = {
             origin: network(task, 0 if alike else number, seed=number)
@@ -56,7 +61,7 @@ def site(make_site: Any) -> Any:
         }
         received = others if method == "dflmoe_models" else {origin: other.head for origin, other in others.items()}
         dam, images = network(task, 0), BATCHES[task].images
-        return make_site(method, dam, images, received=received, task=task, **given)
+        return make_site(method, dam, images, received=received, task=task, **parameters)
 
     return make
 
@@ -74,23 +79,23 @@ def mapped(layer: Any, x: Tensor) -> Tensor:
     return F.conv2d(x, layer.weight, layer.bias, padding=layer.weight.shape[-1] // 2)
 
 
-def said_by(at: Any, output: Output, images: Tensor) -> list[Tensor]:
+def predictions_of(at: Any, output: Output, images: Tensor) -> list[Tensor]:
     """Eq. 3: the experts' predictions, in the order of their sites' names."""
-    transform, found = at.networks[MIXTURE].transform, {"beta": mapped(at.networks[DAM].head, output.penultimate)}
+    transform, predictions = at.networks[MIXTURE].transform, {"beta": mapped(at.networks[DAM].head, output.penultimate)}
     for origin, expert in at.context.received.items():
         if isinstance(expert, Network):
-            found[origin] = expert(images).prediction
+            predictions[origin] = expert(images).prediction
         elif transform is None:
-            found[origin] = mapped(expert, output.penultimate)
+            predictions[origin] = mapped(expert, output.penultimate)
         else:
             own = transform.own[f"site:{origin}"]
-            found[origin] = mapped(expert, mapped(own, mapped(transform.shared, output.penultimate)))
-    return [found[origin] for origin in sorted(found)]
+            predictions[origin] = mapped(expert, mapped(own, mapped(transform.shared, output.penultimate)))
+    return [predictions[origin] for origin in sorted(predictions)]
 
 
 def mixed_of(at: Any, output: Output, images: Tensor) -> Tensor:
     """Eq. 6, or the gate, expert by expert."""
-    mixing, experts, feature = at.networks[MIXTURE].mixing, said_by(at, output, images), output.penultimate
+    mixing, experts, feature = at.networks[MIXTURE].mixing, predictions_of(at, output, images), output.penultimate
     space = tuple(range(2, feature.ndim))
     whole = at.context.parameters["attention"] == "per_sample" and space
     feature = feature.mean(space, keepdim=True) if whole else feature
@@ -116,8 +121,8 @@ def loss_of(task: str, prediction: Tensor, targets: Tensor) -> float:
     dices = []
     for image, truth in zip(p, targets, strict=True):
         for k in range(1, 3):
-            there = (truth == k).double()
-            dices.append(float((2 * (image[k] * there).sum() + 1) / (image[k].sum() + there.sum() + 1)))
+            inside = (truth == k).double()
+            dices.append(float((2 * (image[k] * inside).sum() + 1) / (image[k].sum() + inside.sum() + 1)))
     return crossed + 1 - float(np.mean(dices))
 
 
@@ -176,11 +181,11 @@ def test_the_order_of_arrival_changes_no_bit(site: Any, method: str, mixing: str
     at.method.stages["local"](at.context)
     for each in at.networks.values():
         each.eval()
-    before, said = at.state(), at.method.predict(at.context, BATCH.images)
-    came = dict(at.context.received)
+    before, predictions = at.state(), at.method.predict(at.context, BATCH.images)
+    received = dict(at.context.received)
     at.context.received.clear()
-    at.context.received.update(reversed(came.items()))
-    assert torch.equal(at.method.predict(at.context, BATCH.images), said)
+    at.context.received.update(reversed(received.items()))
+    assert torch.equal(at.method.predict(at.context, BATCH.images), predictions)
     assert not at.moved(before)
 
 
@@ -188,10 +193,10 @@ def test_an_enlarged_image_lies_between_those_of_the_experts(site: Any) -> None:
     at, batch = site("dflmoe", "super_resolution"), double(IMAGES)
     at.method.stages["local"](at.context)
     at.exact()
-    said = torch.stack(said_by(at, at.networks[DAM](batch.images), batch.images))
+    predictions = torch.stack(predictions_of(at, at.networks[DAM](batch.images), batch.images))
     mixed = at.method.predict(at.context, batch.images)
-    assert (mixed >= said.amin(0) - 1e-12).all()
-    assert (mixed <= said.amax(0) + 1e-12).all()
+    assert (mixed >= predictions.amin(0) - 1e-12).all()
+    assert (mixed <= predictions.amax(0) + 1e-12).all()
 
 
 # --- who learns -------------------------------------------------------------------------------------------------------
@@ -307,11 +312,11 @@ class Normed(Network):
 def normed(make_site: Any) -> Any:
     """Makes site beta with such a head, and two experts from elsewhere, all in float64."""
 
-    def make(method: str = "dflmoe", **given: Any) -> Any:
+    def make(method: str = "dflmoe", **parameters: Any) -> Any:
         others = {origin: network("classification", number) for number, origin in enumerate(EXPERTS, start=1)}
         received = others if method == "dflmoe_models" else {origin: other.head for origin, other in others.items()}
         torch.manual_seed(0)
-        at = make_site(method, Normed(), BATCH.images, received=received, **given)
+        at = make_site(method, Normed(), BATCH.images, received=received, **parameters)
         at.method.stages["local"](at.context)
         at.exact().networks[DAM].train()
         return at
@@ -374,11 +379,11 @@ def test_the_deciding_stage_begins_with_the_mean_of_the_mixtures_that_came(site:
     assert not at.moved(before), "the local stage averages nothing"
     known = {name: value.clone() for name, value in at.networks[MIXTURE].state_dict().items()}
     at.method.stages["decide"](at.context)
-    found = at.networks[MIXTURE].state_dict()
-    for name, value in found.items():
+    state = at.networks[MIXTURE].state_dict()
+    for name, value in state.items():
         of = [state[name].double() for _, state in sorted({**states, "beta": known}.items()) if name in state]
         assert torch.equal(value, (sum(of[1:], of[0]) / len(of)).float()), name
-    assert not torch.equal(found["mixing.query.weight"], own["mixing.query.weight"])
+    assert not torch.equal(state["mixing.query.weight"], own["mixing.query.weight"])
 
 
 def test_a_head_without_its_mixture_is_an_expert_and_in_no_mean(site: Any) -> None:
@@ -397,13 +402,15 @@ def test_a_head_without_its_mixture_is_an_expert_and_in_no_mean(site: Any) -> No
 
 def test_another_site_s_mixture_must_be_one_of_a_body_as_wide() -> None:
     feature = output((1, 3), (1, 8))
-    place = BuildContext("beta", "classification", 3, PLANS["dflmoe_averaged"].defaults(), feature, None, lambda: None)
+    build_context = BuildContext(
+        "beta", "classification", 3, PLANS["dflmoe_averaged"].defaults(), feature, None, lambda: None
+    )
     names = ["mixing.query.weight", "transform.own.site:beta.weight", "transform.own.site:gamma.weight"]
-    made = theirs(place, "alpha", nn.Linear(8, 3), names)
-    assert (made.own, set(made.transform.own)) == ("alpha", {"site:beta", "site:gamma"})
-    assert made.transform.own["site:gamma"].weight.shape == (8, 512)
+    mixture = build_received_mixture(build_context, "alpha", nn.Linear(8, 3), names)
+    assert (mixture.own, set(mixture.transform.own)) == ("alpha", {"site:beta", "site:gamma"})
+    assert mixture.transform.own["site:gamma"].weight.shape == (8, 512)
     with pytest.raises(ValueError, match="its head takes 5 features, this body gives 8, and mixtures are averaged"):
-        theirs(place, "alpha", nn.Linear(5, 3), names)
+        build_received_mixture(build_context, "alpha", nn.Linear(5, 3), names)
 
 
 # --- invitations ------------------------------------------------------------------------------------------------------
@@ -445,7 +452,7 @@ def test_the_head_is_sent_or_the_model(site: Any) -> None:
         for name in ("dflmoe", "dflmoe_averaged"):
             assert set(Method.of(PLANS[name]).sent(dam, {})) == {f"{dam.head_name}.weight", f"{dam.head_name}.bias"}
         assert list(Method.of(PLANS["dflmoe_models"]).sent(dam, {})) == list(dam.state_dict())
-    assert {Method.of(PLANS[name]).sends for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
+    assert {Method.of(PLANS[name]).artifact_network for name in ("dflmoe", "dflmoe_models", "dflmoe_averaged")} == {DAM}
 
 
 def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:
@@ -454,27 +461,27 @@ def output(prediction: tuple[int, ...], feature: tuple[int, ...]) -> Output:
 
 def test_what_does_not_fit_is_said() -> None:
     own, defaults = output((1, 3), (1, 8)), PLANS["dflmoe"].defaults()
-    assert mismatch(own, output((1, 3), (1, 5)), defaults) is None
-    assert mismatch(own, output((1, 3), (1, 5)), {**defaults, "transform": False}) == (
+    assert check_received(own, output((1, 3), (1, 5)), defaults) is None
+    assert check_received(own, output((1, 3), (1, 5)), {**defaults, "transform": False}) == (
         "its head takes 5 features, this body gives 8, and transform = false"
     )
-    assert mismatch(own, output((1, 3), (1, 5, 4, 4)), defaults) == (
+    assert check_received(own, output((1, 3), (1, 5, 4, 4)), defaults) == (
         "its head takes features of 2 spatial dimensions, this body gives 0"
     )
-    for judge in (mismatch, mismatch_of_models):
+    for judge in (check_received, check_received_model):
         assert judge(own, output((1, 4), (1, 8)), defaults) == "it predicts (4,), this site (3,)"
-    assert mismatch_of_models(own, output((1, 3), (1, 5, 4, 4)), PLANS["dflmoe_models"].defaults()) is None
+    assert check_received_model(own, output((1, 3), (1, 5, 4, 4)), PLANS["dflmoe_models"].defaults()) is None
 
 
 def test_a_feature_must_be_on_the_grid_of_the_prediction() -> None:
     for method in ("dflmoe", "dflmoe_models"):
         defaults = PLANS[method].defaults()
-        assert Method.of(PLANS[method]).unfit is unfit
-        assert unfit(output((1, 3, 8, 8), (1, 4, 8, 8)), None, defaults, masks=False) is None
-        assert unfit(output((1, 3, 8, 8), (1, 4, 2, 2)), None, defaults, masks=False) == (
+        assert Method.of(PLANS[method]).check_local is check_local
+        assert check_local(output((1, 3, 8, 8), (1, 4, 8, 8)), None, defaults, masks=False) is None
+        assert check_local(output((1, 3, 8, 8), (1, 4, 2, 2)), None, defaults, masks=False) == (
             "the model's head takes a feature on the grid (2, 2), but predicts on (8, 8)"
         )
-        assert unfit(output((1, 3), (1, 4, 2, 2)), None, defaults, masks=False) == (
+        assert check_local(output((1, 3), (1, 4, 2, 2)), None, defaults, masks=False) == (
             "the model's head takes a feature on the grid (2, 2), but predicts on ()"
         )
 

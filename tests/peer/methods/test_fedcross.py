@@ -33,9 +33,9 @@ def test_every_round_circulates_and_nothing_is_averaged() -> None:
     plan = PLANS["fedcross"]
     assert circulating(plan, rounds=5, parameters={}) == 5
     assert "aggregate" not in plan.phases
-    assert (FEDCROSS.keeps, FEDCROSS.sends) == ({}, DAM)
-    made = network(0)
-    assert list(FEDCROSS.sent(made, {})) == list(made.state_dict())
+    assert (FEDCROSS.local_networks, FEDCROSS.artifact_network) == ({}, DAM)
+    model = network(0)
+    assert list(FEDCROSS.artifact_tensors(model, {})) == list(model.state_dict())
 
 
 def test_a_slot_at_home_is_trained_on_the_labels(site: Any) -> None:

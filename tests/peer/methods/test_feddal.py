@@ -12,7 +12,7 @@ from torch import Tensor
 
 import models
 from models import Output
-from peer.methods.feddal.stages import FEDDAL, unfit
+from peer.methods.feddal.stages import FEDDAL, check_local
 from peer.methods.method import DAM, PROXY, Batch, Stage
 from peer.methods.registry import PLANS
 
@@ -111,7 +111,7 @@ def test_the_private_model_is_fed_with_the_classes_of_the_proxy(
 ) -> None:
     at = site(top=top, **parameters).exact()
     expected = literal(*predictions(at, EXACT), EXACT.targets, top)
-    terms = at.terms("train", EXACT, move=1)
+    terms = at.terms("train", EXACT, step=1)
     assert {name: term.weight for name, term in terms.items()} == {"ce_dam": 1.0, "feeding": 1.0, "consensus": 0.0}
     assert terms["ce_dam"].value.item() == pytest.approx(expected["ce_dam"], rel=1e-6)
     assert terms["feeding"].value.item() == pytest.approx(expected[feeding], rel=1e-9, abs=1e-12)
@@ -122,7 +122,7 @@ def test_the_private_model_is_fed_with_the_classes_of_the_proxy(
 def test_the_composite_loss_has_the_divergence_in_both_steps(site: Any) -> None:
     at = site(forward_kl_updates_private=True).exact()
     expected = literal(*predictions(at, EXACT), EXACT.targets, 1)["forward_kl"]
-    term = at.terms("train", EXACT, move=1)["forward_kl_private"]
+    term = at.terms("train", EXACT, step=1)["forward_kl_private"]
     assert (term.value.item(), term.weight) == (pytest.approx(expected), 1.0)
     torch.autograd.backward(term.value)
     assert at.learns(DAM) >= {"conv1.weight", "fc.weight"}
@@ -131,7 +131,7 @@ def test_the_composite_loss_has_the_divergence_in_both_steps(site: Any) -> None:
 def test_descent_on_the_feeding_raises_the_classes_of_the_proxy(site: Any) -> None:
     at = site(top=2, consensus="one").exact()
     before, proxy = (samples(logits) for logits in predictions(at, EXACT))
-    torch.autograd.backward(at.terms("train", EXACT, move=1)["feeding"].value)
+    torch.autograd.backward(at.terms("train", EXACT, step=1)["feeding"].value)
     with torch.no_grad():
         for parameter in at.networks[DAM].parameters():
             parameter -= 1e-3 * parameter.grad
@@ -147,7 +147,7 @@ def test_disagreement_between_two_classes_feeds_nothing_back(site: Any) -> None:
         for name, logits in ((DAM, (9.0, 0.0)), (PROXY, (0.0, 9.0))):
             at.networks[name].head.weight.zero_()
             at.networks[name].head.bias.copy_(torch.tensor(logits))
-    terms = at.terms("train", Batch(EXACT.images, EXACT.targets % 2), move=1)
+    terms = at.terms("train", Batch(EXACT.images, EXACT.targets % 2), step=1)
     assert terms["consensus"].value == 0
     assert terms["feeding"].value == 0
     torch.autograd.backward(terms["feeding"].value)
@@ -163,13 +163,13 @@ def test_on_each_batch_first_the_proxy_then_the_private_model(site: Any) -> None
     assert set(loop.optimisers) == set(loop.moments()) == {DAM, PROXY}
 
 
-@pytest.mark.parametrize(("move", "learns", "stays"), [(0, PROXY, DAM), (1, DAM, PROXY)])
+@pytest.mark.parametrize(("step", "learns", "stays"), [(0, PROXY, DAM), (1, DAM, PROXY)])
 def test_a_step_moves_one_network_and_leaves_the_other_bit_by_bit(
-    site: Any, move: int, learns: str, stays: str
+    site: Any, step: int, learns: str, stays: str
 ) -> None:
     at = site(proxy_supervision=1.0)
     before, whole = at.state(), at.method.stages["train"](at.context)
-    at.step(Stage(whole.networks, ((whole.passes[0][move],),)), BATCH)
+    at.step(Stage(whole.networks, ((whole.passes[0][step],),)), BATCH)
     assert at.moved(before) == {learns}
     assert at.learns(learns) == dict(at.networks[learns].named_parameters()).keys()
     assert at.untouched(stays)
@@ -179,9 +179,9 @@ def test_the_private_model_hears_the_proxy_that_has_just_learnt(site: Any) -> No
     together, apart = site(), site()
     losses = together.step("train", BATCH).losses()
     whole = apart.method.stages["train"](apart.context)
-    for move in whole.passes[0]:
-        found = apart.step(Stage(whole.networks, ((move,),)), BATCH).losses()
-    assert found["feeding"] == losses["feeding"]
+    for step in whole.passes[0]:
+        losses_apart = apart.step(Stage(whole.networks, ((step,),)), BATCH).losses()
+    assert losses_apart["feeding"] == losses["feeding"]
     assert not apart.moved(together.state())
     stale = site()
     unlearnt = stale.method.stages["train"](stale.context)
@@ -207,14 +207,14 @@ def test_losses_in_bf16_are_near_those_in_fp32(site: Any) -> None:
 
 def test_the_proxy_is_sent_whole(site: Any) -> None:
     proxy = site().networks[PROXY]
-    assert FEDDAL.sends == PROXY
-    assert list(FEDDAL.sent(proxy, {})) == list(proxy.state_dict())
+    assert FEDDAL.artifact_network == PROXY
+    assert list(FEDDAL.artifact_tensors(proxy, {})) == list(proxy.state_dict())
 
 
 @pytest.mark.parametrize(("classes", "top", "fits"), [(2, 1, True), (2, 2, False), (8, 2, True), (8, 9, False)])
 def test_one_class_at_least_is_left_out(classes: int, top: int, fits: bool) -> None:
     own = Output(torch.zeros(1, classes), (), torch.zeros(1, 4), torch.zeros(1, 4))
-    problem = unfit(own, own, {**PLANS["feddal"].defaults(), "top": top}, masks=False)
+    problem = check_local(own, own, {**PLANS["feddal"].defaults(), "top": top}, masks=False)
     assert problem == (None if fits else f"[method] top = {top} must be less than the {classes} classes")
 
 
@@ -224,11 +224,11 @@ def test_every_pixel_is_a_sample(dense: Any, parameters: dict[str, Any]) -> None
     at = dense(**parameters).exact()
     batch = Batch(MAPS.images.double(), MAPS.targets)
     expected = literal(*predictions(at, batch), batch.targets, parameters.get("top", 1))
-    teach, learn = at.terms("train", batch), at.terms("train", batch, move=1)
-    assert teach["forward_kl"].value.item() == pytest.approx(expected["forward_kl"])
-    assert learn["feeding"].value.item() == pytest.approx(expected[parameters.get("backward", "feeding")])
-    assert learn["consensus"].value.item() == pytest.approx(expected["consensus"])
-    assert learn["ce_dam"].value.item() == pytest.approx(expected["ce_dam"], rel=1e-6)
+    proxy_terms, private_terms = at.terms("train", batch), at.terms("train", batch, step=1)
+    assert proxy_terms["forward_kl"].value.item() == pytest.approx(expected["forward_kl"])
+    assert private_terms["feeding"].value.item() == pytest.approx(expected[parameters.get("backward", "feeding")])
+    assert private_terms["consensus"].value.item() == pytest.approx(expected["consensus"])
+    assert private_terms["ce_dam"].value.item() == pytest.approx(expected["ce_dam"], rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["ce", "dice_ce", "dice"])

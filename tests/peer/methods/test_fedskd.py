@@ -12,7 +12,7 @@ from torch import Tensor
 
 import models
 from models import Output
-from peer.methods.fedskd.stages import chosen_stages, mismatch, train, unfit
+from peer.methods.fedskd.stages import check_local, check_received, chosen_stages, train
 from peer.methods.method import DAM, KTM, Batch, Stage, StageContext, Term
 from peer.methods.registry import PLANS
 
@@ -35,8 +35,8 @@ def scene_of(parameters: Mapping[str, Any], received: Mapping[str, models.Networ
 
 
 def terms_of(stage: Stage, batch: Batch = BATCH) -> Mapping[str, Term]:
-    ((move,),) = stage.passes
-    return move.losses(batch, lambda name, images: stage.networks[name](images))
+    ((step,),) = stage.passes
+    return step.losses(batch, lambda name, images: stage.networks[name](images))
 
 
 def total_of(terms: Mapping[str, Term]) -> Tensor:
@@ -62,14 +62,14 @@ def literal(dam: Sequence[Tensor], ktm: Sequence[Tensor], masks: Tensor) -> dict
         "position": lambda tap: tap.permute(2, 0, 1).flatten(1),
         "region": regions,
     }
-    found = {}
+    terms = {}
     for name, rows in shapes.items():
         distances = []
         for own, other in zip(dam, ktm, strict=True):
             first, second = similarity(rows(own.double())), similarity(rows(other.double()))
             distances.append((first - second).square().sum() / len(first) ** 2)
-        found[name] = float(torch.stack(distances).mean())
-    return found
+        terms[name] = float(torch.stack(distances).mean())
+    return terms
 
 
 def test_the_loss_is_that_of_equation_two() -> None:
@@ -116,12 +116,12 @@ def test_nothing_is_detached() -> None:
 
 
 def test_gamma_changes_the_local_gradient() -> None:
-    found = []
+    results = []
     for gamma in (1.0, 100.0):
         built = stage(gamma=gamma)
         torch.autograd.backward(total_of(terms_of(built)))
-        found.append(gradients(built, DAM)["conv1.weight"])
-    assert not torch.allclose(found[0], found[1])
+        results.append(gradients(built, DAM)["conv1.weight"])
+    assert not torch.allclose(results[0], results[1])
 
 
 def test_gamma_zero_leaves_the_local_gradient_to_the_labels_bit_by_bit() -> None:
@@ -172,11 +172,11 @@ def output(stages: int) -> Output:
 
 def test_what_does_not_fit_is_said() -> None:
     defaults = PLANS["fedskd"].defaults()
-    assert "name its layers in [model] features" in str(unfit(output(0), None, defaults, masks=False))
+    assert "name its layers in [model] features" in str(check_local(output(0), None, defaults, masks=False))
     regions = {**defaults, "terms": ("region",)}
-    assert "set [data] regions" in str(unfit(output(4), None, regions, masks=False))
-    assert unfit(output(4), None, regions, masks=True) is None
-    assert mismatch(output(4), output(3), defaults) is None
-    assert mismatch(output(4), output(3), {**defaults, "taps": (1,)}) == (
+    assert "set [data] regions" in str(check_local(output(4), None, regions, masks=False))
+    assert check_local(output(4), None, regions, masks=True) is None
+    assert check_received(output(4), output(3), defaults) is None
+    assert check_received(output(4), output(3), {**defaults, "taps": (1,)}) == (
         "taps [1] choose no stage that 4 and 3 have in common"
     )

@@ -13,7 +13,7 @@ from torch import nn
 import models
 from peer.methods.method import DAM, Batch, BuildContext, Method, StageContext
 from peer.methods.registry import PLANS
-from peer.methods.supervised import supervised
+from peer.methods.supervised import supervised_loss
 
 METHODS = {name: Method.of(plan) for name, plan in PLANS.items()}
 BATCH = Batch(torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1]))
@@ -24,15 +24,15 @@ def network(seed: int, width: int = 4) -> models.Network:
     return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=width)
 
 
-def kept(name: str, dam: models.Network) -> dict[str, nn.Module]:
+def local_networks(name: str, dam: models.Network) -> dict[str, nn.Module]:
     """What a site keeps under the method, beside its local model."""
     with torch.no_grad():
         own, shared = dam.eval()(BATCH.images[:1]), network(9).eval()(BATCH.images[:1])
-    place = BuildContext("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
-    made: dict[str, nn.Module] = {}
-    for key, make in METHODS[name].keeps.items():
-        made[key] = make(place, made)
-    return made
+    build_context = BuildContext("alpha", "classification", 3, PLANS[name].defaults(), own, shared, lambda: network(9))
+    networks: dict[str, nn.Module] = {}
+    for key, make in METHODS[name].local_networks.items():
+        networks[key] = make(build_context, networks)
+    return networks
 
 
 def context(name: str, received: int) -> StageContext:
@@ -40,7 +40,9 @@ def context(name: str, received: int) -> StageContext:
     others: dict[str, Any] = {f"site-{seed}": network(seed, width=6) for seed in range(1, 1 + received)}
     if PLANS[name].artifact == "head":
         others = {site: other.head for site, other in others.items()}
-    return StageContext("alpha", "classification", PLANS[name].defaults(), {DAM: dam, **kept(name, dam)}, others)
+    return StageContext(
+        "alpha", "classification", PLANS[name].defaults(), {DAM: dam, **local_networks(name, dam)}, others
+    )
 
 
 SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflmoe_models", 2), ("dflmoe_averaged", 2)]
@@ -49,8 +51,8 @@ SCENES = [(name, 0) for name in METHODS] + [("fedskd", 1), ("dflmoe", 2), ("dflm
 def test_methods_are_those_of_the_plans() -> None:
     for name, method in METHODS.items():
         assert method.stages.keys() == PLANS[name].stages.keys()
-        assert method.sends == DAM or method.sends in method.keeps
-        assert (PLANS[name].shared == "beside") == (method.sends in method.keeps)
+        assert method.artifact_network == DAM or method.artifact_network in method.local_networks
+        assert (PLANS[name].shared == "beside") == (method.artifact_network in method.local_networks)
 
 
 @pytest.mark.parametrize("name", ["LOCALE", "train"])
@@ -68,12 +70,12 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
         def forward(network: str, *inputs: Any, part: str = "", networks: Mapping[str, Any] = stage.networks) -> Any:
             return (networks[network].get_submodule(part) if part else networks[network])(*inputs)
 
-        for moves in stage.passes:
-            for move in moves:
-                terms = move.losses(BATCH, forward)
+        for steps in stage.passes:
+            for step in steps:
+                terms = step.losses(BATCH, forward)
                 assert all(term.value.shape == () and torch.isfinite(term.value) for term in terms.values())
                 torch.autograd.backward(torch.stack([term.value * term.weight for term in terms.values()]).sum())
-                for learns in move.trains:
+                for learns in step.trains:
                     moved = [p.grad is not None for p in stage.networks[learns].parameters() if p.requires_grad]
                     # With no head from elsewhere a mixture's transform has nothing to transform for.
                     assert any(moved) if learns == "mixture" else all(moved), learns
@@ -91,11 +93,11 @@ def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_an_own_network_with_stages_fits_every_method(name: str) -> None:
     output = network(0).eval()(BATCH.images)
-    assert METHODS[name].unfit(output, output, PLANS[name].defaults(), masks=False) is None
-    assert METHODS[name].mismatch(output, output, PLANS[name].defaults()) is None
+    assert METHODS[name].check_local(output, output, PLANS[name].defaults(), masks=False) is None
+    assert METHODS[name].check_received(output, output, PLANS[name].defaults()) is None
 
 
 def test_methods_choose_their_loss_of_segmentation() -> None:
     chosen = {name: PLANS[name].defaults()["segmentation_loss"] for name in ("mh_pflid", "feddal", "dflmoe", "fedskd")}
     assert chosen == {"mh_pflid": "dice", "feddal": "ce", "dflmoe": "dice_ce", "fedskd": "dice_ce"}
-    assert supervised("segmentation", "dice").name == "dice"
+    assert supervised_loss("segmentation", "dice").name == "dice"

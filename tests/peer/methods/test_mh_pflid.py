@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import models
 from models import Output
 from peer.methods.method import DAM, MESSENGER, RECEIVER, TRANSMITTER, Batch
-from peer.methods.mh_pflid.stages import MH_PFLID, sent, unfit
+from peer.methods.mh_pflid.stages import MH_PFLID, artifact_tensors, check_local
 from peer.methods.registry import PLANS
 
 DRAW = torch.Generator().manual_seed(0)
@@ -78,8 +78,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(1, keepdims=True)
 
 
-def ce(logits: np.ndarray, warmth: float = 1.0) -> float:
-    return float(-np.log(softmax(logits / warmth)[range(5), BATCH.targets.numpy()]).mean())
+def ce(logits: np.ndarray, temperature: float = 1.0) -> float:
+    return float(-np.log(softmax(logits / temperature)[range(5), BATCH.targets.numpy()]).mean())
 
 
 def kl(teacher: np.ndarray, student: np.ndarray) -> float:
@@ -87,7 +87,7 @@ def kl(teacher: np.ndarray, student: np.ndarray) -> float:
     return float((p * np.log(p / q)).sum(1).mean())
 
 
-def spoken(site: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+def predictions_of(site: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Of the local model and of the messenger through one of the two adapters, eqs. 8 to 11 token by token."""
     dam, messenger, adapter = (site.networks[key] for key in (DAM, MESSENGER, name))
     local, u = dam(EXACT.images), numbers(messenger(EXACT.images).penultimate)
@@ -114,23 +114,23 @@ def spoken(site: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("parameters", [{}, {"injection": 0.25}, {"receiver": "addition"}, {"temperature": 4.0}])
 def test_the_loss_of_injection(site: Any, parameters: dict[str, Any]) -> None:
     at = site(**parameters).exact()
-    local, messenger = spoken(at, RECEIVER)
-    weight, warmth = parameters.get("injection", 0.9), parameters.get("temperature", 1.0)
+    local, messenger = predictions_of(at, RECEIVER)
+    weight, temperature = parameters.get("injection", 0.9), parameters.get("temperature", 1.0)
     terms = at.terms("inject", EXACT)
     assert {name: term.weight for name, term in terms.items()} == {"ce_dam": weight, "ce_messenger": 1 - weight}
-    assert terms["ce_dam"].value.item() == pytest.approx(ce(local, warmth), rel=1e-6)
-    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, warmth), rel=1e-6)
-    assert ce(messenger, warmth) != pytest.approx(ce(messenger, 2.0), rel=1e-3)
+    assert terms["ce_dam"].value.item() == pytest.approx(ce(local, temperature), rel=1e-6)
+    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, temperature), rel=1e-6)
+    assert ce(messenger, temperature) != pytest.approx(ce(messenger, 2.0), rel=1e-3)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"distillation": 0.25}, {"transmitter": "addition"}, {"temperature": 4.0}])
 def test_the_loss_of_distillation(site: Any, parameters: dict[str, Any]) -> None:
     at = site(**parameters).exact()
-    local, messenger = spoken(at, TRANSMITTER)
-    weight, warmth = parameters.get("distillation", 0.9), parameters.get("temperature", 1.0)
+    local, messenger = predictions_of(at, TRANSMITTER)
+    weight, temperature = parameters.get("distillation", 0.9), parameters.get("temperature", 1.0)
     terms = at.terms("distill", EXACT)
     assert {name: term.weight for name, term in terms.items()} == {"ce_messenger": weight, "distillation": 1 - weight}
-    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, warmth), rel=1e-6)
+    assert terms["ce_messenger"].value.item() == pytest.approx(ce(messenger, temperature), rel=1e-6)
     assert terms["distillation"].value.item() == pytest.approx(kl(local, messenger), rel=1e-9)
 
 
@@ -182,14 +182,14 @@ def test_distillation_trains_the_messenger_and_the_transmitter(site: Any) -> Non
 
 
 def test_the_head_of_the_messenger_has_statistics_of_what_was_sent_alone(site: Any) -> None:
-    at, given = site(), []
+    at, adapted = site(), []
     norm = at.networks[MESSENGER].head[0]
-    at.networks[TRANSMITTER].register_forward_hook(lambda module, args, result: given.append(result.detach()))
+    at.networks[TRANSMITTER].register_forward_hook(lambda module, args, result: adapted.append(result.detach()))
     at.step("distill", BATCH)
-    (sent_on,) = given
+    (feature,) = adapted
     assert norm.num_batches_tracked == 1
-    torch.testing.assert_close(norm.running_mean, norm.momentum * sent_on.mean(0))
-    torch.testing.assert_close(norm.running_var, 1 - norm.momentum + norm.momentum * sent_on.var(0))
+    torch.testing.assert_close(norm.running_mean, norm.momentum * feature.mean(0))
+    torch.testing.assert_close(norm.running_var, 1 - norm.momentum + norm.momentum * feature.var(0))
     assert norm.training
 
 
@@ -212,8 +212,8 @@ def test_losses_in_bf16_are_near_those_in_fp32_and_float32(site: Any, stage: str
 # --- what is sent -----------------------------------------------------------------------------------------------------
 def test_the_messenger_is_sent_or_a_part_of_it(site: Any) -> None:
     messenger = site().networks[MESSENGER]
-    whole, body, head = (sent(messenger, {"average": part}) for part in ("both", "body", "head"))
-    assert MH_PFLID.sends == MESSENGER
+    whole, body, head = (artifact_tensors(messenger, {"average": part}) for part in ("both", "body", "head"))
+    assert MH_PFLID.artifact_network == MESSENGER
     assert whole == list(messenger.state_dict())
     assert sorted(body + head) == sorted(whole)
     assert {name.partition(".")[0] for name in head} == {"classifier"}
@@ -228,17 +228,17 @@ def outputs(own: tuple[int, ...], shared: tuple[int, ...]) -> tuple[Output, Outp
 
 def test_what_does_not_fit_is_said() -> None:
     defaults = PLANS["mh_pflid"].defaults()
-    assert unfit(*outputs((1, 8), (1, 16)), defaults, masks=False) is None
-    assert unfit(*outputs((1, 8, 4, 4), (1, 16)), defaults, masks=False) is None
-    assert unfit(*outputs((1, 8, 4, 4), (1, 16, 2, 2)), defaults, masks=False) is None
-    assert unfit(*outputs((1, 8), (1, 16, 2, 2)), defaults, masks=False) == (
+    assert check_local(*outputs((1, 8), (1, 16)), defaults, masks=False) is None
+    assert check_local(*outputs((1, 8, 4, 4), (1, 16)), defaults, masks=False) is None
+    assert check_local(*outputs((1, 8, 4, 4), (1, 16, 2, 2)), defaults, masks=False) is None
+    assert check_local(*outputs((1, 8), (1, 16, 2, 2)), defaults, masks=False) == (
         "the messenger carries maps, but the local model's bottleneck is a vector; choose another [shared_model]"
     )
     two_forms = {**defaults, "tie": True, "receiver": "addition"}
-    assert unfit(*outputs((1, 8), (1, 16)), two_forms, masks=False) == (
+    assert check_local(*outputs((1, 8), (1, 16)), two_forms, masks=False) == (
         "[method] tie = true is one module for both roles: receiver and transmitter must have the same form"
     )
-    assert unfit(*outputs((1, 8), (1, 16)), {**two_forms, "transmitter": "addition"}, masks=False) is None
+    assert check_local(*outputs((1, 8), (1, 16)), {**two_forms, "transmitter": "addition"}, masks=False) is None
 
 
 # --- segmentation, super-resolution -----------------------------------------------------------------------------------
@@ -257,9 +257,9 @@ def test_segmentation_has_its_losses(dense: Any, loss: str | None, name: str) ->
 def test_segmentation_reaches_the_encoder_through_the_bottleneck(dense: Any) -> None:
     at = dense(injection=0.0)
     at.step("inject", MAPS)
-    learnt = at.learns(DAM)
-    assert {name.partition(".")[0] for name in learnt} == {"encoder"}
-    assert any(name.startswith("encoder.2.") for name in learnt)
+    learning = at.learns(DAM)
+    assert {name.partition(".")[0] for name in learning} == {"encoder"}
+    assert any(name.startswith("encoder.2.") for name in learning)
     assert at.untouched(MESSENGER)
 
 
@@ -269,8 +269,12 @@ def test_the_divergence_of_maps_is_a_mean_over_pixels(dense: Any) -> None:
     terms = at.terms("distill", batch)
     local = at.networks[DAM](batch.images)
     messenger = at.networks[MESSENGER]
-    said = messenger.head(at.networks[TRANSMITTER](messenger(batch.images).penultimate, local.bottleneck))
-    pixels = [numbers(logits).transpose(0, 2, 3, 1).reshape(-1, 3) for logits in (local.prediction, said)]
+    messenger_prediction = messenger.head(
+        at.networks[TRANSMITTER](messenger(batch.images).penultimate, local.bottleneck)
+    )
+    pixels = [
+        numbers(logits).transpose(0, 2, 3, 1).reshape(-1, 3) for logits in (local.prediction, messenger_prediction)
+    ]
     assert terms["distillation"].value.item() == pytest.approx(kl(*pixels), rel=1e-9)
 
 
@@ -279,17 +283,19 @@ def test_super_resolution_follows_the_image(enlarging: Any, messenger: str) -> N
     at = enlarging(messenger, temperature=4.0).exact()
     batch = Batch(IMAGES.images.double(), IMAGES.targets.double())
     local, shared = at.networks[DAM](batch.images), at.networks[MESSENGER]
-    carried = shared(batch.images).penultimate
-    said = {
-        name: numbers(shared.head(at.networks[name](carried, local.bottleneck))) for name in (RECEIVER, TRANSMITTER)
+    feature = shared(batch.images).penultimate
+    predictions = {
+        name: numbers(shared.head(at.networks[name](feature, local.bottleneck))) for name in (RECEIVER, TRANSMITTER)
     }
     inject, distill = at.terms("inject", batch), at.terms("distill", batch)
     assert inject.keys() == {"l1_dam", "l1_messenger"}
     assert distill.keys() == {"l1_messenger", "distillation"}
     target, own = numbers(batch.targets), numbers(local.prediction)
     assert inject["l1_dam"].value.item() == pytest.approx(np.abs(own - target).mean(), rel=1e-5)
-    assert inject["l1_messenger"].value.item() == pytest.approx(np.abs(said[RECEIVER] - target).mean(), rel=1e-5)
-    assert distill["distillation"].value.item() == pytest.approx(np.abs(said[TRANSMITTER] - own).mean(), rel=1e-9)
+    assert inject["l1_messenger"].value.item() == pytest.approx(np.abs(predictions[RECEIVER] - target).mean(), rel=1e-5)
+    assert distill["distillation"].value.item() == pytest.approx(
+        np.abs(predictions[TRANSMITTER] - own).mean(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("stage", ["inject", "distill"])

@@ -109,8 +109,8 @@ def test_losses_in_bf16_are_near_those_in_fp32(site: Any) -> None:
 def test_the_proxy_is_sent_whole_and_the_local_model_predicts(site: Any) -> None:
     at = site().exact()
     proxy = at.networks[PROXY]
-    assert PROXYFL.sends == PROXY
-    assert list(PROXYFL.sent(proxy, {})) == list(proxy.state_dict())
+    assert PROXYFL.artifact_network == PROXY
+    assert list(PROXYFL.artifact_tensors(proxy, {})) == list(proxy.state_dict())
     assert torch.equal(PROXYFL.predict(at.context, EXACT.images), at.networks[DAM](EXACT.images).prediction)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from peer.methods.method import StageContext
-from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, scene_loss, supervised
+from peer.methods.supervised import SEGMENTATION_LOSSES, SUPERVISED, stage_loss, supervised_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, CLASSES = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 2, 1, 1])
@@ -29,8 +29,8 @@ def dice(logits: Tensor, labels: Tensor) -> float:
     losses = []
     for image, truth in zip(logits.softmax(1), labels, strict=True):
         for k in range(1, 3):
-            there = (truth == k).float()
-            losses.append(1 - (2 * (image[k] * there).sum() + 1) / (image[k].sum() + there.sum() + 1))
+            inside = (truth == k).float()
+            losses.append(1 - (2 * (image[k] * inside).sum() + 1) / (image[k].sum() + inside.sum() + 1))
     return torch.stack(losses).mean().item()
 
 
@@ -54,7 +54,7 @@ def test_a_supervised_loss_is_a_mean_over_the_batch(task: str) -> None:
     ],
 )
 def test_the_loss_of_a_task(task: str, name: str, expected: float) -> None:
-    assert supervised(task) == SUPERVISED[task]
+    assert supervised_loss(task) == SUPERVISED[task]
     assert SUPERVISED[task].name == name
     assert SUPERVISED[task].loss(*SAMPLES[task]).item() == pytest.approx(expected)
 
@@ -68,21 +68,21 @@ def test_the_loss_of_a_task(task: str, name: str, expected: float) -> None:
     ],
 )
 def test_a_method_chooses_the_loss_of_segmentation(name: str, expected: float) -> None:
-    chosen = supervised("segmentation", name)
+    chosen = supervised_loss("segmentation", name)
     assert chosen.name == name
     assert chosen.loss(MAPS, LABELS).item() == pytest.approx(expected)
     for task in SUPERVISED.keys() - {"segmentation"}:
-        assert supervised(task, name) == SUPERVISED[task]
+        assert supervised_loss(task, name) == SUPERVISED[task]
 
 
 @pytest.mark.parametrize("task", SUPERVISED)
 def test_a_scene_has_the_loss_of_its_task_and_its_parameters(task: str) -> None:
     for chosen in SEGMENTATION_LOSSES:
         context = StageContext("alpha", task, {"segmentation_loss": chosen}, {}, {})
-        assert scene_loss(context) == supervised(task, chosen)
+        assert stage_loss(context) == supervised_loss(task, chosen)
 
 
 def test_only_known_losses_of_segmentation_can_be_chosen() -> None:
     assert SEGMENTATION_LOSSES.keys() == {"dice_ce", "dice", "ce"}
     with pytest.raises(KeyError, match="focal"):
-        supervised("segmentation", "focal")
+        supervised_loss("segmentation", "focal")

@@ -1,4 +1,4 @@
-"""Asia's folder with data that are there, and `check` on it."""
+"""Asia's folder with data, and `check` on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Edit = Callable[[Path, str, str], None]
 
 @pytest.fixture
 def write_data() -> Callable[..., None]:
-    """Writes a datalist, and files that no worker of these tests reads."""
+    """Writes a datalist and empty image files: no worker of these tests reads them."""
 
     def write(folder: SiteFolder, **changes: Any) -> None:
         items = [{"image": f"{index}.npz", "label": index % 2, "subject": str(index)} for index in range(6)]
@@ -36,7 +36,7 @@ def write_data() -> Callable[..., None]:
 
 @pytest.fixture
 def folder(enrolled: LocalFederation, write_data: Callable[..., None]) -> SiteFolder:
-    """Asia's folder, with data; its worker reads none of it."""
+    """Asia's folder, with data that its worker does not read."""
     folder = enrolled.folder("asia")
     write_data(folder)
     return folder
@@ -55,29 +55,31 @@ def edit() -> Edit:
 
 
 @pytest.fixture
-def look(folder: SiteFolder, fake_worker: Callable[..., tuple[str, ...]]) -> Callable[..., dict[str, Finding]]:
-    """The findings by subject: ``look()``, or with a worker of some mode ``look("bad data")``."""
+def run_check(folder: SiteFolder, fake_worker: Callable[..., tuple[str, ...]]) -> Callable[..., dict[str, Finding]]:
+    """The findings by subject: ``run_check()``, or with a worker of some mode ``run_check("bad
+    data")``.
+    """
 
     def run(mode: str | None = None, *, numbers: int = 64) -> dict[str, Finding]:
         worker = fake_worker(mode or "", numbers=numbers)
-        found = list(check(folder, train=mode is not None, worker=worker))
-        assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in found), found
-        subjects = {finding.subject: finding for finding in found}
-        assert len(subjects) == len(found), found
+        findings = list(check(folder, train=mode is not None, worker=worker))
+        assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in findings), findings
+        subjects = {finding.subject: finding for finding in findings}
+        assert len(subjects) == len(findings), findings
         return subjects
 
     return run
 
 
 class Stranger(socketserver.TCPServer):
-    """Some other program."""
+    """A program that is no daemon."""
 
     allow_reuse_address = True
 
 
 @pytest.fixture
 def taken() -> Iterator[Callable[[str], None]]:
-    """Listens on an address of loopback, and hangs up on whoever calls."""
+    """Listens on an address of loopback, and closes every connection."""
     servers: list[socketserver.TCPServer] = []
 
     def take(address: str) -> None:

@@ -1,4 +1,7 @@
-"""What `check` looks at: one line each, in order; a start that would be refused is no pass, and nothing is changed."""
+"""The findings of `check`, in their order.
+
+It fails where a start would be refused, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,29 @@ from peer.preflight.finding import Finding
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
-Look = Callable[..., dict[str, Finding]]
+RunCheck = Callable[..., dict[str, Finding]]
 BEFORE = ["configuration", "certificate", "CA", "round key", "listen", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
 
-def test_a_site_that_would_run_is_told_so(look: Look, folder: SiteFolder) -> None:
+def test_a_site_that_would_run_is_told_so(run_check: RunCheck, folder: SiteFolder) -> None:
     before = sorted(path for path in folder.path.rglob("*") if path != folder.lock)
-    found = look("works")
-    assert list(found) == [*BEFORE, "worker", "rehearsal", *AFTER]
-    warned = {finding.subject for finding in found.values() if finding.verdict == "warning"}
-    assert {finding.verdict for finding in found.values()} == {"ok", "warning"}
+    findings = run_check("works")
+    assert list(findings) == [*BEFORE, "worker", "rehearsal", *AFTER]
+    warned = {finding.subject for finding in findings.values() if finding.verdict == "warning"}
+    assert {finding.verdict for finding in findings.values()} == {"ok", "warning"}
     assert warned == {"europe"}, "which does not run"
     assert sorted(path for path in folder.path.rglob("*") if path != folder.lock) == before
 
 
-def test_without_a_worker_the_rest_is_looked_at(look: Look) -> None:
-    assert list(look()) == [*BEFORE, *AFTER]
+def test_without_a_worker_the_rest_is_looked_at(run_check: RunCheck) -> None:
+    assert list(run_check()) == [*BEFORE, *AFTER]
 
 
 @pytest.mark.parametrize("file", ["site.toml", "federation.toml", "pki/cert.pem", "pki/round.key"])
-def test_a_file_that_is_missing_is_the_only_finding(look: Look, folder: SiteFolder, file: str) -> None:
+def test_a_file_that_is_missing_is_the_only_finding(run_check: RunCheck, folder: SiteFolder, file: str) -> None:
     (folder.path / file).unlink()
-    (finding,) = look().values()
+    (finding,) = run_check().values()
     assert (finding.subject, finding.verdict) == ("configuration", "failure")
     assert file.rpartition("/")[2] in finding.message
 
@@ -51,70 +54,70 @@ def test_a_file_that_is_missing_is_the_only_finding(look: Look, folder: SiteFold
     ],
 )
 def test_a_policy_that_forbids_what_the_method_needs_and_an_open_endpoint_are_named(
-    look: Look, folder: SiteFolder, text: str, reason: str
+    run_check: RunCheck, folder: SiteFolder, text: str, reason: str
 ) -> None:
     folder.site_toml.write_text(folder.site_toml.read_text() + text)
-    (finding,) = look().values()
+    (finding,) = run_check().values()
     assert (finding.subject, finding.verdict) == ("configuration", "failure")
     assert reason in finding.message
 
 
-def test_a_configuration_that_start_would_refuse_is_no_pass(look: Look, folder: SiteFolder) -> None:
+def test_a_configuration_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
     folder.create_generation()
     journal = Journal(folder.generation(1) / "journal.db")
     journal.append("configured", 0, {"federation": "ab" * 32})
     journal.close()
-    found = look()["journal"]
-    assert found.verdict == "failure"
-    assert "generation 1 belongs to federation abababababab" in found.message
-    assert "--resume fresh" in found.remedy
+    finding = run_check()["journal"]
+    assert finding.verdict == "failure"
+    assert "generation 1 belongs to federation abababababab" in finding.message
+    assert "--resume fresh" in finding.remedy
 
 
-def test_a_folder_that_start_would_refuse_is_no_pass(look: Look, folder: SiteFolder) -> None:
+def test_a_folder_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
     ledger = Ledger(folder.egress_db)
     ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=1)
     ledger.close()
     with contextlib.closing(sqlite3.connect(folder.egress_db)) as edited, edited:
         edited.execute("UPDATE ledger SET body = '[]'")
-    found = look()["folder"]
-    assert found.verdict == "failure"
-    assert "row 1 is neither an intent nor an outcome" in found.message
+    finding = run_check()["folder"]
+    assert finding.verdict == "failure"
+    assert "row 1 is neither an intent nor an outcome" in finding.message
 
 
-def test_data_that_are_wrong_are_not_given_to_a_worker(look: Look, folder: SiteFolder) -> None:
+def test_data_that_are_wrong_are_not_given_to_a_worker(run_check: RunCheck, folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
-    found = look("works")
-    assert found["data"].verdict == "failure"
-    assert "worker" not in found
+    findings = run_check("works")
+    assert findings["data"].verdict == "failure"
+    assert "worker" not in findings
 
 
 # --- ports, and who has the folder ------------------------------------------------------------------------------------
 def test_a_port_that_somebody_else_holds_is_a_failure(
-    look: Look, folder: SiteFolder, taken: Callable[[str], None], enrolled: Any
+    run_check: RunCheck, folder: SiteFolder, taken: Callable[[str], None], enrolled: Any
 ) -> None:
     address = enrolled.federation.addresses[folder.site]
     folder.site_toml.write_text(folder.site_toml.read_text() + f'[metrics]\nlisten = "{address}"\n')
     taken(address)
-    found = look()
+    findings = run_check()
     for subject, key in (("listen", "`listen`"), ("metrics", "`[metrics] listen`")):
-        assert found[subject].verdict == "failure"
-        assert found[subject].message == f"cannot listen on {address}: Address already in use"
-        assert found[subject].remedy == f"change {key} in site.toml or stop what uses the port"
+        assert findings[subject].verdict == "failure"
+        assert findings[subject].message == f"cannot listen on {address}: Address already in use"
+        assert findings[subject].remedy == f"change {key} in site.toml or stop what uses the port"
 
 
-def test_a_site_that_runs_keeps_its_port_and_is_said_to_run(look: Look, program: Any) -> None:
+def test_a_site_that_runs_keeps_its_port_and_is_said_to_run(run_check: RunCheck, program: Any) -> None:
     process = program.start("asia")
     program.status("asia", "gathering")
-    found = look("works")
-    assert (found["listen"].verdict, found["listen"].message.partition(" 127")[0]) == ("ok", "the daemon has")
+    findings = run_check("works")
+    assert (findings["listen"].verdict, findings["listen"].message.partition(" 127")[0]) == ("ok", "the daemon has")
     where = f"runs, as process {process.pid}: round 0 of 3, gathering"
-    assert found["daemon"].message == f"{where}; no step is tried beside it"
-    assert not {"worker", "rehearsal"} & found.keys()
+    assert findings["daemon"].message == f"{where}; no step is tried beside it"
+    assert not {"worker", "rehearsal"} & findings.keys()
 
 
-def test_a_folder_that_something_else_holds_is_named_with_its_process(look: Look, folder: SiteFolder) -> None:
+def test_a_folder_that_something_else_holds_is_named_with_its_process(run_check: RunCheck, folder: SiteFolder) -> None:
     with folder.locked():
-        found = look()
-    assert found["daemon"].verdict == "warning"
-    assert "is held by process" in found["daemon"].message
-    assert "europe" not in found, "nobody is called while it is not known who has the port"
+        findings = run_check()
+    assert findings["daemon"].verdict == "warning"
+    assert "is held by process" in findings["daemon"].message
+    assert "europe" not in findings, "nobody is called while it is not known who has the port"

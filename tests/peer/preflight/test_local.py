@@ -1,4 +1,7 @@
-"""Another distribution's package of our name is named before anything breaks on it."""
+"""The checks of this machine.
+
+Another distribution's `models` or `losses` is reported before an import fails.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from peer.identity.bundle import Bundle
 from peer.preflight import local
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
-from peer.preflight.local import packages
+from peer.preflight.local import check_packages
 from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 
@@ -29,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_ours_alone_are_no_finding() -> None:
-    assert list(packages()) == []
+    assert list(check_packages()) == []
 
 
 @pytest.mark.parametrize("name", ["models", "losses"])
@@ -58,11 +61,11 @@ def test_a_distribution_that_lies_over_ours_is_named(tmp_path: Path, monkeypatch
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other-models\nVersion: 1.0\n")
     (information / "top_level.txt").write_text("models\n")
     monkeypatch.syspath_prepend(tmp_path)
-    (finding,) = packages()
+    (finding,) = check_packages()
     assert finding.message.startswith("package 'models' is also that of other-models")
 
 
-Look = Callable[..., dict[str, Finding]]
+RunCheck = Callable[..., dict[str, Finding]]
 
 
 # --- certificates -----------------------------------------------------------------------------------------------------
@@ -72,55 +75,55 @@ def test_a_certificate_that_runs_out_is_worth_a_warning(tmp_path: Path, folder: 
     authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=now() - timedelta(days=3600))
     short = SiteFolder(tmp_path / "short", "trial", folder.site)
     request = enrolment.request(short, authority.federation, authority.federation_toml, now=now())
-    admitted = authority.admit(request.pem, fingerprint=request.fingerprint, now=now(), days=20)
-    enrolment.join(short, Bundle.decode(admitted.bundle), now=now())
+    admission = authority.admit(request.pem, fingerprint=request.fingerprint, now=now(), days=20)
+    enrolment.join(short, Bundle.decode(admission.bundle), now=now())
     short.site_toml.write_text(folder.site_toml.read_text())
-    found = {finding.subject: finding for finding in check(short, train=False)}
-    assert (found["certificate"].verdict, found["CA"].verdict) == ("warning", "warning")
-    assert found["certificate"].message == "valid for 19 more days"
+    findings = {finding.subject: finding for finding in check(short, train=False)}
+    assert (findings["certificate"].verdict, findings["CA"].verdict) == ("warning", "warning")
+    assert findings["certificate"].message == "valid for 19 more days"
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-def test_a_datalist_that_is_missing_is_named_once(look: Look, folder: SiteFolder) -> None:
+def test_a_datalist_that_is_missing_is_named_once(run_check: RunCheck, folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
-    found = look()
-    assert found["data"].verdict == "failure"
-    assert found["data"].message.count("datalist.json") == 1
+    findings = run_check()
+    assert findings["data"].verdict == "failure"
+    assert findings["data"].message.count("datalist.json") == 1
 
 
-def test_what_the_datalist_holds_is_counted(look: Look) -> None:
-    assert look()["data"].message == "4 training samples (2 of class 0, 2 of class 1), 2 for the test"
+def test_what_the_datalist_holds_is_counted(run_check: RunCheck) -> None:
+    assert run_check()["data"].message == "4 training samples (2 of class 0, 2 of class 1), 2 for the test"
 
 
 def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
-    look: Look, folder: SiteFolder, write_data: Callable[..., None]
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
 ) -> None:
     write_data(folder, training=[{"image": "0.npz", "label": 7}, {"image": "lost.npz", "label": 1}, 3])
-    found = look()["data"]
-    assert found.message == f"{folder.path}/datalist.json: training[2]: must be an object with 'image' and 'label'"
-    assert "2 more with `mhfl-peer data validate`" in found.remedy
+    finding = run_check()["data"]
+    assert finding.message == f"{folder.path}/datalist.json: training[2]: must be an object with 'image' and 'label'"
+    assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
 def test_data_without_a_test_list_are_worth_a_warning(
-    look: Look, folder: SiteFolder, write_data: Callable[..., None]
+    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
 ) -> None:
     write_data(folder, test=[])
-    assert look()["data"].verdict == "warning"
+    assert run_check()["data"].verdict == "warning"
 
 
 # --- disk -------------------------------------------------------------------------------------------------------------
 def test_room_is_asked_for_what_several_rounds_keep(enrolled: LocalFederation, folder: SiteFolder) -> None:
     federation = enrolled.federation
-    (small,) = local.disk(folder, federation, 1000)
+    (small,) = local.check_disk(folder, federation, 1000)
     assert small.verdict == "ok"
-    (large,) = local.disk(folder, federation, 1 << 40)
+    (large,) = local.check_disk(folder, federation, 1 << 40)
     assert large.verdict == "warning"
     assert large.remedy == "free space: 21 times 1048576.0 MiB are kept of rounds"
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure(enrolled: LocalFederation, tmp_path: Path) -> None:
     nowhere = SiteFolder(tmp_path / "nowhere", "trial", enrolled.folder("asia").site)
-    (finding,) = local.disk(nowhere, enrolled.federation, None)
+    (finding,) = local.check_disk(nowhere, enrolled.federation, None)
     assert (finding.verdict, finding.remedy) == ("failure", "give this user the folder")
 
 
@@ -138,8 +141,8 @@ def test_the_file_system_is_that_of_the_last_and_deepest_mount(tmp_path: Path, p
         "33 32 0:43 / /over rw - xfs /dev/vdc rw\n"
         "a line that makes no sense\n"
     )
-    assert local.filesystem(Path(path), mounts) == kind
-    assert local.filesystem(Path(path), tmp_path / "missing") == ""
+    assert local.filesystem_type(Path(path), mounts) == kind
+    assert local.filesystem_type(Path(path), tmp_path / "missing") == ""
 
 
 # --- policy -----------------------------------------------------------------------------------------------------------
@@ -151,31 +154,31 @@ def test_a_bound_that_lets_no_artifact_out_is_a_failure(
 ) -> None:
     federation, site, _ = startup.load(folder)
     site = site.model_copy(update={"egress": site.egress.model_copy(update={"bytes_per_round_max": limit})})
-    found = local.policy(federation, site, size)
-    assert found.verdict == verdict
-    assert found.message.startswith("a model may leave for every site")
+    finding = local.check_policy(federation, site, size)
+    assert finding.verdict == verdict
+    assert finding.message.startswith("a model may leave for every site")
     if verdict == "failure":
-        assert found.remedy == "set [egress] bytes_per_round_max in site.toml to at least 101, or leave it out"
+        assert finding.remedy == "set [egress] bytes_per_round_max in site.toml to at least 101, or leave it out"
 
 
 def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFolder) -> None:
     federation, site, _ = startup.load(folder)
-    assert not list(local.global_test(federation, site))
+    assert not list(local.check_global_test(federation, site))
     measured = federation.model_copy(update={"global_test": True})
-    (finding,) = local.global_test(measured, site)
+    (finding,) = local.check_global_test(measured, site)
     assert (finding.subject, finding.verdict) == ("global test", "warning")
     allowed = site.model_copy(update={"egress": site.egress.model_copy(update={"evaluate": True})})
-    (finding,) = local.global_test(measured, allowed)
+    (finding,) = local.check_global_test(measured, allowed)
     assert finding.verdict == "ok"
 
 
-def test_distillation_that_moves_nothing_is_worth_a_warning(look: Look, folder: SiteFolder) -> None:
+def test_distillation_that_moves_nothing_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder) -> None:
     folder.create_generation()
     journal = Journal(folder.generation(1) / "journal.db")
     for round, share in ((1, 0.5), (2, 0.0003), (3, None)):
         metrics = {} if share is None else {"distillation_ratio": share}
         journal.append("committed", round, {**dict.fromkeys(RoundRecord.__annotations__), "metrics": metrics})
     journal.close()
-    found = look()["gamma"]
-    assert found.verdict == "warning"
-    assert "0.03%" in found.message
+    finding = run_check()["gamma"]
+    assert finding.verdict == "warning"
+    assert "0.03%" in finding.message

@@ -11,21 +11,21 @@ import pytest
 
 from peer.preflight.finding import Finding
 
-Look = Callable[..., dict[str, Finding]]
+RunCheck = Callable[..., dict[str, Finding]]
 
 
-def test_what_a_step_takes_is_said(look: Look) -> None:
-    found = look("works")
-    assert found["worker"].message == "resnet10 on cpu with 1 threads, 0.0 MiB a model, 0 unreadable samples"
-    assert found["rehearsal"].message == (
+def test_what_a_step_takes_is_said(run_check: RunCheck) -> None:
+    findings = run_check("works")
+    assert findings["worker"].message == "resnet10 on cpu with 1 threads, 0.0 MiB a model, 0 unreadable samples"
+    assert findings["rehearsal"].message == (
         "a step of 8 samples on cpu takes: train 0.5 s; a round trains for about 10 min; 3.0 of 8.0 GiB of memory"
     )
 
 
-def test_memory_that_hardly_suffices_is_worth_a_warning(look: Look) -> None:
-    found = look("tight")["rehearsal"]
-    assert found.verdict == "warning"
-    assert "batch_size" in found.remedy
+def test_memory_that_hardly_suffices_is_worth_a_warning(run_check: RunCheck) -> None:
+    finding = run_check("tight")["rehearsal"]
+    assert finding.verdict == "warning"
+    assert "batch_size" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_memory_that_hardly_suffices_is_worth_a_warning(look: Look) -> None:
         ("killed", "rehearsal", "signal 9", "batch_size"),
     ],
 )
-def test_a_worker_that_fails_says_why(look: Look, mode: str, subject: str, reason: str, remedy: str) -> None:
-    found = look(mode)[subject]
-    assert found.verdict == "failure"
-    assert reason in found.message
-    assert re.search(remedy, found.remedy)
+def test_a_worker_that_fails_says_why(run_check: RunCheck, mode: str, subject: str, reason: str, remedy: str) -> None:
+    finding = run_check(mode)[subject]
+    assert finding.verdict == "failure"
+    assert reason in finding.message
+    assert re.search(remedy, finding.remedy)
 
 
 def test_a_temporary_folder_that_cannot_be_used_is_a_failure(
-    look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_check: RunCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
-    found = look("works")["worker"]
-    assert found.verdict == "failure"
-    assert "not there" in found.message
-    assert "TMPDIR" in found.remedy
+    finding = run_check("works")["worker"]
+    assert finding.verdict == "failure"
+    assert "not there" in finding.message
+    assert "TMPDIR" in finding.remedy

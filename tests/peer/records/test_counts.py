@@ -1,4 +1,4 @@
-"""What journals and ledger add up to, read bit by bit and only once."""
+"""Sums over journals and ledger, read in pieces, each row once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ SHA = "ab" * 32
 COMMITTED = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}, "duration_s": 2.5}
 
 
-class Books:
+class SiteRecords:
     """A site's journal and ledger, to write into."""
 
     def __init__(self, folder: SiteFolder) -> None:
         self.folder = folder
         self.journals: list[Journal] = []
-        self.begin()
+        self.begin_generation()
         self.ledger = Ledger(folder.egress_db)
 
-    def begin(self) -> None:
-        """The next generation."""
+    def begin_generation(self) -> None:
         number = self.folder.create_generation()
         self.journals.append(Journal(self.folder.generation(number) / "journal.db"))
 
@@ -46,31 +45,31 @@ class Books:
         body = {"sources": used, "missing": missing or {}, "contributors": sorted({"europe", *sources, *stale})}
         self.write("committed", round, **{**COMMITTED, **body, **more})
 
-    def send(self, peer: str, outcome: str = "complete", *, sent: int = 9, **what: Any) -> None:
+    def send(self, peer: str, outcome: str = "complete", *, sent: int = 9, **changes: Any) -> None:
         facts = {"purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": SHA, "bytes": 9}
-        intent = self.ledger.intend(**{"peer": peer, **facts, **what})
+        intent = self.ledger.intend(**{"peer": peer, **facts, **changes})
         if outcome:
             self.ledger.settle(intent, bytes=sent, outcome=outcome)
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
+def records(tmp_path: Path) -> Iterator[SiteRecords]:
     folder = SiteFolder(tmp_path, "trial", SiteName("europe"))
     folder.path.mkdir(parents=True)
-    books = Books(folder)
-    yield books
-    for journal in books.journals:
+    records = SiteRecords(folder)
+    yield records
+    for journal in records.journals:
         journal.close()
-    books.ledger.close()
+    records.ledger.close()
 
 
 @pytest.fixture
-def counts(books: Books) -> Counts:
-    return Counts(books.folder, ROSTER)
+def counts(records: SiteRecords) -> Counts:
+    return Counts(records.folder, ROSTER)
 
 
 def test_before_anything_happens_every_other_site_has_a_zero(counts: Counts) -> None:
-    assert not counts.read_on()
+    assert not counts.read_more()
     assert counts.last is None
     for count in (counts.contributed, counts.missed_last, counts.refusals):
         assert count == {"africa": 0, "asia": 0}
@@ -78,11 +77,11 @@ def test_before_anything_happens_every_other_site_has_a_zero(counts: Counts) -> 
     assert set(counts.denied) == {"africa", "asia", STRANGER}
 
 
-def test_who_contributed_and_who_was_missing_is_told_apart(books: Books, counts: Counts) -> None:
-    books.commit(1, "africa", "asia")
-    books.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)
-    books.commit(3, "africa", missing={"asia": "a reason of a newer program"})
-    counts.read_on()
+def test_who_contributed_and_who_was_missing_is_told_apart(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, "africa", "asia")
+    records.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)
+    records.commit(3, "africa", missing={"asia": "a reason of a newer program"})
+    counts.read_more()
     assert counts.last is not None
     assert (counts.last.number, counts.last.contributors, counts.last.fresh) == (3, 2, {"africa"})
     assert counts.last.missing == {"asia": OTHER}
@@ -90,134 +89,136 @@ def test_who_contributed_and_who_was_missing_is_told_apart(books: Books, counts:
     assert counts.missed == {("asia", "silent"): 1, ("asia", OTHER): 1}
     assert counts.missed_last == {"africa": 0, "asia": 2}
     assert counts.rounds == {"committed": 3, "below_quorum": 1, "skipped": 0}
-    books.commit(4, "asia")
-    counts.read_on()
+    records.commit(4, "asia")
+    counts.read_more()
     assert counts.missed_last["asia"] == 0
     assert counts.last.fresh == {"asia"}
 
 
-def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(books: Books, counts: Counts) -> None:
-    books.commit(1, "asia", metrics={"train_total": 0.5, "auc": 0.6})
-    books.write("evaluated", 1, metrics={"auc": 0.75})
-    books.write("evaluated", 2, metrics={"auc": 0.9})
-    counts.read_on()
+def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, "asia", metrics={"train_total": 0.5, "auc": 0.6})
+    records.write("evaluated", 1, metrics={"auc": 0.75})
+    records.write("evaluated", 2, metrics={"auc": 0.9})
+    counts.read_more()
     assert counts.last is not None
     assert counts.last.metrics == {"train_total": 0.5, "auc": 0.75}
 
 
-def test_an_open_round_is_known_until_it_ends(books: Books, counts: Counts) -> None:
-    books.write("opened", 1, sources=[])
-    counts.read_on()
+def test_an_open_round_is_known_until_it_ends(records: SiteRecords, counts: Counts) -> None:
+    records.write("opened", 1, sources=[])
+    counts.read_more()
     assert counts.opened_s is not None
-    books.commit(1)
-    counts.read_on()
+    records.commit(1)
+    counts.read_more()
     assert counts.opened_s is None
-    books.write("opened", 2, sources=[])
-    books.write("skipped", 5, **{"from": 2, "publish": None})
-    counts.read_on()
+    records.write("opened", 2, sources=[])
+    records.write("skipped", 5, **{"from": 2, "publish": None})
+    counts.read_more()
     assert counts.opened_s is None
     assert counts.rounds["skipped"] == 3
 
 
-def test_strangers_names_are_not_taken_over(books: Books, counts: Counts) -> None:
+def test_strangers_names_are_not_taken_over(records: SiteRecords, counts: Counts) -> None:
     for name in ("asia", "asia", "Mallory", "unknown"):
-        books.write("denied", 1, caller=name, call="model", reason="no")
-    books.write("refused", 1, origin="africa", reason="no")
-    books.write("compared", 1, site="asia", sha256=SHA, agrees=False)
-    books.write("work_failed", 1, fault="memory", reason="no", count=1)
-    counts.read_on()
+        records.write("denied", 1, caller=name, call="model", reason="no")
+    records.write("refused", 1, origin="africa", reason="no")
+    records.write("compared", 1, site="asia", sha256=SHA, agrees=False)
+    records.write("work_failed", 1, fault="memory", reason="no", count=1)
+    counts.read_more()
     assert counts.denied == {"africa": 0, "asia": 2, STRANGER: 2}
     assert counts.refusals == {"africa": 1, "asia": 0}
     assert counts.agreed[("asia", False)] == 1
     assert counts.faults == {"memory": 1}
 
 
-def test_transfers_count_when_their_end_is_known(books: Books, counts: Counts) -> None:
-    books.send("asia")
-    books.send("asia", "broken", sent=4)
-    books.send("asia", UNKNOWN, sent=0)
-    books.send("africa", "")
-    books.send("", purpose="export", kind="onnx", sent=70)
+def test_transfers_count_when_their_end_is_known(records: SiteRecords, counts: Counts) -> None:
+    records.send("asia")
+    records.send("asia", "broken", sent=4)
+    records.send("asia", UNKNOWN, sent=0)
+    records.send("africa", "")
+    records.send("", purpose="export", kind="onnx", sent=70)
     received = {"peer": "africa", "purpose": "train", "kind": "model", "sha256": SHA, "bytes": 5, "outcome": "complete"}
-    books.write("received", 1, **received)
-    counts.read_on()
-    out = {end: TransferLabels("out", "asia", "model", "train", end) for end in ("complete", "broken", UNKNOWN)}
+    records.write("received", 1, **received)
+    counts.read_more()
+    out = {
+        outcome: TransferLabels("out", "asia", "model", "train", outcome) for outcome in ("complete", "broken", UNKNOWN)
+    }
     export = TransferLabels("out", "", "onnx", "export", "complete")
-    came = TransferLabels("in", "africa", "model", "train", "complete")
-    assert counts.transfers == dict.fromkeys([*out.values(), export, came], 1)
-    assert counts.bytes == {out["complete"]: 9, out["broken"]: 4, out[UNKNOWN]: 9, export: 70, came: 5}
+    incoming = TransferLabels("in", "africa", "model", "train", "complete")
+    assert counts.transfers == dict.fromkeys([*out.values(), export, incoming], 1)
+    assert counts.bytes == {out["complete"]: 9, out["broken"]: 4, out[UNKNOWN]: 9, export: 70, incoming: 5}
     assert counts.ledger_rows == counts.ledger_seq == 9
 
 
-def test_every_row_is_read_once_in_pieces_of_any_size(books: Books, counts: Counts) -> None:
+def test_every_row_is_read_once_in_pieces_of_any_size(records: SiteRecords, counts: Counts) -> None:
     for round in range(1, 6):
-        books.commit(round, "asia")
-        books.send("asia")
+        records.commit(round, "asia")
+        records.send("asia")
     pieces = 0
-    while counts.read_on(rows_max=4):
+    while counts.read_more(rows_max=4):
         pieces += 1
     assert pieces == 3
     assert (counts.rounds["committed"], counts.ledger_rows) == (5, 10)
-    assert not counts.read_on(rows_max=4)
+    assert not counts.read_more(rows_max=4)
     assert (counts.rounds["committed"], counts.ledger_rows) == (5, 10)
 
 
-def test_sums_go_over_generations_and_the_last_round_does_not(books: Books, counts: Counts) -> None:
-    books.commit(1, "asia")
-    books.begin()
-    counts.read_on()
+def test_sums_go_over_generations_and_the_last_round_does_not(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, "asia")
+    records.begin_generation()
+    counts.read_more()
     assert (counts.rounds["committed"], counts.last) == (1, None)
-    books.commit(1, "asia")
-    counts.read_on()
+    records.commit(1, "asia")
+    counts.read_more()
     assert counts.rounds["committed"] == 2
     assert counts.last is not None
 
 
-def test_a_row_that_was_taken_out_shows_in_the_count(books: Books, counts: Counts) -> None:
-    books.send("asia")
-    books.send("asia")
-    books.ledger._connection.execute("DELETE FROM ledger WHERE seq = 2")
-    counts.read_on()
+def test_a_row_that_was_taken_out_shows_in_the_count(records: SiteRecords, counts: Counts) -> None:
+    records.send("asia")
+    records.send("asia")
+    records.ledger._connection.execute("DELETE FROM ledger WHERE seq = 2")
+    counts.read_more()
     assert (counts.ledger_rows, counts.ledger_seq) == (3, 4)
 
 
-def test_a_damaged_file_is_named(books: Books, counts: Counts) -> None:
-    books.journals[0]._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
+def test_a_damaged_file_is_named(records: SiteRecords, counts: Counts) -> None:
+    records.journals[0]._connection.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'denied', 1, '{')")
     with pytest.raises(StateError, match=r"journal\.db is damaged"):
-        counts.read_on()
+        counts.read_more()
 
 
-def test_a_site_that_left_the_federation_is_not_missed_for_ever(books: Books, counts: Counts) -> None:
-    books.commit(1, "oceania", missing={"asia": "silent"})
-    books.commit(2, missing={"asia": "silent", "oceania": "silent"})
-    counts.read_on()
+def test_a_site_that_left_the_federation_is_not_missed_for_ever(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, "oceania", missing={"asia": "silent"})
+    records.commit(2, missing={"asia": "silent", "oceania": "silent"})
+    counts.read_more()
     assert counts.missed_last == {"africa": 0, "asia": 2}
     assert (counts.contributed, counts.missed) == ({"africa": 0, "asia": 0}, {("asia", "silent"): 2})
 
 
-def test_rounds_that_a_peer_missed_in_a_row_are_those_of_the_generation(books: Books, counts: Counts) -> None:
-    books.commit(1, missing={"asia": "silent"})
-    counts.read_on()
-    books.begin()
-    books.write("began", 0)
-    counts.read_on()
+def test_rounds_that_a_peer_missed_in_a_row_are_those_of_the_generation(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, missing={"asia": "silent"})
+    counts.read_more()
+    records.begin_generation()
+    records.write("began", 0)
+    counts.read_more()
     assert counts.missed_last["asia"] == 0
     assert counts.missed == {("asia", "silent"): 1}
 
 
-def test_whom_the_operator_named_absent_is_not_missed(books: Books, counts: Counts) -> None:
-    books.commit(1, missing={"asia": "silent"})
-    books.commit(2, missing={"asia": "absent"})
-    counts.read_on()
+def test_whom_the_operator_named_absent_is_not_missed(records: SiteRecords, counts: Counts) -> None:
+    records.commit(1, missing={"asia": "silent"})
+    records.commit(2, missing={"asia": "absent"})
+    counts.read_more()
     assert counts.missed_last["asia"] == 0
     assert counts.missed == {("asia", "silent"): 1, ("asia", "absent"): 1}
 
 
-def test_a_row_that_cannot_be_read_makes_none_of_those_before_it_missing(books: Books, counts: Counts) -> None:
-    books.send("asia")
-    books.send("asia")
-    books.ledger._connection.execute("UPDATE ledger SET body = '{' WHERE seq = 3")
+def test_a_row_that_cannot_be_read_makes_none_of_those_before_it_missing(records: SiteRecords, counts: Counts) -> None:
+    records.send("asia")
+    records.send("asia")
+    records.ledger._connection.execute("UPDATE ledger SET body = '{' WHERE seq = 3")
     for _ in range(2):
         with pytest.raises(StateError, match=r"egress\.db is damaged"):
-            counts.read_on()
+            counts.read_more()
         assert (counts.ledger_seq, counts.ledger_rows) == (2, 2)

@@ -1,4 +1,6 @@
-"""What operators see of a site's disk: keys, order, several generations, beside a writer, and from huge journals."""
+"""The documents of a site's folder: keys, order, several generations, beside a writer, and from
+huge journals.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ ROUND = {
 }
 
 
-def documented(what: str) -> Any:
+def documented(name: str) -> Any:
     """The keys of a document, or of each of its records."""
-    kind = DOCUMENTS[what]
+    kind = DOCUMENTS[name]
     return (typing.get_args(kind) or (kind,))[-1].__annotations__.keys()
 
 
 class Disk:
-    """A site's folder, written by hand as a daemon would."""
+    """A site's folder, with rows that a test writes in the daemon's place."""
 
     def __init__(self, folder: SiteFolder) -> None:
         self.folder = folder
@@ -68,8 +70,8 @@ class Disk:
     def ledger(self) -> Ledger:
         return Ledger(self.folder.egress_db)
 
-    def show(self, what: str, **arguments: Any) -> Any:
-        return folder_documents.document(self.folder, what, arguments)
+    def show(self, name: str, **arguments: Any) -> Any:
+        return folder_documents.document(self.folder, name, arguments)
 
 
 @pytest.fixture
@@ -82,14 +84,14 @@ def committed(round: int, generation: int = 1, **changes: Any) -> tuple[str, int
 
 
 def received(round: int, sha256: str) -> tuple[str, int, dict[str, Any]]:
-    what = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": sha256, "bytes": 9, "seconds": 0.1}
-    return ("received", round, {**what, "outcome": "complete", **MANIFEST})
+    facts = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": sha256, "bytes": 9, "seconds": 0.1}
+    return ("received", round, {**facts, "outcome": "complete", **MANIFEST})
 
 
 # --- a site that was never started -----------------------------------------------------------------------------------
 def test_a_site_that_never_ran_has_documents_and_they_are_empty(disk: Disk) -> None:
-    for what in ("rounds", "evaluation", "transfers", "egress", "events"):
-        assert disk.show(what) == []
+    for name in ("rounds", "evaluation", "transfers", "egress", "events"):
+        assert disk.show(name) == []
     status = folder_documents.status_when_down(disk.folder)
     assert (status["daemon"], status["phase"], status["committed"]) == ("down", "new", 0)
     assert re.fullmatch("[0-9a-f]{64}", status["digest"])
@@ -101,7 +103,7 @@ def test_an_unknown_document_is_refused(disk: Disk) -> None:
 
 
 def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> None:
-    """Folders and files appear before their first row: each step is shown as nothing, and not as a failure."""
+    """Folders and files exist before their first row: they give empty documents, and no error."""
     folder = disk.folder.generation(1)
     make_private(folder / "artifacts")
     assert disk.show("events") == []
@@ -198,9 +200,9 @@ def test_events_leave_out_bulk_and_what_hardly_matters_and_keep_digests(disk: Di
 # --- transfers -------------------------------------------------------------------------------------------------------
 def test_egress_counts_what_left_and_what_may_have_left(disk: Disk) -> None:
     ledger = disk.ledger()
-    what = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+    facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
     for sent, outcome in ((100, "complete"), (30, "broken"), (None, ""), (None, "open")):
-        intent = ledger.intend(**what, bytes=100)
+        intent = ledger.intend(**facts, bytes=100)
         if sent is not None:
             ledger.settle(intent, bytes=sent, outcome=outcome)
         if not outcome:
@@ -264,9 +266,6 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
     assert status["failure"] == "memory: out of memory"
 
 
-REGENERATED = ("regenerated", 3, {"generation": 4, "reported_by": "europe", "their_round": 3})
-
-
 @pytest.mark.parametrize(
     ("rows", "generation", "committed_round", "phase"),
     [
@@ -324,8 +323,8 @@ def test_everything_can_be_read_while_the_daemon_writes(disk: Disk) -> None:
     other.execute("INSERT INTO row (time_s, kind, round, body) VALUES (0, 'finished', 3, '{}')")
     assert folder_documents.status_when_down(disk.folder)["phase"] == "down"
     other.execute("ROLLBACK")
-    for each in (other, journal, ledger):
-        each.close()
+    for database in (other, journal, ledger):
+        database.close()
 
 
 def test_a_journal_that_is_damaged_is_named(disk: Disk) -> None:
@@ -334,9 +333,9 @@ def test_a_journal_that_is_damaged_is_named(disk: Disk) -> None:
     content = bytearray(path.read_bytes())
     content[4096:] = b"\x5a" * (len(content) - 4096)
     path.write_bytes(content)
-    for what in ("rounds", "events"):
+    for name in ("rounds", "events"):
         with pytest.raises(StateError, match=r"journal\.db is damaged"):
-            disk.show(what)
+            disk.show(name)
     with pytest.raises(StateError, match=r"journal\.db is damaged"):
         folder_documents.status_when_down(disk.folder)
 
@@ -384,15 +383,15 @@ def huge(disk: Disk) -> Disk:
 
 
 def cost(action: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What it gives, in how many seconds of this process, with how many MiB at most."""
+    """The action's result, its seconds of CPU, and its peak of memory in MiB."""
     began_s = time.process_time()
-    found = action()
+    result = action()
     took_s = time.process_time() - began_s
     tracemalloc.start()
     action()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return found, took_s, peak / 2**20
+    return result, took_s, peak / 2**20
 
 
 def test_a_huge_journal_keeps_nobody_waiting(huge: Disk) -> None:
@@ -438,7 +437,9 @@ print(len(records), peak_kib() - before_kib)
 
 @pytest.fixture
 def large_manifests(disk: Disk) -> Disk:
-    """300 rounds with 9 peers, each of whose artifacts came with a signed manifest of 14 KiB and left 9 times."""
+    """300 rounds with 9 peers: each sent an artifact with a signed manifest of 14 KiB, and received
+    one.
+    """
     disk.journal(1).close()
     disk.ledger().close()
     tensors = [{"name": f"layer{index}.weight", "dtype": "F32", "shape": [64, 64, 3, 3]} for index in range(200)]
@@ -448,12 +449,12 @@ def large_manifests(disk: Disk) -> Disk:
     ledger: list[dict[str, Any]] = []
     for round in range(1, ROUNDS + 1):
         for peer in peers:
-            what = {"peer": peer, "purpose": "train", "kind": "model", "sha256": f"{round:064x}", "bytes": 9}
-            row = {**what, "seconds": 0.1, "outcome": "complete", **manifest}
+            facts = {"peer": peer, "purpose": "train", "kind": "model", "sha256": f"{round:064x}", "bytes": 9}
+            row = {**facts, "seconds": 0.1, "outcome": "complete", **manifest}
             journal.append((float(round), "received", round, json.dumps(row)))
-            ledger.append({"type": "intent", "time": float(round), "generation": 1, "round": round, **what})
-            end = {"intent": len(ledger), "bytes": 9, "outcome": "complete"}
-            ledger.append({"type": "outcome", "time": float(round), **end})
+            ledger.append({"type": "intent", "time": float(round), "generation": 1, "round": round, **facts})
+            outcome = {"intent": len(ledger), "bytes": 9, "outcome": "complete"}
+            ledger.append({"type": "outcome", "time": float(round), **outcome})
         sources = [{"site": peer, "round": round, "sha256": "ab" * 32, "fallback": False} for peer in peers]
         body = {**ROUND, "sources": sources, "artifact": {"sha256": "ab" * 32, "tensors": tensors}}
         journal.append((float(round), "committed", round, json.dumps(body)))
@@ -480,10 +481,10 @@ def large_manifests(disk: Disk) -> Disk:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc")
 def test_documents_cost_the_daemon_little_memory(large_manifests: Disk) -> None:
     folder = large_manifests.folder
-    for what, count in (("transfers", 2 * ROUNDS * PEERS), ("rounds", ROUNDS)):
-        where = (str(folder.home), folder.federation, folder.site, what)
+    for name, count in (("transfers", 2 * ROUNDS * PEERS), ("rounds", ROUNDS)):
+        where = (str(folder.home), folder.federation, folder.site, name)
         finished = subprocess.run([sys.executable, "-c", COST, *where], capture_output=True, text=True, timeout=60)
         assert finished.returncode == 0, finished.stderr
         records, kib = map(int, finished.stdout.split())
         assert records == count
-        assert kib < 15 << 10, what
+        assert kib < 15 << 10, name

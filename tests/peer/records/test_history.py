@@ -1,4 +1,4 @@
-"""Committed rounds and transfers: read once, without bulk; and the estimate of the time left."""
+"""Committed rounds and transfers, and the estimate of the time left."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def test_a_clock_that_was_set_back_leaves_no_more_than_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [(0.0123, "0.0123 s"), (0.4, "0.4 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (8000, "2 h 13 min")],
 )
-def test_a_duration_reads_well(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
+def test_a_duration_reads_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path) -> None:

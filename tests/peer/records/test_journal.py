@@ -1,4 +1,4 @@
-"""The journal: what was acknowledged is there, whatever happens to the process, the file or the disk."""
+"""The journal: acknowledged rows stay, whatever happens to the process, the file or the disk."""
 
 from __future__ import annotations
 
@@ -154,12 +154,15 @@ def test_a_reader_sees_whole_rows_while_another_process_writes(path: Path) -> No
 
 
 def test_a_reader_writes_nothing(path: Path) -> None:
-    Journal(path).append("began", 0, {})
+    writer = Journal(path)  # open to the end: the last one who closes folds the log into the file
+    writer.append("began", 0, {})
     before = path.read_bytes()
     reader = Journal(path, read_only=True)
     with pytest.raises(errors.DiskError, match="readonly"):
         reader.append("began", 0, {})
+    reader.close()
     assert path.read_bytes() == before
+    writer.close()
 
 
 def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
@@ -172,7 +175,7 @@ def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
             Journal(path, read_only=read_only)
 
 
-def first(path: Path, *, number: int = 1) -> None:
+def write_first_schema(path: Path, *, number: int = 1) -> None:
     """A journal as 0.1 left it after a kill: its rows are in the write-ahead log."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -185,14 +188,14 @@ def first(path: Path, *, number: int = 1) -> None:
 
 def version(path: Path) -> int:
     connection = sqlite3.connect(path)
-    found: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    stored: int = connection.execute("PRAGMA user_version").fetchone()[0]
     connection.close()
-    return found
+    return stored
 
 
 @pytest.mark.parametrize("number", [0, 1])  # 0: killed between the tables and the number
 def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, number: int) -> None:
-    first(path, number=number)
+    write_first_schema(path, number=number)
     path.with_name("journal.db.before-2.part").write_bytes(b"of a backup that was killed")
     before = [(row["seq"], row["time"]) for row in Journal(path, read_only=True).records()]
     journal = Journal(path)
@@ -214,7 +217,7 @@ def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, n
 
 
 def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> None:
-    first(path)
+    write_first_schema(path)
     reader = Journal(path, read_only=True)
     assert list(reader.rows()) == list(FIRST_ROWS)
     assert [row["round"] for row in reader.since(3, ("opened", "refused"))] == [1, 1]
@@ -225,7 +228,7 @@ def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> Non
 
 
 def test_a_journal_is_taken_over_only_with_a_backup(path: Path) -> None:
-    first(path)
+    write_first_schema(path)
     path.with_name("journal.db.before-2").mkdir()
     with pytest.raises(errors.DiskError, match=r"journal\.db"):
         Journal(path)
@@ -258,7 +261,7 @@ def test_a_file_that_is_no_database_is_refused_by_name(path: Path, read_only: bo
         Journal(path, read_only=read_only)
 
 
-def filled(path: Path) -> None:
+def fill(path: Path) -> None:
     journal = Journal(path)
     for number in range(400):
         journal.append("row", number, {"text": "x" * 200})
@@ -267,7 +270,7 @@ def filled(path: Path) -> None:
 
 
 def test_damage_in_the_middle_is_named_when_it_is_read(path: Path) -> None:
-    filled(path)
+    fill(path)
     content = bytearray(path.read_bytes())
     content[4096 * 4 : -4096 * 2] = b"\xff" * (len(content) - 4096 * 6)
     path.write_bytes(content)

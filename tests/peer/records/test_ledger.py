@@ -1,4 +1,4 @@
-"""The egress ledger: what left is there for good, and whoever changes that is found out."""
+"""The egress ledger: its rows stay, and a change of one shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from peer import errors
-from peer.records.ledger import EMPTY, GENESIS, Chain, Head, Ledger, chain_hash
+from peer.records.ledger import EMPTY, GENESIS, ChainVerifier, Head, Ledger, chain_hash
 
 WRITER = """
 import sys
@@ -39,7 +39,7 @@ def intend(ledger: Ledger, peer: str = "asia", round: int = 1, *, size: int = 10
 
 
 def edit(path: Path, *statements: str) -> None:
-    """Change the file behind the ledger's back."""
+    """Change the file without the ledger."""
     connection = sqlite3.connect(path)
     for statement in statements:
         connection.execute(statement)
@@ -47,7 +47,7 @@ def edit(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def filled(path: Path, rows: int = 6) -> list[Head]:
+def fill(path: Path, rows: int = 6) -> list[Head]:
     """A ledger with so many rows; returns its head after each."""
     ledger, heads = Ledger(path), []
     for number in range(rows):
@@ -71,16 +71,16 @@ def test_the_chain_is_the_one_that_anybody_can_compute(path: Path) -> None:
     ledger.close()
     connection = sqlite3.connect(path)
     before = "0" * 64
-    for body, found in connection.execute("SELECT body, hash FROM ledger ORDER BY seq").fetchall():
+    for body, stored_hash in connection.execute("SELECT body, hash FROM ledger ORDER BY seq").fetchall():
         assert body == json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
         before = hashlib.sha256(before.encode() + b"\n" + body.encode()).hexdigest()
-        assert found == before
+        assert stored_hash == before
     connection.close()
     assert Ledger(path).head == Head(2, before)
 
 
 def test_the_head_goes_on_where_it_was(path: Path) -> None:
-    heads = filled(path, 3)
+    heads = fill(path, 3)
     ledger = Ledger(path)
     assert ledger.head == heads[-1]
     assert intend(ledger) == 4
@@ -117,15 +117,15 @@ def test_two_processes_may_write_into_one_chain(path: Path) -> None:
     ],
 )
 def test_whatever_is_changed_within_the_chain_is_found(path: Path, statements: list[str], problem: str) -> None:
-    filled(path)
+    fill(path)
     assert Ledger(path, read_only=True).verify() == []
     edit(path, *statements)
     problems = Ledger(path, read_only=True).verify()
-    assert any(problem in found for found in problems), problems
+    assert any(problem in sentence for sentence in problems), problems
 
 
 def test_a_cut_tail_shows_only_against_a_witness(path: Path) -> None:
-    heads = filled(path)
+    heads = fill(path)
     edit(path, "DELETE FROM ledger WHERE seq > 4")
     ledger = Ledger(path, read_only=True)
     assert ledger.verify() == []
@@ -134,7 +134,7 @@ def test_a_cut_tail_shows_only_against_a_witness(path: Path) -> None:
 
 
 def test_a_chain_that_was_written_anew_shows_only_against_a_witness(path: Path) -> None:
-    heads = filled(path)
+    heads = fill(path)
     path.unlink()
     ledger = Ledger(path)
     for _ in range(6):
@@ -144,22 +144,22 @@ def test_a_chain_that_was_written_anew_shows_only_against_a_witness(path: Path) 
 
 
 def test_rows_in_front_of_the_first_are_named(path: Path) -> None:
-    filled(path, 2)
+    fill(path, 2)
     edit(path, "INSERT INTO ledger SELECT -1, body, hash FROM ledger WHERE seq = 1")
     assert Ledger(path, read_only=True).verify()[0] == "row -1 stands where row 1 belongs"
 
 
 def test_a_part_of_a_chain_is_proven_from_where_it_begins(path: Path) -> None:
-    heads = filled(path)
+    heads = fill(path)
     rows = Ledger(path, read_only=True).rows()
-    chain = Chain(heads[2])
-    for number, text, found in rows[3:]:
-        chain.add(number, None if number == 5 else text, found)
-    assert (chain.problems, chain.left_out, chain.intents, chain.open) == ([], [5], 2, [4, 6])
-    assert [chain.against(head) for head in (EMPTY, *heads)] == [None] * 7, "of what is not there nothing is said"
-    assert chain.against(Head(5, "00" * 32)) == "row 5 is not the one that a witness has seen"
-    assert chain.against(Head(2, "00" * 32)) is None
-    other = Chain(heads[1])
+    chain = ChainVerifier(heads[2])
+    for number, text, stored_hash in rows[3:]:
+        chain.add(number, None if number == 5 else text, stored_hash)
+    assert (chain.problems, chain.left_out, chain.intents, chain.open_intents) == ([], [5], 2, [4, 6])
+    assert [chain.compare(head) for head in (EMPTY, *heads)] == [None] * 7, "of what is not there nothing is said"
+    assert chain.compare(Head(5, "00" * 32)) == "row 5 is not the one that a witness has seen"
+    assert chain.compare(Head(2, "00" * 32)) is None
+    other = ChainVerifier(heads[1])
     other.add(*rows[3])
     assert other.problems == [
         "row 3 is missing: row 4 follows row 2",
@@ -168,17 +168,17 @@ def test_a_part_of_a_chain_is_proven_from_where_it_begins(path: Path) -> None:
 
 
 def test_a_row_is_found_by_its_number_and_the_newest_without_the_others(path: Path) -> None:
-    heads = filled(path)
+    heads = fill(path)
     ledger = Ledger(path)
     ledger.settle(6, bytes=100, outcome="complete")
     assert [ledger.hash_at(count) for count in (0, 1, 6, 8)] == [GENESIS, heads[0].hash, heads[5].hash, None]
     assert [body["round"] for body in ledger.newest_intents(3)] == [5, 4]
-    assert ledger.chain().open == [1, 2, 3, 4, 5]
+    assert ledger.verify_chain().open_intents == [1, 2, 3, 4, 5]
 
 
 def test_an_end_that_a_start_did_not_know_may_still_be_told(path: Path) -> None:
     """An export writes beside the daemon; the daemon's start cannot know that it is not an end of the last run."""
-    filled(path, 1)
+    fill(path, 1)
     ledger = Ledger(path)
     ledger.close_open_intents()
     ledger.settle(1, bytes=100, outcome="complete")
@@ -188,7 +188,7 @@ def test_an_end_that_a_start_did_not_know_may_still_be_told(path: Path) -> None:
 
 
 def test_a_ledger_that_is_damaged_is_named_when_it_is_proven(path: Path) -> None:
-    filled(path, 200)
+    fill(path, 200)
     edit(path, "PRAGMA journal_mode = DELETE")
     content = bytearray(path.read_bytes())
     content[8192:] = b"\x5a" * (len(content) - 8192)
@@ -203,15 +203,20 @@ def test_a_transfer_is_one_record_from_intent_to_outcome(path: Path) -> None:
     ledger.settle(second, bytes=20, outcome="broken")
     ledger.settle(first, bytes=100, outcome="complete")
     third = intend(ledger, "europe")
-    one, two, three = ledger.transfers()
+    complete, broken, still_open = ledger.transfers()
     keys = {"time", "direction", "peer", "purpose", "kind", "round", "sha256", "bytes", "outcome"}
-    assert keys <= one.keys()
-    assert keys <= three.keys()
-    assert (one["peer"], one["direction"], one["bytes"], one["sent_bytes"]) == ("asia", "out", 100, 100)
-    assert one["outcome"] == "complete"
-    assert (two["bytes"], two["sent_bytes"], two["outcome"]) == (50, 20, "broken")
-    assert (three["peer"], three["outcome"]) == ("europe", "open")
-    assert one["seconds"] >= 0
+    assert keys <= complete.keys()
+    assert keys <= still_open.keys()
+    assert (complete["peer"], complete["direction"], complete["bytes"], complete["sent_bytes"]) == (
+        "asia",
+        "out",
+        100,
+        100,
+    )
+    assert complete["outcome"] == "complete"
+    assert (broken["bytes"], broken["sent_bytes"], broken["outcome"]) == (50, 20, "broken")
+    assert (still_open["peer"], still_open["outcome"]) == ("europe", "open")
+    assert complete["seconds"] >= 0
     assert third == 5
 
 
@@ -274,7 +279,7 @@ def test_counting_bytes_reads_no_more_than_the_round(path: Path) -> None:
 
 @pytest.mark.parametrize("read", [Ledger.transfers, Ledger.close_open_intents], ids=lambda read: str(read.__name__))
 def test_a_row_that_is_no_json_is_named_as_damage(path: Path, read: Callable[[Ledger], Any]) -> None:
-    filled(path)
+    fill(path)
     edit(path, "UPDATE ledger SET body = '{' WHERE seq = 2")
     with pytest.raises(errors.StateError, match=r"egress\.db is damaged"):
         read(Ledger(path))
@@ -294,7 +299,7 @@ def test_the_chain_of_a_killed_process_is_whole(path: Path) -> None:
 
 
 def test_a_reader_changes_nothing(path: Path) -> None:
-    heads = filled(path)
+    heads = fill(path)
     reader = Ledger(path, read_only=True)
     with pytest.raises(errors.DiskError, match=r"egress\.db: attempt to write a readonly database"):
         intend(reader)
@@ -308,7 +313,7 @@ def test_the_hash_of_a_row_covers_the_one_before() -> None:
 
 
 def test_who_counts_along_gets_each_row_once(path: Path) -> None:
-    filled(path, rows=3)
+    fill(path, rows=3)
     ledger = Ledger(path, read_only=True)
     assert [(number, body["round"]) for number, body in ledger.since(1)] == [(2, 1), (3, 2)]
     assert list(ledger.since(3)) == []
@@ -316,16 +321,16 @@ def test_who_counts_along_gets_each_row_once(path: Path) -> None:
 
 
 def test_a_row_is_settled_by_its_number_and_by_nothing_that_equals_it() -> None:
-    chain = Chain()
+    chain = ChainVerifier()
     for number, body in enumerate(({"type": "intent"}, {"type": "outcome", "intent": True, "outcome": "complete"})):
         text = json.dumps(body)
         chain.add(number + 1, text, chain_hash(chain.head.hash, text))
     assert chain.problems == ["row 2 is neither an intent nor an outcome"]
-    assert chain.open == [1]
+    assert chain.open_intents == [1]
 
 
 def test_a_row_that_is_no_text_is_found_and_keeps_nothing_else_from_being_proven(path: Path) -> None:
-    filled(path, rows=4)
+    fill(path, rows=4)
     edit(path, "UPDATE ledger SET body = CAST(x'ff' AS TEXT) WHERE seq = 2")
     ledger = Ledger(path, read_only=True)
     assert ledger.verify() == ["row 2 was changed, or a row before it was removed or moved"]
@@ -346,7 +351,7 @@ def test_a_row_that_is_no_text_is_found_and_keeps_nothing_else_from_being_proven
 def test_a_row_that_is_neither_intent_nor_outcome_is_named_as_damage(
     path: Path, read: Callable[[Ledger], Any], body: str
 ) -> None:
-    filled(path, rows=2)
+    fill(path, rows=2)
     edit(path, f"UPDATE ledger SET body = '{body}' WHERE seq = 2")
     ledger = Ledger(path)
     with pytest.raises(errors.StateError, match=r"egress\.db is damaged: row 2 is neither an intent nor an outcome"):

@@ -1,4 +1,4 @@
-"""A tiny experiment on synthetic images, and workers that train nothing."""
+"""A tiny experiment on synthetic images, and a worker that trains nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ METHODS = "[methods.local]\n[methods.fedskd]\n"
 
 
 def write_pool(folder: Path, *, count: int = 48) -> None:
-    """Images of which class 1 has a brighter square; synthetic through and through."""
+    """Write synthetic images; those of class 1 have a brighter square."""
     random = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True)
     entries = []
@@ -101,7 +101,7 @@ def experiment(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def public() -> Callable[[Path], Path]:
-    """Writes SYNTHETIC pictures with masks as the lung data set has them; the folder."""
+    """Write SYNTHETIC images with masks in the form of the lung data set, and return their folder."""
 
     def write(folder: Path) -> Path:
         random = np.random.default_rng(0)
@@ -115,31 +115,31 @@ def public() -> Callable[[Path], Path]:
     return write
 
 
-class Rows(list[tuple[str, int, Any]]):
+class MemoryJournal(list[tuple[str, int, Any]]):
     """A journal in memory."""
 
     def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:  # type: ignore[override]
-        """Keep one row."""
+
         super().append((kind, round, json.loads(json.dumps(body))))
 
 
-def untrained(rules: Rules) -> Perform:
-    """A worker whose results are digests of what they were made of."""
+def worker_without_training(rules: Rules) -> Perform:
+    """A worker whose results are digests of its inputs."""
 
-    def made(text: str, owner: str | None = None) -> Artifact:
+    def artifact_of(text: str, owner: str | None = None) -> Artifact:
         digest = Sha256(hashlib.sha256(text.encode()).hexdigest())
         return Artifact(rules.plan.artifact or "model", SiteName(owner or rules.site), digest, len(text), 0, {}, ())
 
     def perform(command: commands.Command) -> events.Event:
         match command:
             case commands.Initialise(generation, attempt):
-                given = made(f"initial {rules.site}") if rules.plan.published == "commit" else None
-                return events.Initialised(generation, attempt, f"initial {rules.site}", given, {}, 1, "cpu")
+                initial = artifact_of(f"initial {rules.site}") if rules.plan.published == "commit" else None
+                return events.Initialised(generation, attempt, f"initial {rules.site}", initial, {}, 1, "cpu")
             case commands.Train(generation, round, attempt, stage, base, sources, slot):
                 used = "+".join(source.artifact.sha256 for source in sources)
                 text = f"{rules.site} {round} {stage} {slot} {base} {used}"
                 state = hashlib.sha256(text.encode()).hexdigest()
-                return events.Trained(generation, round, attempt, stage, state, made(text, slot), {}, 1, 1.0)
+                return events.Trained(generation, round, attempt, stage, state, artifact_of(text, slot), {}, 1, 1.0)
             case commands.Aggregate(generation, round, attempt, base, sources):
                 names = tuple(sorted({rules.site, *(source.origin for source in sources)}))
                 mean = Sha256(hashlib.sha256(f"{round} {names}".encode()).hexdigest())
@@ -155,19 +155,19 @@ def untrained(rules: Rules) -> Perform:
 
 @pytest.fixture
 def worker() -> Callable[[Rules], Perform]:
-    """Makes a worker that trains nothing."""
-    return untrained
+    """Build a worker that trains nothing."""
+    return worker_without_training
 
 
 @pytest.fixture
-def journal() -> type[Rows]:
+def journal() -> type[MemoryJournal]:
     """The class of a journal in memory."""
-    return Rows
+    return MemoryJournal
 
 
 @pytest.fixture
 def rules_of() -> Callable[..., dict[SiteName, Rules]]:
-    """Makes every site's rules: ``rules_of(names, **changes)``."""
+    """Build every site's rules: ``rules_of(names, **changes)``."""
 
     def make(names: Sequence[str], **changes: Any) -> dict[SiteName, Rules]:
         roster = Roster.of(names)

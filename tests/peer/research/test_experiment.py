@@ -18,7 +18,7 @@ Write = Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("methods", "replace", "said"),
+    ("methods", "replace", "message"),
     [
         ("[methods.fedsdk]\n", {}, "unknown method 'fedsdk' (did you mean 'fedskd'?)"),
         ("[methods.fedskd]\ngama = 1.0\n", {}, "methods.fedskd.gama: unknown key (did you mean 'gamma'?)"),
@@ -57,12 +57,12 @@ Write = Callable[..., Path]
     ],
 )
 def test_a_wrong_experiment_is_refused_by_name(
-    experiment: Write, methods: str, replace: dict[str, str], said: str
+    experiment: Write, methods: str, replace: dict[str, str], message: str
 ) -> None:
     path = experiment(methods, replace=replace)
     with pytest.raises(ConfigError, match=r"experiment\.toml") as caught:
         Experiment.load(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_feddal_needs_a_proxy(experiment: Write) -> None:
@@ -112,8 +112,8 @@ def test_one_model_for_all_is_left_out_where_sites_differ(experiment: Write) -> 
     alike = '\n[models.alike]\n"*" = {name = "resnet5", width = 4, max_pool = false}\n'
     path = experiment("[methods.fedavg]\n[methods.local]\n", replace={"\n[proxy]": f"{alike}\n[proxy]"})
     loaded = Experiment.load(path)
-    found = {(chosen, label) for _, chosen, _, label in loaded.combinations()}
-    assert found == {("alike", "fedavg"), ("alike", "local"), ("mixed", "local")}
+    combinations = {(network_set, label) for _, network_set, _, label in loaded.combinations()}
+    assert combinations == {("alike", "fedavg"), ("alike", "local"), ("mixed", "local")}
     text = loaded.federation_text("fedavg", "alike", ("asia", "europe"), seed=0)
     shared = FederationConfig.parse(text, "text").shared_model
     assert shared is not None
@@ -133,16 +133,16 @@ def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> 
     assert federation.shared_model.__pydantic_extra__ == hyper
     site = toml.parse(loaded.site_text("asia", "alike", root=".", regions=None), "text")
     assert site["model"]["parameters"] == hyper
-    check_site(federation, toml.validated(SiteConfig, site, "text"), "asia")
+    check_site(federation, toml.validate(SiteConfig, site, "text"), "asia")
 
 
 def test_links_are_lost_only_where_something_is_sent(experiment: Write) -> None:
     links = '[links.half]\nloss = 0.5\n[links.fewer]\nremoved = ["asia"]\n'
     loaded = Experiment.load(experiment(f"[methods.local]\n[methods.fedskd]\n[methods.{CENTRALISED}]\n{links}"))
-    found = [(links, label) for _, _, links, label in loaded.combinations()]
-    assert ("half", "fedskd") in found
-    assert ("half", "local") not in found
-    assert ("fewer", "local") in found
+    combinations = [(links, label) for _, _, links, label in loaded.combinations()]
+    assert ("half", "fedskd") in combinations
+    assert ("half", "local") not in combinations
+    assert ("fewer", "local") in combinations
     assert loaded.method_name(CENTRALISED) == "local"
 
 

@@ -12,17 +12,17 @@ from peer.data.datalist import inspect_datalist
 from peer.errors import DataError, StateError
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
-from peer.research.runs import Run, runs
+from peer.research.runs import Run, build_runs
 
 Write = Callable[..., Path]
 
 
-def prepared(path: Path, out: Path) -> list[Run]:
+def write_runs(path: Path, out: Path) -> list[Run]:
     experiment = Experiment.load(path)
-    found = runs(experiment, gather(experiment, out / "data"), out / "runs")
-    for run in found:
+    runs = build_runs(experiment, gather(experiment, out / "data"), out / "runs")
+    for run in runs:
         run.write()
-    return found
+    return runs
 
 
 def entries(run: Run, site: str) -> dict[str, list[dict[str, object]]]:
@@ -31,49 +31,49 @@ def entries(run: Run, site: str) -> dict[str, list[dict[str, object]]]:
 
 
 def test_every_combination_is_a_run(experiment: Write, tmp_path: Path) -> None:
-    found = prepared(experiment(replace={"seeds = [0]": "seeds = [0, 1]"}), tmp_path / "out")
-    assert [run.id for run in found] == [
+    runs = write_runs(experiment(replace={"seeds = [0]": "seeds = [0, 1]"}), tmp_path / "out")
+    assert [run.id for run in runs] == [
         f"even.mixed.all.{method}.fold-0.seed-{seed}" for method in ("local", "fedskd") for seed in (0, 1)
     ]
 
 
 def test_a_site_can_train_on_what_is_written(experiment: Write, tmp_path: Path) -> None:
-    (run, *_) = prepared(experiment(), tmp_path / "out")
-    seen: set[str] = set()
+    (run, *_) = write_runs(experiment(), tmp_path / "out")
+    seen_names: set[str] = set()
     for site in ("africa", "asia", "europe"):
-        listed = inspect_datalist(run.folder / f"sites/{site}/datalist.json", root=tmp_path / "pool", classes=2)
-        assert not listed.problems
-        assert (len(listed.training), len(listed.test)) == (12, 4)
-        names = listed.subjects("training") | listed.subjects("test")
-        assert not names & seen
-        seen |= names
+        datalist = inspect_datalist(run.folder / f"sites/{site}/datalist.json", root=tmp_path / "pool", classes=2)
+        assert not datalist.problems
+        assert (len(datalist.training), len(datalist.test)) == (12, 4)
+        names = datalist.subjects("training") | datalist.subjects("test")
+        assert not names & seen_names
+        seen_names |= names
 
 
 def test_folds_test_every_sample_once(experiment: Write, tmp_path: Path) -> None:
-    found = prepared(experiment("[methods.local]\n", replace={"test_share = 0.25": "folds = 4"}), tmp_path / "out")
-    assert [run.document["fold"] for run in found] == [0, 1, 2, 3]
-    tested = [entry["image"] for run in found for entry in entries(run, "asia")["test"]]
-    everything = entries(found[0], "asia")
+    runs = write_runs(experiment("[methods.local]\n", replace={"test_share = 0.25": "folds = 4"}), tmp_path / "out")
+    assert [run.document["fold"] for run in runs] == [0, 1, 2, 3]
+    tested = [entry["image"] for run in runs for entry in entries(run, "asia")["test"]]
+    everything = entries(runs[0], "asia")
     assert sorted(tested) == sorted(entry["image"] for split in everything.values() for entry in split)
 
 
 def test_all_methods_have_the_same_data(experiment: Write, tmp_path: Path) -> None:
-    local, fedskd = prepared(experiment(), tmp_path / "out")
+    local, fedskd = write_runs(experiment(), tmp_path / "out")
     assert entries(local, "asia") == entries(fedskd, "asia")
 
 
 def test_the_pooled_bound_trains_on_everybodys_training_data_and_tests_on_its_own(
     experiment: Write, tmp_path: Path
 ) -> None:
-    local, pooled = prepared(experiment("[methods.local]\n[methods.centralised]\n"), tmp_path / "out")
+    local, pooled = write_runs(experiment("[methods.local]\n[methods.centralised]\n"), tmp_path / "out")
     parts = [entry for site in ("africa", "asia", "europe") for entry in entries(local, site)["training"]]
     assert entries(pooled, "asia")["training"] == parts
     assert entries(pooled, "asia")["test"] == entries(local, "asia")["test"]
 
 
 def test_removed_sites_are_in_no_roster(experiment: Write, tmp_path: Path) -> None:
-    found = prepared(experiment('[methods.local]\n[links.fewer]\nremoved = ["asia"]\n'), tmp_path / "out")
-    (fewer,) = [run for run in found if run.document["links"] == "fewer"]
+    runs = write_runs(experiment('[methods.local]\n[links.fewer]\nremoved = ["asia"]\n'), tmp_path / "out")
+    (fewer,) = [run for run in runs if run.document["links"] == "fewer"]
     assert "asia" not in (fewer.folder / "federation.toml").read_text()
     assert not (fewer.folder / "sites/asia").exists()
 
@@ -81,7 +81,7 @@ def test_removed_sites_are_in_no_roster(experiment: Write, tmp_path: Path) -> No
 def test_folds_that_would_leave_a_class_empty_are_refused(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={"test_share = 0.25": "folds = 20"})
     with pytest.raises(DataError, match=r"partitions\.even: africa: "):
-        prepared(path, tmp_path / "out")
+        write_runs(path, tmp_path / "out")
     assert not (tmp_path / "out" / "runs").exists()
 
 
@@ -90,35 +90,35 @@ def test_an_image_under_two_names_is_a_leak(experiment: Write, tmp_path: Path) -
     images = tmp_path / "pool/images"
     (images / "1.npy").write_bytes((images / "3.npy").read_bytes())
     with pytest.raises(DataError, match=r"1\.npy"):
-        prepared(path, tmp_path / "out")
+        write_runs(path, tmp_path / "out")
 
 
 def test_the_same_experiment_may_go_on_and_may_grow(experiment: Write, tmp_path: Path) -> None:
-    prepared(experiment("[methods.local]\n"), tmp_path / "out")
-    found = prepared(experiment("[methods.local]\n[methods.fedskd]\n"), tmp_path / "out")
-    assert len(found) == 2
+    write_runs(experiment("[methods.local]\n"), tmp_path / "out")
+    runs = write_runs(experiment("[methods.local]\n[methods.fedskd]\n"), tmp_path / "out")
+    assert len(runs) == 2
 
 
 def test_a_run_of_other_settings_is_refused(experiment: Write, tmp_path: Path) -> None:
-    prepared(experiment(), tmp_path / "out")
-    with pytest.raises(StateError, match="other settings") as caught:
-        prepared(experiment(replace={"steps = 2\n": "steps = 3\n"}), tmp_path / "out")
-    assert "--out" in caught.value.remedy
-    assert "'count = 2', now 'count = 3'" in str(caught.value)
+    write_runs(experiment(), tmp_path / "out")
+    with pytest.raises(StateError, match="other settings") as refusal:
+        write_runs(experiment(replace={"steps = 2\n": "steps = 3\n"}), tmp_path / "out")
+    assert "--out" in refusal.value.remedy
+    assert "'count = 2', now 'count = 3'" in str(refusal.value)
 
 
 def test_a_run_of_another_version_is_refused(experiment: Write, tmp_path: Path) -> None:
-    (run, *_) = prepared(experiment(), tmp_path / "out")
+    (run, *_) = write_runs(experiment(), tmp_path / "out")
     path = run.folder / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.1"}))
     with pytest.raises(StateError, match=r"mhfl-peer 0\.0\.1"):
-        prepared(experiment(), tmp_path / "out")
+        write_runs(experiment(), tmp_path / "out")
 
 
 def test_a_folder_of_results_can_be_moved(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "digits"', "classes = 2": "classes = 10"})
     pytest.importorskip("sklearn")
-    (run, *_) = prepared(path, tmp_path / "out")
+    (run, *_) = write_runs(path, tmp_path / "out")
     text = (run.folder / "sites/asia/site.toml").read_text()
     assert str(tmp_path) not in text
     assert (run.folder / "sites/asia" / "../../../../data/images").is_dir()
@@ -127,24 +127,24 @@ def test_a_folder_of_results_can_be_moved(experiment: Write, tmp_path: Path) -> 
 def test_duplicates_can_be_dropped_and_one_for_testing_stays(experiment: Write, tmp_path: Path) -> None:
     dropping = {'pool = "pool/pool.json"': 'pool = "pool/pool.json"\nduplicates = "drop"', "test_share = 0.25\n": ""}
     path = experiment("[methods.local]\n", replace=dropping)
-    listed = json.loads((tmp_path / "pool/pool.json").read_text())["training"]
+    datalist = json.loads((tmp_path / "pool/pool.json").read_text())["training"]
     (tmp_path / "pool/images/47.npy").write_bytes((tmp_path / "pool/images/3.npy").read_bytes())
-    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": listed[:24], "test": listed[24:]}))
-    found = {entry["image"]: entry["split"] for entry in gather(Experiment.load(path), tmp_path / "data").entries}
-    assert found.keys() == {f"images/{index}.npy" for index in range(48)} - {"images/3.npy"}
-    assert found["images/47.npy"] == "test"
+    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": datalist[:24], "test": datalist[24:]}))
+    splits = {entry["image"]: entry["split"] for entry in gather(Experiment.load(path), tmp_path / "data").entries}
+    assert splits.keys() == {f"images/{index}.npy" for index in range(48)} - {"images/3.npy"}
+    assert splits["images/47.npy"] == "test"
 
 
 def test_what_must_not_be_divided_is_a_key_of_the_entries(experiment: Write, tmp_path: Path) -> None:
     path = experiment("[methods.local]\n", replace={'pool = "pool/pool.json"': 'pool = "pool"\nsubject = "image"'})
-    listed = json.loads((tmp_path / "pool/pool.json").read_text())
-    for entry in listed["training"]:
+    datalist = json.loads((tmp_path / "pool/pool.json").read_text())
+    for entry in datalist["training"]:
         entry["subject"] = f"class-{entry['label']}"
-    (tmp_path / "pool/pool.json").write_text(json.dumps(listed))
-    (run,) = prepared(path, tmp_path / "out")
+    (tmp_path / "pool/pool.json").write_text(json.dumps(datalist))
+    (run,) = write_runs(path, tmp_path / "out")
     assert len(entries(run, "asia")["test"]) == 4
     with pytest.raises(DataError, match="no sample is left for 'europe'"):
-        prepared(experiment("[methods.local]\n"), tmp_path / "kept")
+        write_runs(experiment("[methods.local]\n"), tmp_path / "kept")
 
 
 def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
 def test_region_masks_may_lie_where_a_public_set_was_unpacked(
     experiment: Write, tmp_path: Path, public: Callable[[Path], Path]
 ) -> None:
-    wanted = {
+    changes = {
         'pool = "pool/pool.json"': 'dataset = "lung-masks"\nregions = true',
         'kind = "classification"': 'kind = "segmentation"',
         "test_share = 0.25": "test_share = 0.5",
     }
-    loaded = Experiment.load(experiment("[methods.local]\n", replace=wanted))
+    loaded = Experiment.load(experiment("[methods.local]\n", replace=changes))
     source = public(tmp_path / "unpacked")
     with pytest.raises(DataError, match=r"unpacked holds no regions\.nii\.gz"):
         gather(loaded, tmp_path / "without", source=source)
@@ -175,30 +175,30 @@ def test_experiment_pool_and_results_can_be_moved_together(experiment: Write, tm
     path = experiment()
     for name in ("pool", "experiment.toml"):
         (tmp_path / name).rename(before / name)
-    (run, *_) = prepared(before / path.name, before / "out")
+    (run, *_) = write_runs(before / path.name, before / "out")
     before.rename(tmp_path / "after")
-    (again, *_) = prepared(tmp_path / "after" / path.name, tmp_path / "after/out")
+    (again, *_) = write_runs(tmp_path / "after" / path.name, tmp_path / "after/out")
     assert again.document["digest"] == run.document["digest"]
     assert str(tmp_path / "after/pool") in (again.folder / "sites/asia/site.toml").read_text()
 
 
 def test_another_pool_is_another_run(experiment: Write, tmp_path: Path) -> None:
-    prepared(experiment(), tmp_path / "out")
+    write_runs(experiment(), tmp_path / "out")
     (tmp_path / "pool").rename(tmp_path / "other")
     path = tmp_path / "experiment.toml"
     path.write_text(path.read_text().replace('"pool/pool.json"', '"other/pool.json"'))
     with pytest.raises(StateError, match="other settings"):
-        prepared(path, tmp_path / "out")
+        write_runs(path, tmp_path / "out")
 
 
 def test_the_pooled_bound_has_what_several_sites_share_once(experiment: Write, tmp_path: Path) -> None:
     methods = "[methods.local]\n[methods.centralised]\n"
-    local, pooled = prepared(experiment(methods, replace={'kind = "equal"': 'kind = "resolution"'}), tmp_path / "out")
+    local, pooled = write_runs(experiment(methods, replace={'kind = "equal"': 'kind = "resolution"'}), tmp_path / "out")
     assert entries(pooled, "asia")["training"] == entries(local, "asia")["training"]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"test_share = 0.25\n": ""}, "'africa' has no sample for test"),
         (
@@ -209,27 +209,29 @@ def test_the_pooled_bound_has_what_several_sites_share_once(experiment: Write, t
     ],
 )
 def test_what_no_site_could_use_is_refused_before_training(
-    experiment: Write, tmp_path: Path, change: dict[str, str], said: str
+    experiment: Write, tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
     path = experiment("[methods.local]\n", replace=change)
-    listed = json.loads((tmp_path / "pool/pool.json").read_text())
-    for place, entry in enumerate(listed["training"]):
-        entry["home"] = ("africa", "asia", "europe")[place // 2 % 3]
+    datalist = json.loads((tmp_path / "pool/pool.json").read_text())
+    for index, entry in enumerate(datalist["training"]):
+        entry["home"] = ("africa", "asia", "europe")[index // 2 % 3]
         entry["label"] = 1 if entry["home"] == "europe" else entry["label"]
-    listed["training"][0]["label"] = 7 if "classes = 2" in change else 0
-    (tmp_path / "pool/pool.json").write_text(json.dumps(listed))
-    with pytest.raises(DataError, match=said):
-        prepared(path, tmp_path / "out")
+    datalist["training"][0]["label"] = 7 if "classes = 2" in change else 0
+    (tmp_path / "pool/pool.json").write_text(json.dumps(datalist))
+    with pytest.raises(DataError, match=message):
+        write_runs(path, tmp_path / "out")
     assert not (tmp_path / "out/runs").exists()
 
 
 def test_an_entrys_own_split_does_not_say_what_is_tested(experiment: Write, tmp_path: Path) -> None:
     path = experiment("[methods.local]\n", replace={"test_share = 0.25\n": ""})
-    listed = [{**entry, "split": "val"} for entry in json.loads((tmp_path / "pool/pool.json").read_text())["training"]]
-    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": listed[:24], "test": listed[24:]}))
-    (run,) = prepared(path, tmp_path / "out")
+    datalist = [
+        {**entry, "split": "val"} for entry in json.loads((tmp_path / "pool/pool.json").read_text())["training"]
+    ]
+    (tmp_path / "pool/pool.json").write_text(json.dumps({"training": datalist[:24], "test": datalist[24:]}))
+    (run,) = write_runs(path, tmp_path / "out")
     tested = [entry["image"] for site in ("africa", "asia", "europe") for entry in entries(run, site)["test"]]
-    assert sorted(tested) == sorted(entry["image"] for entry in listed[24:])
+    assert sorted(tested) == sorted(entry["image"] for entry in datalist[24:])
 
 
 def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, tmp_path: Path) -> None:
@@ -242,11 +244,11 @@ def test_data_whose_preparation_was_ended_is_prepared_again(experiment: Write, t
 
 def test_a_public_set_needs_its_folder(experiment: Write, tmp_path: Path) -> None:
     path = experiment(replace={'pool = "pool/pool.json"': 'dataset = "derm7pt"'})
-    with pytest.raises(DataError, match="derm7pt is not shipped") as caught:
-        prepared(path, tmp_path / "out")
-    assert "--data" in caught.value.remedy
+    with pytest.raises(DataError, match="derm7pt is not shipped") as refusal:
+        write_runs(path, tmp_path / "out")
+    assert "--data" in refusal.value.remedy
     loaded = Experiment.load(path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError) as refusal:
         gather(loaded, tmp_path / "out" / "data", source=tmp_path / "empty")
-    assert "--data" in caught.value.remedy
+    assert "--data" in refusal.value.remedy

@@ -11,12 +11,12 @@ from peer.core import commands, site_memory
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.methods.registry import PLANS
-from peer.research.simulated_network import Perform, SimulatedNetwork, place
+from peer.research.simulated_network import Perform, SimulatedNetwork, restore_site
 
 SITES = ("africa", "america", "asia", "europe")
 
 
-class Stopped(Exception):  # noqa: N818 - the name is the fact
+class ProcessKilled(Exception):  # noqa: N818 - the name is the fact
     """The process was killed here."""
 
 
@@ -30,12 +30,12 @@ def run(
 ) -> Callable[..., dict[SiteName, Any]]:
     """Run a federation; every site's rows."""
 
-    def run(*, sites: tuple[str, ...] = SITES, lost: Any = None, **changes: Any) -> dict[SiteName, Any]:
+    def run(*, sites: tuple[str, ...] = SITES, link_down: Any = None, **changes: Any) -> dict[SiteName, Any]:
         rules = rules_of(sites, **changes)
         rows = {name: journal() for name in rules}
-        places = {name: place(own, (), worker(own), rows[name], None) for name, own in rules.items()}
-        SimulatedNetwork(places, **({} if lost is None else {"lost": lost})).run()
-        assert all(site.exit is not None and not site.exit.fault for site in places.values())
+        simulated = {name: restore_site(own, (), worker(own), rows[name], None) for name, own in rules.items()}
+        SimulatedNetwork(simulated, **({} if link_down is None else {"link_down": link_down})).run()
+        assert all(site.exit is not None and not site.exit.fault for site in simulated.values())
         return rows
 
     return run
@@ -59,20 +59,20 @@ def test_who_receives_from_whom_is_the_schedule(
 
 
 def test_without_any_link_each_site_consolidates_alone(run: Callable[..., Any]) -> None:
-    for name, rows in run(lost=lambda round, sender, receiver: True).items():
+    for name, rows in run(link_down=lambda round, sender, receiver: True).items():
         for _, body in committed(rows):
             assert body["contributors"] == [name]
 
 
 def test_a_lost_link_concerns_one_direction_of_one_round(run: Callable[..., Any]) -> None:
-    found = run(method="feddal", lost=lambda *link: link == (2, "africa", "asia"))
-    for name, rows in found.items():
+    rows_by_site = run(method="feddal", link_down=lambda *link: link == (2, "africa", "asia"))
+    for name, rows in rows_by_site.items():
         for round, body in committed(rows):
             assert body["missing"] == ({"africa": "skipped"} if (name, round) == ("asia", 2) else {})
 
 
 def test_a_lost_link_leaves_the_last_head_in_use(run: Callable[..., Any]) -> None:
-    rows = run(method="dflmoe", lost=lambda *link: link == (2, "africa", "asia"))["asia"]
+    rows = run(method="dflmoe", link_down=lambda *link: link == (2, "africa", "asia"))["asia"]
     (body,) = [body for round, body in committed(rows) if round == 2]
     (head,) = [source for source in body["sources"] if source["site"] == "africa"]
     assert (head["round"], head["fallback"]) == (1, "stale")
@@ -91,22 +91,24 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     rules, orders = rules_of(SITES, method=method), 0
     rows = {name: journal() for name in rules}
 
-    def mortal(own: Rules) -> Perform:
+    def interrupted_worker(own: Rules) -> Perform:
         perform = worker(own)
 
-        def performed(command: commands.Command) -> Any:
+        def perform_or_stop(command: commands.Command) -> Any:
             nonlocal orders
             orders += 1
             if orders == after:
-                raise Stopped
+                raise ProcessKilled
             return perform(command)
 
-        return performed
+        return perform_or_stop
 
-    with pytest.raises(Stopped):
-        SimulatedNetwork({name: place(own, (), mortal(own), rows[name], None) for name, own in rules.items()}).run()
-    places = {name: place(own, tuple(rows[name]), worker(own), rows[name], None) for name, own in rules.items()}
-    SimulatedNetwork(places).run()
+    with pytest.raises(ProcessKilled):
+        SimulatedNetwork(
+            {name: restore_site(own, (), interrupted_worker(own), rows[name], None) for name, own in rules.items()}
+        ).run()
+    sites = {name: restore_site(own, tuple(rows[name]), worker(own), rows[name], None) for name, own in rules.items()}
+    SimulatedNetwork(sites).run()
     whole = run(method=method)
     for name in rules:
         assert site_memory.recover(rows[name]).state == site_memory.recover(whole[name]).state

@@ -15,10 +15,10 @@ from peer.core import commands
 from peer.errors import DataError, LockedError
 from peer.records.journal import Journal
 from peer.research import simulation
-from peer.research.collect import execute, tried
+from peer.research.collect import evaluate, execute
 from peer.research.experiment import Experiment
 from peer.research.pool import gather
-from peer.research.runs import Run, runs
+from peer.research.runs import Run, build_runs
 from peer.research.simulation import Simulation
 from peer.training.metrics import classification
 from peer.training.trainer import Trainer
@@ -33,15 +33,15 @@ def prepared(experiment: Write, tmp_path: Path) -> Callable[..., list[Run]]:
 
     def prepare(out: str, methods: str, **changes: Any) -> list[Run]:
         loaded = Experiment.load(experiment(methods, **changes))
-        found = runs(loaded, gather(loaded, tmp_path / out / "data"), tmp_path / out / "runs")
-        for run in found:
+        new_runs = build_runs(loaded, gather(loaded, tmp_path / out / "data"), tmp_path / out / "runs")
+        for run in new_runs:
             run.write()
-        return found
+        return new_runs
 
     return prepare
 
 
-def states(run: Run) -> Any:
+def state_digests(run: Run) -> Any:
     return json.loads((run.folder / "manifest.json").read_text())["states"]
 
 
@@ -59,9 +59,9 @@ def test_a_run_leaves_its_tables_and_its_predictions(prepared: Callable[..., lis
         assert [sample["label"] for sample in samples[name]] == arrays[f"y/{name}"].tolist()
         assert all(sample["sex"] in "fm" for sample in samples[name])
         for other in SITES:
-            again = classification(arrays[f"p/{name}/{other}"].astype(np.float64), arrays[f"y/{other}"])
-            found = result["matrix"][name][other]
-            assert {key: found[key] for key in again} == pytest.approx(again)
+            expected = classification(arrays[f"p/{name}/{other}"].astype(np.float64), arrays[f"y/{other}"])
+            metrics = result["matrix"][name][other]
+            assert {key: metrics[key] for key in expected} == pytest.approx(expected)
     sent = sum(entry["sent_bytes"] for entry in result["sites"].values())
     assert sent == sum(entry["received_bytes"] for entry in result["sites"].values()) > 0
     assert not list(run.folder.glob("sites/*/gen-0001"))
@@ -84,7 +84,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     (run,) = prepared("interrupted", f"[methods.{method}]\n")
     orders = 0
 
-    class Mortal(Trainer):
+    class Interrupted(Trainer):
         def perform(self, command: commands.Command) -> Any:
             nonlocal orders
             orders += 1
@@ -93,20 +93,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
             return super().perform(command)
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "Trainer", Mortal)
+        patch.setattr(simulation, "Trainer", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             execute(run.folder)
-    assert not run.finished()
+    assert not run.is_finished()
     execute(run.folder)
-    assert states(run) == states(whole)
+    assert state_digests(run) == state_digests(whole)
 
 
 def test_sites_with_one_network_share_a_pooled_model(prepared: Callable[..., list[Run]]) -> None:
     alike = {'asia = {name = "resnet10", width = 5': 'asia = {name = "resnet10", width = 4'}
     (run,) = prepared("out", "[methods.centralised]\n", replace=alike)
     result = execute(run.folder)
-    found = states(run)
-    assert found["africa"] == found["asia"] != found["europe"]
+    digests = state_digests(run)
+    assert digests["africa"] == digests["asia"] != digests["europe"]
     assert result["matrix"]["africa"] == result["matrix"]["asia"]
     assert not result["single_model"]
     assert all(entry["steps"] == 4 for entry in result["sites"].values())
@@ -122,13 +122,13 @@ def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:
     methods, longer = "[methods.feddal]\n[links.half]\nloss = 0.5\n", {"rounds = 2": "rounds = 6"}
 
     def missing(out: str) -> dict[str, list[list[str]]]:
-        (run,) = [found for found in prepared(out, methods, replace=longer) if found.document["links"] == "half"]
+        (run,) = [first for first in prepared(out, methods, replace=longer) if first.document["links"] == "half"]
         sites = execute(run.folder)["sites"]
         return {name: [sorted(row["missing"]) for row in sites[name]["rounds"]] for name in SITES}
 
-    found = missing("out")
-    assert 0 < sum(len(names) for rows in found.values() for names in rows) < 3 * 2 * 6
-    assert missing("again") == found
+    first = missing("out")
+    assert 0 < sum(len(names) for rows in first.values() for names in rows) < 3 * 2 * 6
+    assert missing("again") == first
 
 
 def test_a_site_that_cannot_train_is_named(prepared: Callable[..., list[Run]], tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_pooled_model_is_shared_only_where_the_input_is_the_same(prepared: Cal
     changes["input_size = [8, 8]"] = "input_sizes = {africa = [8, 8], asia = [8, 8], europe = [16, 16]}"
     (run,) = prepared("out", "[methods.centralised]\n", replace=changes)
     execute(run.folder)
-    found = states(run)
-    assert found["africa"] == found["asia"] != found["europe"]
+    digests = state_digests(run)
+    assert digests["africa"] == digests["asia"] != digests["europe"]
 
 
 def test_what_comes_again_after_a_kill_is_counted_once(
@@ -162,7 +162,7 @@ def test_what_comes_again_after_a_kill_is_counted_once(
     (run,) = prepared("killed", "[methods.feddal]\n")
     arrived = 0
 
-    class Mortal(Journal):
+    class Interrupted(Journal):
         def append(self, kind: str, round: int, body: Any, cause: Any = None) -> None:
             nonlocal arrived
             arrived += kind == "arrived"
@@ -171,19 +171,19 @@ def test_what_comes_again_after_a_kill_is_counted_once(
             super().append(kind, round, body)
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulation, "Journal", Mortal)
+        patch.setattr(simulation, "Journal", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             execute(run.folder)
-    found = execute(run.folder)["sites"]
+    sites = execute(run.folder)["sites"]
     for name in SITES:
         for key in ("sent_bytes", "received_bytes", "steps"):
-            assert found[name][key] == expected[name][key]
+            assert sites[name][key] == expected[name][key]
 
 
 def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run]]) -> None:
     (run,) = prepared("out", "[methods.local]\n")
-    with (run.folder / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (run.folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LockedError, match="another process carries out this run"):
             execute(run.folder)
     (run.folder / "result.json").write_text('{"of": "another process"}')
@@ -193,8 +193,8 @@ def test_two_processes_do_not_carry_out_one_run(prepared: Callable[..., list[Run
 def test_predictions_of_label_maps_are_not_all_kept(prepared: Callable[..., list[Run]]) -> None:
     (run,) = prepared("out", "[methods.local]\n")
     member = Simulation(run.folder, round_key=bytes(32)).run()["asia"]
-    member.hold()
-    metrics, outputs = tried(member.trainer, member.trainer.data.test, keep=False)
+    member.load_final_state()
+    metrics, outputs = evaluate(member.trainer, member.trainer.data.test, keep_outputs=False)
     assert metrics["samples"] == 4
     assert outputs == []
 
@@ -205,8 +205,8 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Cal
         "out", "[methods.fedskd]\n", replace={**coarser, "rounds = 2": "rounds = 4", "[8, 8]": "[32, 32]"}
     )
     execute(run.folder)
-    found = np.load(run.folder / "diagnosis.npz")
-    names = [name for name in found.files if name.endswith("/dam")]
+    arrays = np.load(run.folder / "diagnosis.npz")
+    names = [name for name in arrays.files if name.endswith("/dam")]
     assert names
     for name in names:
-        assert found[name].shape == found[name.removesuffix("dam") + "ktm"].shape
+        assert arrays[name].shape == arrays[name.removesuffix("dam") + "ktm"].shape

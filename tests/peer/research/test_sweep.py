@@ -13,61 +13,63 @@ import pytest
 from peer.errors import StateError, WorkerFailed
 from peer.research import sweep as simulation_sweep
 from peer.research.experiment import Experiment
-from peer.research.sweep import SweepProgress, fitting, free_bytes, prepare, sweep
+from peer.research.sweep import SweepProgress, available_memory_bytes, count_fitting_runs, prepare, sweep
 
 Write = Callable[..., Path]
 
 
-def quiet(progress: SweepProgress) -> None:
+def ignore(progress: SweepProgress) -> None:
     """Watch nothing."""
 
 
 def test_runs_are_finished_once(experiment: Write, tmp_path: Path) -> None:
-    found = prepare(Experiment.load(experiment()), tmp_path / "out")
-    seen: list[tuple[int, int]] = []
-    assert not sweep(found, jobs=1, keep=False, watch=lambda progress: seen.append((progress.finished, progress.total)))
-    assert seen[-1] == (2, 2)
-    times = [(run.folder / "result.json").stat().st_mtime_ns for run in found]
-    again = prepare(Experiment.load(experiment()), tmp_path / "out")
-    assert not sweep(again, jobs=1, keep=False, watch=quiet)
-    assert times == [(run.folder / "result.json").stat().st_mtime_ns for run in again]
+    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+    counts: list[tuple[int, int]] = []
+    assert not sweep(
+        runs, jobs=1, keep=False, watch=lambda progress: counts.append((progress.finished, progress.total))
+    )
+    assert counts[-1] == (2, 2)
+    times = [(run.folder / "result.json").stat().st_mtime_ns for run in runs]
+    runs_again = prepare(Experiment.load(experiment()), tmp_path / "out")
+    assert not sweep(runs_again, jobs=1, keep=False, watch=ignore)
+    assert times == [(run.folder / "result.json").stat().st_mtime_ns for run in runs_again]
 
 
 @pytest.mark.slow
 def test_two_jobs_give_the_bits_of_one(experiment: Write, tmp_path: Path) -> None:
     def states(out: str, jobs: int) -> list[object]:
-        found = prepare(Experiment.load(experiment()), tmp_path / out)
-        assert not sweep(found, jobs=jobs, keep=False, watch=quiet)
-        return [json.loads((run.folder / "manifest.json").read_text())["states"] for run in found]
+        runs = prepare(Experiment.load(experiment()), tmp_path / out)
+        assert not sweep(runs, jobs=jobs, keep=False, watch=ignore)
+        return [json.loads((run.folder / "manifest.json").read_text())["states"] for run in runs]
 
     assert states("one", 1) == states("two", 2)
 
 
 def test_a_failing_run_is_named_and_the_others_end(experiment: Write, tmp_path: Path) -> None:
-    found = prepare(Experiment.load(experiment()), tmp_path / "out")
-    (found[0].folder / "sites/asia/datalist.json").write_text('{"training": []}')
-    failed = sweep(found, jobs=1, keep=False, watch=quiet)
-    assert list(failed) == [found[0].id]
-    assert "asia" in failed[found[0].id]
-    assert [run.finished() for run in found] == [False, True]
+    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+    (runs[0].folder / "sites/asia/datalist.json").write_text('{"training": []}')
+    failed = sweep(runs, jobs=1, keep=False, watch=ignore)
+    assert list(failed) == [runs[0].id]
+    assert "asia" in failed[runs[0].id]
+    assert [run.is_finished() for run in runs] == [False, True]
 
 
 def test_a_killed_process_is_named_with_what_to_do(
     experiment: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = os.getpid()
+    own_pid = os.getpid()
 
     def killed(folder: Path, keep: bool) -> tuple[str, str]:
-        if os.getpid() != here:  # the first run is carried out in the sweep's own process
+        if os.getpid() != own_pid:  # the first run is carried out in the sweep's own process
             os.kill(os.getpid(), signal.SIGKILL)
         return folder.name, ""
 
-    monkeypatch.setattr(simulation_sweep, "carry_out", killed)
-    found = prepare(Experiment.load(experiment()), tmp_path / "out")
-    for run in found:
+    monkeypatch.setattr(simulation_sweep, "execute_run", killed)
+    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+    for run in runs:
         (run.folder / "manifest.json").write_text('{"peak_bytes": 1}')
     with pytest.raises(WorkerFailed, match=r"a process was killed.*smaller --jobs"):
-        sweep(found, jobs=2, keep=False, watch=quiet)
+        sweep(runs, jobs=2, keep=False, watch=ignore)
 
 
 def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
@@ -79,10 +81,10 @@ def test_a_bug_while_runs_are_handed_out_is_none_of_a_killed_process(
     def fails(folder: Path, keep: bool) -> tuple[str, str]:
         raise Terminated
 
-    monkeypatch.setattr(simulation_sweep, "carry_out", fails)
-    found = prepare(Experiment.load(experiment()), tmp_path / "out")
+    monkeypatch.setattr(simulation_sweep, "execute_run", fails)
+    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
     with pytest.raises(Terminated):
-        sweep(found, jobs=1, keep=False, watch=quiet)
+        sweep(runs, jobs=1, keep=False, watch=ignore)
 
 
 def test_results_of_another_experiment_are_refused(experiment: Write, tmp_path: Path) -> None:
@@ -102,22 +104,22 @@ def test_what_the_report_reads_is_written(experiment: Write, tmp_path: Path) -> 
 
 
 def test_no_more_runs_at_once_than_fit_into_memory(experiment: Write, tmp_path: Path) -> None:
-    found = prepare(Experiment.load(experiment()), tmp_path / "out")
-    free = free_bytes()
+    runs = prepare(Experiment.load(experiment()), tmp_path / "out")
+    free = available_memory_bytes()
     if free is None:
         pytest.skip("only Linux says how much memory is free")
-    for run, share in zip(found, (0.1, 0.3), strict=True):
+    for run, share in zip(runs, (0.1, 0.3), strict=True):
         (run.folder / "manifest.json").write_text(json.dumps({"peak_bytes": int(free * share)}))
-    assert fitting(found) in (2, 3)  # of the larger one, with a margin; what is free changes meanwhile
-    (found[0].folder / "manifest.json").write_text(json.dumps({"peak_bytes": free * 2}))
-    assert fitting(found) == 1
+    assert count_fitting_runs(runs) in (2, 3)  # of the larger one, with a margin; what is free changes meanwhile
+    (runs[0].folder / "manifest.json").write_text(json.dumps({"peak_bytes": free * 2}))
+    assert count_fitting_runs(runs) == 1
 
 
 def test_the_folders_own_copy_goes_on(experiment: Write, tmp_path: Path) -> None:
     pool = {'pool = "pool/pool.json"': f'pool = "{tmp_path}/pool/pool.json"'}
     first = prepare(Experiment.load(experiment(replace=pool)), tmp_path / "out")
-    again = prepare(Experiment.load(tmp_path / "out/experiment.toml"), tmp_path / "out")
-    assert [run.document["digest"] for run in again] == [run.document["digest"] for run in first]
+    runs_again = prepare(Experiment.load(tmp_path / "out/experiment.toml"), tmp_path / "out")
+    assert [run.document["digest"] for run in runs_again] == [run.document["digest"] for run in first]
 
 
 def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> None:
@@ -130,13 +132,13 @@ def test_a_damaged_experiment_is_named(experiment: Write, tmp_path: Path) -> Non
 def test_the_folder_holds_an_experiment_that_extends_another_as_one_file(experiment: Write, tmp_path: Path) -> None:
     path = experiment()
     whole = path.read_text()
-    found = prepare(Experiment.load(path), tmp_path / "whole")
+    runs = prepare(Experiment.load(path), tmp_path / "whole")
     assert (tmp_path / "whole/experiment.toml").read_text() == whole
     (tmp_path / "_base.toml").write_text(whole.replace("rounds = ", "rounds = 1", 1))
     rounds = next(line for line in whole.splitlines() if line.startswith("rounds = "))
     path.write_text(f'extends = "_base.toml"\n{rounds}\n')
-    again = prepare(Experiment.load(path), tmp_path / "extended")
-    assert [run.document["digest"] for run in again] == [run.document["digest"] for run in found]
-    written = tmp_path / "extended/experiment.toml"
-    assert "extends" not in written.read_text()
-    assert Experiment.load(written).model_dump() == Experiment.load(path).model_dump()
+    runs_again = prepare(Experiment.load(path), tmp_path / "extended")
+    assert [run.document["digest"] for run in runs_again] == [run.document["digest"] for run in runs]
+    path_of_copy = tmp_path / "extended/experiment.toml"
+    assert "extends" not in path_of_copy.read_text()
+    assert Experiment.load(path_of_copy).model_dump() == Experiment.load(path).model_dump()

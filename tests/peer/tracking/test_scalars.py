@@ -1,4 +1,4 @@
-"""A site's rounds as scalars: which there are, of what time, and what belongs to which round."""
+"""The scalars of a site's rounds: tags, times, and the bytes of each round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peer.errors import ConfigError
 from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.tracking.scalars import GenerationScalars, runs, stamp
+from peer.tracking.scalars import GenerationScalars, read_runs, stamp
 
 COMMITTED = {
     **dict.fromkeys(RoundRecord.__annotations__),
@@ -26,8 +26,8 @@ RECEIVED = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": "ab
 SETTINGS = {"federation": "", "model.name": "resnet10", "data.datalist": "secret/datalist.json"}
 
 
-class History:
-    """A site's journal and ledger, written by hand as a daemon would."""
+class WrittenHistory:
+    """A site's journal and ledger, with rows that a test writes in the daemon's place."""
 
     def __init__(self, folder: SiteFolder, digest: str) -> None:
         self.folder, self.digest = folder, digest
@@ -49,21 +49,21 @@ class History:
         purpose: str = "train",
         generation: int = 1,
     ) -> None:
-        what = {"peer": "europe", "purpose": purpose, "kind": "model", "round": 1, "sha256": "cd" * 32}
+        facts = {"peer": "europe", "purpose": purpose, "kind": "model", "round": 1, "sha256": "cd" * 32}
         with contextlib.closing(Ledger(self.folder.egress_db)) as ledger:
-            intent = ledger.intend(**what, generation=generation, bytes=size)
+            intent = ledger.intend(**facts, generation=generation, bytes=size)
             ledger.settle(intent, bytes=size if sent is None else sent, outcome=outcome)
 
     def run(self, generation: int = 1) -> GenerationScalars:
-        return next(run for run in runs(self.folder) if run.generation == generation)
+        return next(run for run in read_runs(self.folder) if run.generation == generation)
 
     def values(self, generation: int = 1) -> dict[tuple[str, int], float]:
         return {(scalar.tag, scalar.step): scalar.value for scalar in self.run(generation).scalars}
 
     def time_of(self, kind: str, round: int) -> float:
         with contextlib.closing(Journal(self.folder.generation(1) / "journal.db", read_only=True)) as journal:
-            found = (row["time"] for row in journal.records((kind,)) if row["round"] == round)
-            return float(next(found))
+            times = (row["time"] for row in journal.records((kind,)) if row["round"] == round)
+            return float(next(times))
 
 
 def committed(round: int, **metrics: float) -> tuple[str, int, dict[str, Any]]:
@@ -71,18 +71,18 @@ def committed(round: int, **metrics: float) -> tuple[str, int, dict[str, Any]]:
 
 
 @pytest.fixture
-def history(enrolled: LocalFederation) -> History:
-    return History(enrolled.folder("asia"), enrolled.federation.digest)
+def history(enrolled: LocalFederation) -> WrittenHistory:
+    return WrittenHistory(enrolled.folder("asia"), enrolled.federation.digest)
 
 
 # --- which scalars there are -----------------------------------------------------------------------------------------
-def test_a_site_that_never_ran_has_no_run(history: History) -> None:
-    assert runs(history.folder) == []
+def test_a_site_that_never_ran_has_no_run(history: WrittenHistory) -> None:
+    assert read_runs(history.folder) == []
     history.folder.create_generation()
-    assert runs(history.folder) == []
+    assert read_runs(history.folder) == []
 
 
-def test_a_round_gives_losses_metrics_duration_contributors(history: History) -> None:
+def test_a_round_gives_losses_metrics_duration_contributors(history: WrittenHistory) -> None:
     missing = ("committed", 2, {**COMMITTED, "contributors": ["asia"], "missing": {"europe": "silent"}})
     history.write(
         ("evaluated", 1, {"metrics": {"auc": 0.5}}),
@@ -110,7 +110,7 @@ def test_a_round_gives_losses_metrics_duration_contributors(history: History) ->
     assert history.run().rounds == 2
 
 
-def test_bytes_belong_to_the_round_in_which_their_transfer_ended(history: History) -> None:
+def test_bytes_belong_to_the_round_in_which_their_transfer_ended(history: WrittenHistory) -> None:
     history.send(100)
     history.write(("received", 1, {**RECEIVED, "bytes": 7}), committed(1))
     history.send(100, sent=40, outcome="broken")
@@ -118,8 +118,8 @@ def test_bytes_belong_to_the_round_in_which_their_transfer_ended(history: Histor
     history.send(1000, purpose="export")
     history.write(("received", 2, {**RECEIVED, "bytes": 8}), ("received", 2, {**RECEIVED, "bytes": 9}), committed(2))
     history.send(5000)
-    found = {key: value for key, value in history.values().items() if key[0].startswith("traffic/")}
-    assert found == {
+    traffic = {key: value for key, value in history.values().items() if key[0].startswith("traffic/")}
+    assert traffic == {
         ("traffic/received_bytes", 1): 7.0,
         ("traffic/sent_bytes", 1): 100.0,
         ("traffic/received_bytes", 2): 17.0,
@@ -127,7 +127,7 @@ def test_bytes_belong_to_the_round_in_which_their_transfer_ended(history: Histor
     }
 
 
-def test_what_other_sites_tell_of_the_model_stands_under_their_names(history: History) -> None:
+def test_what_other_sites_tell_of_the_model_stands_under_their_names(history: WrittenHistory) -> None:
     report = {"generation": 1, "round": 1, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}}
     history.write(("evaluated", 1, {"metrics": {"auc": 0.5, "samples": 30.0}}), committed(1))
     assert not [tag for tag, _ in history.values() if tag.startswith(("evaluation/", "global_test/"))]
@@ -137,10 +137,10 @@ def test_what_other_sites_tell_of_the_model_stands_under_their_names(history: Hi
     assert values[("global_test/auc", 1)] == pytest.approx(0.6)
 
 
-def test_a_generation_is_a_run_and_is_over_when_the_site_left_after_its_last_round(history: History) -> None:
+def test_a_generation_is_a_run_and_is_over_when_the_site_left_after_its_last_round(history: WrittenHistory) -> None:
     history.write(committed(1), ("left", 1, {}))
     history.write(committed(1), ("finished", 1, {}), generation=2)
-    first, second = runs(history.folder)
+    first, second = read_runs(history.folder)
     assert (first.name, first.ended_s, second.name, second.ended_s) == ("gen-0001", None, "gen-0002", None)
     before = stamp(history.folder)
     history.write(("left", 1, {}), generation=2)
@@ -148,7 +148,7 @@ def test_a_generation_is_a_run_and_is_over_when_the_site_left_after_its_last_rou
     assert stamp(history.folder) != before == before
 
 
-def test_the_facts_are_those_of_the_generation_and_hold_no_path(history: History) -> None:
+def test_the_facts_are_those_of_the_generation_and_hold_no_path(history: WrittenHistory) -> None:
     history.write(committed(1))
     facts = history.run().facts
     assert facts["model.name"] == "resnet10"
@@ -156,14 +156,14 @@ def test_the_facts_are_those_of_the_generation_and_hold_no_path(history: History
     assert not [value for value in facts.values() if "secret" in value]
 
 
-def test_a_broken_federation_toml_is_named(history: History) -> None:
+def test_a_broken_federation_toml_is_named(history: WrittenHistory) -> None:
     history.folder.federation_toml.write_text("rounds = [")
     with pytest.raises(ConfigError, match=r"federation\.toml"):
-        runs(history.folder)
+        read_runs(history.folder)
 
 
-def test_bytes_sent_after_a_backup_was_restored_are_in_the_same_run(history: History) -> None:
-    """The generation counts on, in the folder that it was."""
+def test_bytes_sent_after_a_backup_was_restored_are_in_the_same_run(history: WrittenHistory) -> None:
+    """The generation gets the next number, in its former folder."""
     history.write(committed(1), ("regenerated", 1, {"generation": 2, "reported_by": "europe", "their_round": 1}))
     history.send(64, generation=2)
     history.write(committed(2))

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow read back what was written, get nothing twice, and nothing goes to another machine."""
+"""TensorBoard and MLflow have each scalar once, in files of this machine only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from peer.errors import ConfigError, DiskError, StateError, UsageError
 from peer.tracking.scalars import GenerationScalars, Scalar
-from peer.tracking.trackers import MLflow, TensorBoard, database
+from peer.tracking.trackers import MLflow, TensorBoard, database_file
 
 DIGEST = "12345678" * 8
 FACTS = {"method": "fedskd", "model.name": "resnet10"}
@@ -41,13 +41,13 @@ def read_back(folder: Path) -> dict[tuple[str, int], tuple[float, float]]:
     """Value and time by tag and step, as TensorBoard reads a run; a step that comes twice fails."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: dict[tuple[str, int], tuple[float, float]] = {}
+    scalars: dict[tuple[str, int], tuple[float, float]] = {}
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     for tag in events.Tags()["scalars"]:
         for event in events.Scalars(tag):
-            assert (tag, event.step) not in found
-            found[(tag, event.step)] = (event.value, event.wall_time)
-    return found
+            assert (tag, event.step) not in scalars
+            scalars[(tag, event.step)] = (event.value, event.wall_time)
+    return scalars
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 # --- MLflow ----------------------------------------------------------------------------------------------------------
 def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tracker = MLflow(database(f"sqlite:///{tmp_path}/ml.db"))
+    tracker = MLflow(database_file(f"sqlite:///{tmp_path}/ml.db"))
     assert [tracker.add(run_of(1)), tracker.add(run_of(1))] == [2, 0]
-    again = MLflow(database("sqlite:///ml.db"))
+    again = MLflow(database_file("sqlite:///ml.db"))
     runs = [run_of(2, over=True), run_of(1, generation=2)]
     assert [again.add(run) for run in runs] == [2, 2]
     assert [again.add(run) for run in runs] == [0, 0]
@@ -109,9 +109,9 @@ def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, mon
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/ml.db")
     experiment = client.get_experiment_by_name("trial")
     assert experiment is not None
-    found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert found.keys() == {"asia gen-0001", "asia gen-0002"}
-    first, second = found["asia gen-0001"], found["asia gen-0002"]
+    by_name = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert by_name.keys() == {"asia gen-0001", "asia gen-0002"}
+    first, second = by_name["asia gen-0001"], by_name["asia gen-0002"]
     assert (first.info.status, second.info.status, second.info.start_time) == ("FINISHED", "RUNNING", BEGAN_S * 1000)
     assert first.data.params == FACTS
     history = client.get_metric_history(first.info.run_id, "train/total")
@@ -128,28 +128,28 @@ def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, mon
 def test_metrics_go_to_no_store_elsewhere(uri: str) -> None:
     reason = "is no file of this machine, and metrics stay at the site; name sqlite:///FILE"
     with pytest.raises(UsageError, match=reason) as raised:
-        database(uri)
+        database_file(uri)
     assert "pass" not in str(raised.value)
 
 
 @pytest.mark.parametrize("uri", ["sqlite:///", "sqlite:///x?mode=memory", "sqlite://", "sqlite"])
 def test_a_store_without_a_file_is_refused(uri: str) -> None:
     with pytest.raises(UsageError, match="name sqlite:///FILE"):
-        database(uri)
+        database_file(uri)
 
 
 def test_the_folder_of_a_store_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="nowhere does not exist; make the folder first"):
-        database(f"sqlite:///{tmp_path}/nowhere/ml.db")
+        database_file(f"sqlite:///{tmp_path}/nowhere/ml.db")
 
 
 def test_a_file_that_is_no_database_or_cannot_be_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     with pytest.raises(StateError, match=r"text\.db is damaged: file is not a database"):
-        database(f"sqlite:///{tmp_path}/text.db")
+        database_file(f"sqlite:///{tmp_path}/text.db")
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(DiskError, match=r"folder\.db: unable to open database file"):
-        database(f"sqlite:///{tmp_path}/folder.db")
+        database_file(f"sqlite:///{tmp_path}/folder.db")
 
 
 @pytest.mark.parametrize(("package", "make"), [("tensorboard", TensorBoard), ("mlflow", MLflow)])

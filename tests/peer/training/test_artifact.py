@@ -29,7 +29,7 @@ def network() -> models.Network:
     return models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=4)
 
 
-def written(folder: Path, network: models.Network, state: State | None = None) -> Artifact:
+def write(folder: Path, network: models.Network, state: State | None = None) -> Artifact:
     return write_artifact(
         folder,
         state_of(network) if state is None else state,
@@ -46,13 +46,13 @@ def source(artifact: Artifact) -> Source:
 
 
 def test_what_was_written_is_read_back(tmp_path: Path, network: models.Network) -> None:
-    artifact = written(tmp_path / "new", network)
+    artifact = write(tmp_path / "new", network)
     assert (artifact.owner, artifact.steps, artifact.kind) == ("beta", 5, "model")
     assert artifact.bytes == artifact_path(tmp_path / "new", artifact.sha256).stat().st_size
-    found = read_network(tmp_path / "new", source(artifact), TASK, allow=())
-    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in network.state_dict().items())
-    assert all(parameter.requires_grad for parameter in found.parameters())
-    assert written(tmp_path / "new", found) == artifact
+    received = read_network(tmp_path / "new", source(artifact), TASK, allow=())
+    assert all(torch.equal(tensor, received.state_dict()[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.requires_grad for parameter in received.parameters())
+    assert write(tmp_path / "new", received) == artifact
 
 
 Change = Callable[[Path, models.Network], Artifact]
@@ -60,7 +60,7 @@ Change = Callable[[Path, models.Network], Artifact]
 
 def with_spec(**changes: Any) -> Change:
     def change(folder: Path, network: models.Network) -> Artifact:
-        return dataclasses.replace(written(folder, network), spec={**network.spec, **changes})
+        return dataclasses.replace(write(folder, network), spec={**network.spec, **changes})
 
     return change
 
@@ -69,18 +69,18 @@ def with_state(edit: Callable[[State], object]) -> Change:
     def change(folder: Path, network: models.Network) -> Artifact:
         state = state_of(network)
         edit(state)
-        honest = written(folder, network)
-        return dataclasses.replace(written(folder, network, state), tensors=honest.tensors)
+        honest = write(folder, network)
+        return dataclasses.replace(write(folder, network, state), tensors=honest.tensors)
 
     return change
 
 
 def with_manifest(edit: Callable[[Artifact], Artifact]) -> Change:
-    return lambda folder, network: edit(written(folder, network))
+    return lambda folder, network: edit(write(folder, network))
 
 
 def corrupt(folder: Path, network: models.Network) -> Artifact:
-    artifact = written(folder, network)
+    artifact = write(folder, network)
     path = artifact_path(folder, artifact.sha256)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -94,7 +94,7 @@ def no_safetensors(folder: Path, network: models.Network) -> Artifact:
     content = b"\xff" * 64
     digest = Sha256(hashlib.sha256(content).hexdigest())
     artifact_path(folder, digest).write_bytes(content)
-    return dataclasses.replace(written(folder, network), sha256=digest, bytes=64)
+    return dataclasses.replace(write(folder, network), sha256=digest, bytes=64)
 
 
 def first_tensor(**changes: Any) -> Callable[[Artifact], Artifact]:

@@ -1,4 +1,4 @@
-"""What a site sends and what it makes of that which came: heads, states to average, and all that is refused."""
+"""The artifacts that a site sends and receives: heads, states to average, and all that it refuses."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ class Site:
     """One site's recipe, networks and parcels."""
 
     settings: TrainingSettings
-    kept: SiteNetworks
+    site_networks: SiteNetworks
     artifact_exchange: ArtifactExchange
 
     def send(self, samples: int = 10) -> Artifact:
         """Its artifact, as it is now."""
-        return self.artifact_exchange.send(self.kept.sent, owner=self.settings.site, steps=3, samples=samples)
+        return self.artifact_exchange.send(
+            self.site_networks.artifact_network, owner=self.settings.site, steps=3, samples=samples
+        )
 
     def to(self, other: Site, artifact: Artifact | None = None, *, round: int = 1) -> Source:
         """The artifact, where the other site's worker looks for it."""
@@ -89,10 +91,10 @@ def make_site(make_setting: Callable[..., WorkerSetting]) -> Callable[..., Site]
     def make(method: str, site: str = "alpha", *, allow: tuple[str, ...] = (), **parts: Any) -> Site:
         setting = make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
         settings = dataclasses.replace(TrainingSettings.of(setting), allow_models=allow)
-        kept = SiteNetworks(
+        networks = SiteNetworks(
             settings, Method.of(PLANS[method]), site_seed(settings), Checkpoints(settings.home / "checkpoints")
         )
-        return Site(settings, kept, ArtifactExchange(settings, Method.of(PLANS[method]), kept))
+        return Site(settings, networks, ArtifactExchange(settings, Method.of(PLANS[method]), networks))
 
     return make
 
@@ -107,7 +109,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
 
 
-def written(site: Site, state: State, spec: Mapping[str, Any], *, kind: Any = "head") -> Artifact:
+def write_state(site: Site, state: State, spec: Mapping[str, Any], *, kind: Any = "head") -> Artifact:
     """An artifact that says of itself what is in it, whatever that is."""
     owner = SiteName("beta")
     return write_artifact(
@@ -119,9 +121,9 @@ def source(artifact: Artifact) -> Source:
     return Source(SiteName("beta"), 1, artifact)
 
 
-def filled(kept: SiteNetworks, value: float, count: int = 0) -> None:
+def fill(networks: SiteNetworks, value: float, count: int = 0) -> None:
     """All floating values of what is sent, and all counts."""
-    for tensor in kept.sent.state_dict().values():
+    for tensor in networks.artifact_network.state_dict().values():
         tensor.fill_(value if tensor.is_floating_point() else count)
 
 
@@ -142,9 +144,9 @@ def test_what_is_sent_is_the_named_part_of_the_state(
     artifact = site.send()
     state = safetensors.torch.load_file(site.settings.artifacts / f"{artifact.sha256}.safetensors")
     assert (artifact.kind, artifact.owner, artifact.steps) == (kind, "alpha", 3)
-    assert artifact.spec == site.kept.sent.spec
+    assert artifact.spec == site.site_networks.artifact_network.spec
     assert artifact.tensors == describe(state)
-    own = site.kept.sent.state_dict()
+    own = site.site_networks.artifact_network.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in state.items())
     if prefixes is None:
         assert state.keys() == own.keys()
@@ -153,12 +155,12 @@ def test_what_is_sent_is_the_named_part_of_the_state(
 
 
 def test_samples_are_told_only_where_federation_and_site_agree(make_site: Any) -> None:
-    told = []
+    sample_counts = []
     for weighting in ("samples", "uniform"):
         for egress in (True, False):
             parts = {"weighting": weighting, "egress": {"training_set_size": egress}}
-            told.append(make_site("fedavg", shared_model=ALIKE, **parts).send(samples=12).training_samples)
-    assert told == [12, None, None, None]
+            sample_counts.append(make_site("fedavg", shared_model=ALIKE, **parts).send(samples=12).training_samples)
+    assert sample_counts == [12, None, None, None]
 
 
 def test_a_method_that_shares_nothing_sends_nothing(make_site: Any) -> None:
@@ -169,19 +171,19 @@ def test_a_method_that_shares_nothing_sends_nothing(make_site: Any) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "dflmoe", "fedskd"])
 def test_what_others_would_refuse_is_named_at_the_start(make_site: Any, method: str) -> None:
     site = make_site(method, shared_model=ALIKE)
-    site.artifact_exchange.judge_own(site.send())
+    site.artifact_exchange.self_check(site.send())
     with torch.no_grad():
-        site.kept.dam.head.bias.fill_(float("nan"))
+        site.site_networks.dam.head.bias.fill_(float("nan"))
     refusal = r"^\[model\] resnet10 would be refused by other sites: tensor 'fc.bias' holds a NaN or an infinity$"
     with pytest.raises(UnusableConfigurationError, match=refusal):
-        site.artifact_exchange.judge_own(site.send())
+        site.artifact_exchange.self_check(site.send())
 
 
 def test_the_shared_model_is_named_where_it_is_what_would_be_refused(make_site: Any) -> None:
     site = make_site("feddal", shared_model=SHARED)
-    filled(site.kept, float("inf"))
+    fill(site.site_networks, float("inf"))
     with pytest.raises(UnusableConfigurationError, match=r"^\[shared_model\] resnet10 would be refused"):
-        site.artifact_exchange.judge_own(site.send())
+        site.artifact_exchange.self_check(site.send())
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -189,10 +191,10 @@ def test_heads_come_by_origin_with_their_weights_and_without_a_body(make_site: A
     alpha = make_site("dflmoe")
     beta = make_site("dflmoe", "beta", model={"name": "tcn", "parameters": {"width": 6, "projection": 10}})
     gamma = make_site("dflmoe", "gamma", model={"parameters": {"width": 2}})
-    found = alpha.artifact_exchange.received([beta.to(alpha), gamma.to(alpha)])
-    assert list(found) == ["beta", "gamma"]
+    received = alpha.artifact_exchange.receive_all([beta.to(alpha), gamma.to(alpha)])
+    assert list(received) == ["beta", "gamma"]
     for site in (beta, gamma):
-        head, own = found[site.settings.site], site.kept.dam.head
+        head, own = received[site.settings.site], site.site_networks.dam.head
         assert isinstance(head, nn.Linear)
         assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in head.state_dict().items())
         assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in head.parameters())
@@ -212,7 +214,7 @@ def little_memory() -> Iterator[None]:
 
 def test_of_a_head_whose_body_would_fill_any_machine_the_body_is_not_built(make_site: Any, little_memory: None) -> None:
     alpha, state = make_site("dflmoe"), {"fc.weight": torch.randn(2, 8), "fc.bias": torch.randn(2)}
-    (head,) = alpha.artifact_exchange.received([source(written(alpha, state, HUGE))]).values()
+    (head,) = alpha.artifact_exchange.receive_all([source(write_state(alpha, state, HUGE))]).values()
     assert sum(parameter.numel() for parameter in head.parameters()) == 18
     assert torch.equal(head(torch.eye(8)), state["fc.weight"].T + state["fc.bias"])
 
@@ -238,10 +240,10 @@ def head_state(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tenso
 def test_a_head_is_what_its_spec_says_or_nothing(make_site: Any, change: Any, reason: str) -> None:
     alpha = make_site("dflmoe")
     spec = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=2, width=2).spec
-    came = source(written(alpha, head_state(change), spec))
+    received = source(write_state(alpha, head_state(change), spec))
     with pytest.raises(UnusableArtifact, match=reason) as caught:
-        alpha.artifact_exchange.received([came])
-    assert caught.value.source is came
+        alpha.artifact_exchange.receive_all([received])
+    assert caught.value.source is received
 
 
 def test_a_manifest_that_leaves_a_tensor_out_is_no_better(make_site: Any) -> None:
@@ -251,9 +253,9 @@ def test_a_manifest_that_leaves_a_tensor_out_is_no_better(make_site: Any) -> Non
         (honest.artifact.tensors[1:], "tensor 'fc.bias' is only in the spec"),
         ((*honest.artifact.tensors, TensorSpec("fc.z", "F32", (1,))), "tensor 'fc.z' is only in the manifest"),
     ):
-        lying = dataclasses.replace(honest, artifact=dataclasses.replace(honest.artifact, tensors=tensors))
+        forged = dataclasses.replace(honest, artifact=dataclasses.replace(honest.artifact, tensors=tensors))
         with pytest.raises(UnusableArtifact, match=reason):
-            alpha.artifact_exchange.received([lying])
+            alpha.artifact_exchange.receive_all([forged])
 
 
 def test_a_head_with_values_outside_its_state_is_refused(make_site: Any, elsewhere: None) -> None:
@@ -261,11 +263,11 @@ def test_a_head_with_values_outside_its_state_is_refused(make_site: Any, elsewhe
     alpha = make_site("dflmoe", allow=("elsewhere:Hidden",))
     beta = make_site("dflmoe", "beta", model=hidden)
     with pytest.raises(UnusableArtifact, match="its head has values that its state does not hold"):
-        alpha.artifact_exchange.received([beta.to(alpha)])
+        alpha.artifact_exchange.receive_all([beta.to(alpha)])
     with pytest.raises(
         UnusableConfigurationError, match=r"^\[model\] elsewhere:Hidden would be refused by other sites: its head"
     ):
-        beta.artifact_exchange.judge_own(beta.send())
+        beta.artifact_exchange.self_check(beta.send())
 
 
 def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -> None:
@@ -273,19 +275,19 @@ def test_a_head_that_does_not_predict_these_classes_is_refused(make_site: Any) -
     three = models.create_model("resnet10", spatial_dims=1, in_channels=2, classes=3, width=2)
     state = {name: tensor for name, tensor in state_of(three).items() if name.startswith("fc.")}
     with pytest.raises(UnusableArtifact, match="classes = 3 is not this federation's 2"):
-        alpha.artifact_exchange.received([source(written(alpha, state, three.spec))])
+        alpha.artifact_exchange.receive_all([source(write_state(alpha, state, three.spec))])
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fedskd", "dflmoe", "dflmoe_models"])
 def test_a_class_from_elsewhere_must_be_allowed_here(make_site: Any, elsewhere: None, method: str) -> None:
     beta, alpha = make_site(method, "beta", model=FOREIGN), make_site(method)
-    beta.artifact_exchange.judge_own(beta.send())
-    came = beta.to(alpha)
+    beta.artifact_exchange.self_check(beta.send())
+    source_of_beta = beta.to(alpha)
     with pytest.raises(UnusableArtifact, match="'elsewhere:Small' is not one that another site may name here"):
-        alpha.artifact_exchange.received([came])
+        alpha.artifact_exchange.receive_all([source_of_beta])
     allowing = make_site(method, allow=("elsewhere:Small",))
-    assert set(allowing.artifact_exchange.received([came])) == {"beta"}
+    assert set(allowing.artifact_exchange.receive_all([source_of_beta])) == {"beta"}
 
 
 def test_a_model_of_this_site_s_own_spec_comes_home_without_permission(make_site: Any, elsewhere: None) -> None:
@@ -303,24 +305,24 @@ def test_the_first_that_cannot_be_used_is_named(make_site: Any) -> None:
     alpha, gamma = make_site("dflmoe", **parts), make_site("dflmoe", "gamma", **parts)
     beta = make_site("dflmoe", "beta", model={"parameters": {"width": 2}}, **parts)
     narrow = beta.to(alpha)
-    assert set(alpha.artifact_exchange.received([gamma.to(alpha)])) == {"gamma"}
+    assert set(alpha.artifact_exchange.receive_all([gamma.to(alpha)])) == {"gamma"}
     with pytest.raises(UnusableArtifact, match="its head takes 16 features, this body gives 32") as caught:
-        alpha.artifact_exchange.received([gamma.to(alpha), narrow])
+        alpha.artifact_exchange.receive_all([gamma.to(alpha), narrow])
     assert caught.value.source is narrow
 
 
 def test_a_model_whose_prediction_is_no_number_is_refused(make_site: Any) -> None:
     alpha, beta = make_site("fedskd"), make_site("fedskd", "beta")
     with torch.no_grad():
-        beta.kept.dam.bn1.bias.fill_(3e38)
+        beta.site_networks.dam.bn1.bias.fill_(3e38)
     with pytest.raises(UnusableArtifact, match="predicts a NaN or an infinity for an image of zeros"):
-        alpha.artifact_exchange.received([beta.to(alpha)])
+        alpha.artifact_exchange.receive_all([beta.to(alpha)])
 
 
 def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: Any, make_setting: Any) -> None:
     alpha, beta, gamma = (make_site("dflmoe", name) for name in ("alpha", "beta", "gamma"))
     with torch.no_grad():
-        gamma.kept.dam.head.weight.fill_(3e38)
+        gamma.site_networks.dam.head.weight.fill_(3e38)
     trainer = Trainer(make_setting(method={"name": "dflmoe"}))
     state = trainer.perform(commands.Initialise(1, 1)).state
     sources = beta.to(alpha), gamma.to(alpha)
@@ -331,10 +333,10 @@ def test_who_makes_training_diverge_is_named_and_not_who_comes_first(make_site: 
 
 def test_what_is_extreme_are_weights_and_not_counts(three: Any) -> None:
     alpha, beta, _ = three()
-    filled(beta.kept, -7.0, count=10**6)
-    assert alpha.artifact_exchange.extreme(beta.to(alpha)) == 7.0
+    fill(beta.site_networks, -7.0, count=10**6)
+    assert alpha.artifact_exchange.max_abs(beta.to(alpha)) == 7.0
     flags = {"mask": torch.tensor([True]), "fc.bias": torch.tensor([-0.5, 0.25]), "none": torch.zeros(0)}
-    assert alpha.artifact_exchange.extreme(source(written(alpha, flags, beta.kept.dam.spec))) == 0.5
+    assert alpha.artifact_exchange.max_abs(source(write_state(alpha, flags, beta.site_networks.dam.spec))) == 0.5
 
 
 # --- averaged ---------------------------------------------------------------------------------------------------------
@@ -345,7 +347,7 @@ def three(make_site: Any) -> Callable[..., list[Site]]:
     def make(method: str = "fedavg", **parts: Any) -> list[Site]:
         sites = [make_site(method, name, **{"shared_model": ALIKE, **parts}) for name in ("alpha", "beta", "gamma")]
         for site, value, count in zip(sites, (1e8, 1.0, -1e8), (3, 9, 5), strict=True):
-            filled(site.kept, value, count)
+            fill(site.site_networks, value, count)
         return sites
 
     return make
@@ -353,14 +355,14 @@ def three(make_site: Any) -> Callable[..., list[Site]]:
 
 def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -> None:
     sites = three()
-    found = []
+    means = []
     for mine in sites:
-        came = [site.to(mine) for site in sites if site is not mine]
-        for order in (came, came[::-1]):
-            mean, contributors = mine.artifact_exchange.averaged(order, samples=1)
+        others = [site.to(mine) for site in sites if site is not mine]
+        for order in (others, others[::-1]):
+            mean, contributors = mine.artifact_exchange.average(order, samples=1)
             assert contributors == ["alpha", "beta", "gamma"]
-            found.append({name: tensor.numpy().tobytes() for name, tensor in mean.items()})
-    assert all(each == found[0] for each in found)
+            means.append({name: tensor.numpy().tobytes() for name, tensor in mean.items()})
+    assert all(each == means[0] for each in means)
     assert mean["fc.bias"].tolist() == [pytest.approx(1 / 3)] * 2
     assert mean["bn1.running_mean"][0] == mean["fc.bias"][0]
     assert mean["bn1.num_batches_tracked"] == 9
@@ -368,35 +370,39 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
 
 def test_what_is_missing_leaves_the_mean_of_the_rest(three: Any) -> None:
     alpha, beta, _ = three()
-    mean, contributors = alpha.artifact_exchange.averaged([beta.to(alpha)], samples=1)
+    mean, contributors = alpha.artifact_exchange.average([beta.to(alpha)], samples=1)
     assert contributors == ["alpha", "beta"]
     assert mean["fc.bias"].tolist() == [50000000.0, 50000000.0]
-    mean, contributors = alpha.artifact_exchange.averaged([], samples=1)
+    mean, contributors = alpha.artifact_exchange.average([], samples=1)
     assert contributors == ["alpha"]
-    assert all(torch.equal(tensor, alpha.kept.dam.state_dict()[name]) for name, tensor in mean.items())
+    assert all(torch.equal(tensor, alpha.site_networks.dam.state_dict()[name]) for name, tensor in mean.items())
 
 
 def test_samples_weigh_if_everybody_tells_them(three: Any) -> None:
     parts = {"weighting": "samples", "egress": {"training_set_size": True}}
     sites = three(**parts)
     for site, value in zip(sites, (1.0, 2.0, 4.0), strict=True):
-        filled(site.kept, value)
+        fill(site.site_networks, value)
     alpha, beta, gamma = sites
-    told = [beta.to(alpha, beta.send(samples=30)), gamma.to(alpha, gamma.send(samples=60))]
-    mean, _ = alpha.artifact_exchange.averaged(told, samples=10)
+    sources = [beta.to(alpha, beta.send(samples=30)), gamma.to(alpha, gamma.send(samples=60))]
+    mean, _ = alpha.artifact_exchange.average(sources, samples=10)
     assert mean["fc.bias"].tolist() == [pytest.approx((10 + 60 + 240) / 100)] * 2
     for count in (None, 0):
-        silent = dataclasses.replace(told[1], artifact=dataclasses.replace(told[1].artifact, training_samples=count))
-        mean, _ = alpha.artifact_exchange.averaged([told[0], silent], samples=10)
+        uncounted = dataclasses.replace(
+            sources[1], artifact=dataclasses.replace(sources[1].artifact, training_samples=count)
+        )
+        mean, _ = alpha.artifact_exchange.average([sources[0], uncounted], samples=10)
         assert mean["fc.bias"].tolist() == [pytest.approx(7 / 3)] * 2
 
 
 def test_a_site_that_receives_its_own_proxy_keeps_it(three: Any) -> None:
     alpha, beta, _ = three("proxyfl", shared_model=SHARED)
-    mean, contributors = alpha.artifact_exchange.averaged([alpha.to(alpha)], samples=1)
+    mean, contributors = alpha.artifact_exchange.average([alpha.to(alpha)], samples=1)
     assert contributors == ["alpha"]
-    assert all(torch.equal(tensor, alpha.kept.sent.state_dict()[name]) for name, tensor in mean.items())
-    pair, contributors = alpha.artifact_exchange.averaged([beta.to(alpha)], samples=1)
+    assert all(
+        torch.equal(tensor, alpha.site_networks.artifact_network.state_dict()[name]) for name, tensor in mean.items()
+    )
+    pair, contributors = alpha.artifact_exchange.average([beta.to(alpha)], samples=1)
     assert contributors == ["alpha", "beta"]
     assert pair["fc.bias"].tolist() == [50000000.0, 50000000.0]
 
@@ -405,27 +411,27 @@ def test_only_the_same_spec_is_averaged(three: Any, make_site: Any) -> None:
     alpha, *_ = three()
     other = make_site("fedavg", "delta", model={"parameters": {"width": 2}}, shared_model=SHARED)
     with pytest.raises(UnusableArtifact, match="its spec is not this site's resnet10, with which it is averaged"):
-        alpha.artifact_exchange.averaged([other.to(alpha)], samples=1)
+        alpha.artifact_exchange.average([other.to(alpha)], samples=1)
 
 
 def test_norms_neither_travel_nor_are_averaged_under_fedbn(three: Any) -> None:
     alpha, beta, _ = three("fedbn")
-    came = beta.to(alpha)
-    mean, _ = alpha.artifact_exchange.averaged([came], samples=1)
-    assert mean.keys() == {tensor.name for tensor in came.artifact.tensors}
+    received = beta.to(alpha)
+    mean, _ = alpha.artifact_exchange.average([received], samples=1)
+    assert mean.keys() == {tensor.name for tensor in received.artifact.tensors}
     assert not any("bn" in name or "downsample.1" in name for name in mean)
     assert {"conv1.weight", "layer2.0.downsample.0.weight", "fc.bias"} <= mean.keys()
-    whole = written(alpha, state_of(beta.kept.dam), beta.kept.dam.spec, kind="model")
+    whole = write_state(alpha, state_of(beta.site_networks.dam), beta.site_networks.dam.spec, kind="model")
     with pytest.raises(UnusableArtifact, match=r"tensor 'bn1\.bias' is only in the manifest"):
-        alpha.artifact_exchange.averaged([source(whole)], samples=1)
+        alpha.artifact_exchange.average([source(whole)], samples=1)
 
 
 def test_a_file_that_is_another_is_refused(three: Any) -> None:
     alpha, beta, _ = three()
-    came = beta.to(alpha)
-    path = alpha.settings.artifacts / f"{came.artifact.sha256}.safetensors"
+    received = beta.to(alpha)
+    path = alpha.settings.artifacts / f"{received.artifact.sha256}.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(UnusableArtifact, match="its file does not have its digest"):
-        alpha.artifact_exchange.averaged([came], samples=1)
+        alpha.artifact_exchange.average([received], samples=1)

@@ -12,7 +12,7 @@ from peer.training.checkpoint import Checkpoint, Checkpoints, checkpoint_name
 from peer.training.errors import UnusableConfigurationError
 
 
-def made(value: float, **record: object) -> Checkpoint:
+def make_checkpoint(value: float, **record: object) -> Checkpoint:
     return Checkpoint(
         record={"work": "w", **record},
         networks={"dam": {"x": torch.full((2,), value)}},
@@ -32,13 +32,13 @@ def rounds(store: Checkpoints) -> list[str]:
 def test_what_is_written_is_read_by_another_process_too(store: Checkpoints) -> None:
     name = checkpoint_name(12, "train")
     assert name == "round-000012/train"
-    store.write(name, made(3.0, steps=7))
-    found = Checkpoints(store.folder).read(name)
-    assert found.record == {"work": "w", "steps": 7}
-    assert found.networks["dam"]["x"].tolist() == [3.0, 3.0]
-    assert found.optimisers["dam"]["x/exp_avg"].tolist() == [1.5, 1.5]
-    assert set(found.networks) == set(found.optimisers) == {"dam"}
-    assert store.record(name) == found.record
+    store.write(name, make_checkpoint(3.0, steps=7))
+    checkpoint = Checkpoints(store.folder).read(name)
+    assert checkpoint.record == {"work": "w", "steps": 7}
+    assert checkpoint.networks["dam"]["x"].tolist() == [3.0, 3.0]
+    assert checkpoint.optimisers["dam"]["x/exp_avg"].tolist() == [1.5, 1.5]
+    assert set(checkpoint.networks) == set(checkpoint.optimisers) == {"dam"}
+    assert store.record(name) == checkpoint.record
 
 
 def test_a_checkpoint_that_is_not_there(store: Checkpoints) -> None:
@@ -55,31 +55,31 @@ def test_a_name_never_leads_out_of_the_folder(store: Checkpoints, name: str) -> 
 
 def test_a_partial_checkpoint_replaces_the_one_before(store: Checkpoints) -> None:
     assert store.read_partial("w") is None
-    store.write_partial(5, made(1.0, step=5))
-    store.write_partial(12, made(2.0, step=12))
+    store.write_partial(5, make_checkpoint(1.0, step=5))
+    store.write_partial(12, make_checkpoint(2.0, step=12))
     assert [path.name for path in (store.folder / "partial").iterdir()] == ["step-00000012"]
-    found = store.read_partial("w")
-    assert found is not None
-    assert found.record["step"] == 12
+    checkpoint = store.read_partial("w")
+    assert checkpoint is not None
+    assert checkpoint.record["step"] == 12
     assert store.read_partial("another stage") is None
     store.clear_partial()
     assert store.read_partial("w") is None
 
 
 def test_of_two_partial_checkpoints_that_a_crash_left_the_newer_counts(store: Checkpoints) -> None:
-    store.write_partial(5, made(1.0, step=5))
+    store.write_partial(5, make_checkpoint(1.0, step=5))
     (store.folder / "partial").rename(store.folder / "aside")
-    store.write_partial(12, made(2.0, step=12))
+    store.write_partial(12, make_checkpoint(2.0, step=12))
     (store.folder / "aside" / "step-00000005").rename(store.folder / "partial" / "step-00000005")
-    found = store.read_partial("w")
-    assert found is not None
-    assert found.record["step"] == 12
+    checkpoint = store.read_partial("w")
+    assert checkpoint is not None
+    assert checkpoint.record["step"] == 12
 
 
 def test_old_rounds_go_but_not_the_one_that_is_built_on(store: Checkpoints) -> None:
     for number in range(6):
-        store.write(checkpoint_name(number, "train"), made(number))
-    store.write(checkpoint_name(5, "distill"), made(5))
+        store.write(checkpoint_name(number, "train"), make_checkpoint(number))
+    store.write(checkpoint_name(5, "distill"), make_checkpoint(5))
     store.prune([checkpoint_name(2, "train")])
     newest = [f"round-{number:06d}" for number in range(6 - CHECKPOINTS_KEPT, 6)]
     assert rounds(store) == ["round-000002", *newest]

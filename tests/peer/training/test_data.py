@@ -30,7 +30,7 @@ def go_on() -> None:
 
 
 def loaded(settings: TrainingSettings) -> SiteData:
-    return load_data(settings, site_seed(settings), pulse=go_on)
+    return load_data(settings, site_seed(settings), check_halt=go_on)
 
 
 def edit(signals: Path, **splits: list[dict[str, Any]]) -> None:
@@ -111,16 +111,16 @@ def test_one_class_that_can_be_read_is_not_enough(make_setting, signals: Path) -
 
 
 def test_reading_can_be_ended_between_samples(make_setting) -> None:
-    seen = []
+    calls = []
 
     def pulse() -> None:
-        seen.append(1)
-        if len(seen) == 3:
+        calls.append(1)
+        if len(calls) == 3:
             raise WorkInterrupted
 
     settings = TrainingSettings.of(make_setting())
     with pytest.raises(WorkInterrupted):
-        load_data(settings, site_seed(settings), pulse=pulse)
+        load_data(settings, site_seed(settings), check_halt=pulse)
 
 
 def test_a_sample_that_vanishes_later_is_a_fault(make_setting, signals: Path) -> None:
@@ -144,20 +144,20 @@ DENSE = {
 def dense(request: pytest.FixtureRequest, make_setting, signals: Path) -> Callable[..., TrainingSettings]:
     """Makes recipes of a dense task over SYNTHETIC planes of 4x6 whose places all differ, and their labels."""
     kind = request.param
-    listed: dict[str, list[dict[str, Any]]] = {}
+    datalist: dict[str, list[dict[str, Any]]] = {}
     for split, count in (("training", 5), ("test", 2)):
-        listed[split] = []
+        datalist[split] = []
         for index in range(count):
             plane = np.random.default_rng(index).permutation(24).reshape(4, 6)
             label = plane % 3 if kind == "segmentation" else plane.repeat(2, 0).repeat(2, 1) / 24
             np.save(signals / f"{split}{index}.npy", plane / 24)
             np.save(signals / f"{split}{index}-label.npy", label)
             entry = {"image": f"{split}{index}.npy", "label": f"{split}{index}-label.npy", "subject": f"{split}{index}"}
-            listed[split].append(entry)
-    edit(signals, **listed)
-    given = DENSE[kind]
+            datalist[split].append(entry)
+    edit(signals, **datalist)
+    options = DENSE[kind]
     return lambda **data: TrainingSettings.of(
-        make_setting(task=given["task"], data={"input_size": [4, 6], **given.get("data", {}), **data})
+        make_setting(task=options["task"], data={"input_size": [4, 6], **options.get("data", {}), **data})
     )
 
 
@@ -281,9 +281,9 @@ def test_nothing_to_train_on_is_a_fault(dense: Callable[..., TrainingSettings], 
 def test_validation_takes_whole_subjects_of_each_class() -> None:
     samples = [Sample(f"{subject}-{k}", (), subject % 2, f"s{subject}") for subject in range(20) for k in range(3)]
     names = validation_names(samples, 0.3, lambda *parts: derive(1, *parts))
-    held = [sample for sample in samples if sample.name in names]
-    assert Counter(sample.label for sample in held) == {0: 9, 1: 9}
-    assert all(count == 3 for count in Counter(sample.subject for sample in held).values())
+    held_out = [sample for sample in samples if sample.name in names]
+    assert Counter(sample.label for sample in held_out) == {0: 9, 1: 9}
+    assert all(count == 3 for count in Counter(sample.subject for sample in held_out).values())
     assert names == validation_names(samples[::-1], 0.3, lambda *parts: derive(1, *parts))
     assert names != validation_names(samples, 0.3, lambda *parts: derive(2, *parts))
     assert validation_names(samples, 0.0, lambda *parts: derive(1, *parts)) == set()

@@ -39,7 +39,7 @@ def test_a_failed_allocation_of_torch_is_a_lack_of_memory() -> None:
 def test_an_expected_reason_is_its_text_and_another_names_its_place() -> None:
     assert reason_of(raised(UnusableDataError("a\n b"))) == "a b"
     reason = reason_of(raised(ZeroDivisionError("by\nzero")))
-    assert reason.startswith("ZeroDivisionError: by zero (test_fault.py:")
+    assert reason.startswith("ZeroDivisionError: by zero (test_errors.py:")
 
 
 def test_a_reason_is_one_line_of_bounded_length() -> None:

@@ -25,9 +25,9 @@ from peer.training.trainer import Trainer
 def lend(setting: WorkerSetting, *, steps: bool = True) -> tuple[dict[str, float], Source]:
     """A site's own figures after a round of training, and its model as it is lent then."""
     trainer = Trainer(setting)
-    begun = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(begun, events.Initialised)
-    state = begun.state
+    initialised = trainer.perform(commands.Initialise(1, 1))
+    assert isinstance(initialised, events.Initialised)
+    state = initialised.state
     if steps:
         trained = trainer.perform(commands.Train(1, 1, 2, "train", state, ()))
         assert isinstance(trained, events.Trained)
@@ -86,9 +86,9 @@ def test_the_mean_is_lent_where_models_are_averaged(make_setting: Any) -> None:
     shared = {"name": "resnet10", "width": 4}
     setting = make_setting(method={"name": "fedavg"}, shared_model=shared)
     trainer = Trainer(setting)
-    begun = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(begun, events.Initialised)
-    trained = trainer.perform(commands.Train(1, 1, 2, "train", begun.state, ()))
+    initialised = trainer.perform(commands.Initialise(1, 1))
+    assert isinstance(initialised, events.Initialised)
+    trained = trainer.perform(commands.Train(1, 1, 2, "train", initialised.state, ()))
     assert isinstance(trained, events.Trained)
     assert trained.artifact is not None
     _, other = lend(make_setting(site="beta", method={"name": "fedavg"}, shared_model=shared, learning_rate=0.1))
@@ -103,10 +103,10 @@ def test_the_mean_is_lent_where_models_are_averaged(make_setting: Any) -> None:
 
 def test_nothing_is_written_without_being_lent(beta: WorkerSetting) -> None:
     trainer = Trainer(beta)
-    begun = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(begun, events.Initialised)
+    initialised = trainer.perform(commands.Initialise(1, 1))
+    assert isinstance(initialised, events.Initialised)
     before = sorted(Path(beta.home).rglob("*"))
-    event = trainer.perform(commands.Evaluate(1, 1, 3, begun.state))
+    event = trainer.perform(commands.Evaluate(1, 1, 3, initialised.state))
     assert isinstance(event, events.Evaluated)
     assert event.artifact is None
     assert sorted(Path(beta.home).rglob("*")) == before
@@ -178,8 +178,8 @@ def test_a_file_that_is_gone_is_no_fault_of_the_guest(alpha: WorkerSetting, beta
 def test_without_test_samples_there_is_nothing_to_say(alpha: WorkerSetting, beta: WorkerSetting, signals: Path) -> None:
     _, source = lend(beta, steps=False)
     fetched(beta, alpha, source)
-    listed = json.loads((signals / "datalist.json").read_text())
-    (signals / "datalist.json").write_text(json.dumps({**listed, "test": []}))
+    datalist = json.loads((signals / "datalist.json").read_text())
+    (signals / "datalist.json").write_text(json.dumps({**datalist, "test": []}))
     assert measure(alpha, source).metrics == {}
 
 

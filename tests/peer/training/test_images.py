@@ -84,8 +84,8 @@ def test_only_bytes_of_pictures_are_brought_to_the_unit_range(tmp_path: Path) ->
     Image.fromarray(pixels).save(tmp_path / "bytes.bmp")
     Image.fromarray(pixels.astype(np.uint16) * 100).save(tmp_path / "words.png")
     np.save(tmp_path / "bytes.npy", pixels)
-    found = {path.name: load_image(path, spatial_dims=2, unit=True).max().item() for path in tmp_path.iterdir()}
-    assert found == {"bytes.bmp": 1, "words.png": 25500, "bytes.npy": 255}
+    brightest = {path.name: load_image(path, spatial_dims=2, unit=True).max().item() for path in tmp_path.iterdir()}
+    assert brightest == {"bytes.bmp": 1, "words.png": 25500, "bytes.npy": 255}
     assert load_image(tmp_path / "bytes.bmp", spatial_dims=2).max() == 255
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from models import Output
 from peer.core.plan import Work
 from peer.core.seeds import derive
-from peer.methods.method import Batch, Forward, Stage, Step, Term, one_move
+from peer.methods.method import Batch, Forward, Stage, Step, Term, one_step_stage
 from peer.training.loop import TOTAL, Loop
 
 WORK = Work("step", 6, 0.05)
@@ -49,7 +49,7 @@ def stage_of(*names: str, weights: Mapping[str, float] | None = None) -> Stage:
             for name in names
         }
 
-    return one_move({name: Small(index) for index, name in enumerate(names)}, names, losses)
+    return one_step_stage({name: Small(index) for index, name in enumerate(names)}, names, losses)
 
 
 def loop_of(stage: Stage, *, steps: int = 6, precision: str = "fp32") -> Loop:
@@ -98,8 +98,8 @@ def test_losses_are_reported_unweighted_and_their_total_weighted() -> None:
 
 def test_a_mean_is_over_all_steps() -> None:
     loop = loop_of(stage_of("dam"), steps=4)
-    seen = [loop.losses()["ce_dam"] for _ in loop.run(Stream())]
-    assert loop.means()["ce_dam"] == pytest.approx(sum(seen) / 4)
+    losses = [loop.losses()["ce_dam"] for _ in loop.run(Stream())]
+    assert loop.means()["ce_dam"] == pytest.approx(sum(losses) / 4)
 
 
 def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
@@ -108,8 +108,8 @@ def test_training_lowers_the_loss_of_a_fixed_batch() -> None:
             return Stream()[0]
 
     loop = loop_of(stage_of("dam"), steps=40)
-    seen = [loop.losses()["ce_dam"] for _ in loop.run(Same())]
-    assert sum(seen[-5:]) < 0.7 * sum(seen[:5])
+    losses = [loop.losses()["ce_dam"] for _ in loop.run(Same())]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
 
 
 def test_frozen_parameters_stay_and_have_no_optimiser() -> None:
@@ -125,11 +125,11 @@ def test_frozen_parameters_stay_and_have_no_optimiser() -> None:
 
 def test_bf16_forward_has_float32_losses_and_weights() -> None:
     stage = stage_of("dam")
-    seen: list[torch.dtype] = []
-    stage.networks["dam"].head.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    dtypes: list[torch.dtype] = []
+    stage.networks["dam"].head.register_forward_hook(lambda module, args, result: dtypes.append(result.dtype))
     loop = loop_of(stage, steps=2, precision="bf16")
     list(loop.run(Stream()))
-    assert set(seen) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     assert stage.networks["dam"].head.weight.dtype == torch.float32
 
 
@@ -150,7 +150,7 @@ def turns(order: list[str], *, apart: bool) -> Stage:
     """Two networks that learn in turn, on each batch or one after the other."""
     networks = {name: Normed(index) for index, name in enumerate(("dam", "proxy"))}
 
-    def move(name: str) -> Step:
+    def step_of(name: str) -> Step:
         def losses(batch: Batch, forward: Forward) -> Mapping[str, Term]:
             order.append(f"{name}{batch.targets.tolist()}")
             mine, other = (forward(each, batch.images).prediction for each in networks)
@@ -158,8 +158,8 @@ def turns(order: list[str], *, apart: bool) -> Stage:
 
         return Step((name,), losses)
 
-    moves = move("proxy"), move("dam")
-    return Stage(networks, ((moves[0],), (moves[1],)) if apart else (moves,))
+    steps_of_a_batch = step_of("proxy"), step_of("dam")
+    return Stage(networks, ((steps_of_a_batch[0],), (steps_of_a_batch[1],)) if apart else (steps_of_a_batch,))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -167,8 +167,8 @@ def test_moves_take_turns_on_a_batch_and_passes_on_all_batches(apart: bool) -> N
     order: list[str] = []
     loop = loop_of(turns(order, apart=apart), steps=2)
     steps = list(loop.run(Stream()))
-    who = [entry.partition("[")[0] for entry in order]
-    assert who == (["proxy", "proxy", "dam", "dam"] if apart else ["proxy", "dam", "proxy", "dam"])
+    order_of_networks = [entry.partition("[")[0] for entry in order]
+    assert order_of_networks == (["proxy", "proxy", "dam", "dam"] if apart else ["proxy", "dam", "proxy", "dam"])
     assert steps == ([1, 2, 3, 4] if apart else [1, 2])
     assert loop.steps == len(steps)
     assert loop.means().keys() == {TOTAL, "gap_dam", "gap_proxy"}

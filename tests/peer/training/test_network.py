@@ -81,8 +81,10 @@ def test_a_head_is_probed_on_this_site_s_grid() -> None:
 
 
 def test_the_shared_model_is_the_file_s_or_the_method_s_own(make_setting) -> None:
-    given = TrainingSettings.of(make_setting(method={"name": "feddal"}, shared_model={"name": "resnet10", "width": 8}))
-    assert shared_spec(given) == {
+    settings = TrainingSettings.of(
+        make_setting(method={"name": "feddal"}, shared_model={"name": "resnet10", "width": 8})
+    )
+    assert shared_spec(settings) == {
         "name": "resnet10", "spatial_dims": 1, "in_channels": 2, "classes": 2, "hyper": {"width": 8},
     }  # fmt: skip
     own = shared_spec(TrainingSettings.of(make_setting(method={"name": "mh_pflid"})))

@@ -14,7 +14,7 @@ from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import PLANS
 from peer.training.errors import UnusableConfigurationError
-from peer.training.rehearsal import group_rooms, own_artifact, stages, stand_ins
+from peer.training.rehearsal import group_free_bytes, stage_commands, stand_ins, write_own_artifact
 from peer.training.trainer import Trainer
 
 OTHERS = (SiteName("beta"), SiteName("gamma"))
@@ -25,7 +25,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def begun(make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> Trainer:
+def start_trainer(make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> Trainer:
     parameters = options.pop("parameters", {})
     setting = make_setting(method={"name": method, **parameters}, shared_model=SHARED.get(method), steps=50, **options)
     trainer = Trainer(setting)
@@ -41,7 +41,7 @@ def rehearse(trainer: Trainer, others: tuple[SiteName, ...] = OTHERS) -> events.
 
 @pytest.mark.parametrize("method", sorted(PLANS))
 def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., WorkerSetting], method: str) -> None:
-    trainer = begun(make_setting, method)
+    trainer = start_trainer(make_setting, method)
     before = sorted((trainer.settings.home / "checkpoints").iterdir())
     event = rehearse(trainer)
     expected = {"visitor"} if PLANS[method].pattern == "circulate" else set(PLANS[method].stages)
@@ -55,19 +55,19 @@ def test_every_stage_of_every_method_is_tried(make_setting: Callable[..., Worker
 
 
 def test_a_round_that_only_moves_models_on_is_tried_as_well(make_setting: Callable[..., WorkerSetting]) -> None:
-    event = rehearse(begun(make_setting, "fedskd", parameters={"activation": 0.5}))
+    event = rehearse(start_trainer(make_setting, "fedskd", parameters={"activation": 0.5}))
     assert set(event.step_s) == {"visitor", "train"}
 
 
 def test_a_site_alone_trains_alone(make_setting: Callable[..., WorkerSetting]) -> None:
-    assert set(rehearse(begun(make_setting, "fedskd"), ()).step_s) == {"train"}
+    assert set(rehearse(start_trainer(make_setting, "fedskd"), ()).step_s) == {"train"}
 
 
 def test_as_much_comes_as_in_a_round(make_setting: Callable[..., WorkerSetting]) -> None:
     def coming(method: str) -> dict[str, int]:
-        trainer = begun(make_setting, method)
-        sources = stand_ins(trainer, own_artifact(trainer), OTHERS)
-        return {stage: len(order.sources) for stage, order in stages(trainer, sources)}
+        trainer = start_trainer(make_setting, method)
+        sources = stand_ins(trainer, write_own_artifact(trainer), OTHERS)
+        return {stage: len(order.sources) for stage, order in stage_commands(trainer, sources)}
 
     assert coming("dflmoe") == {"local": 2, "decide": 2}
     assert coming("fedskd") == {"train": 1}
@@ -76,9 +76,9 @@ def test_as_much_comes_as_in_a_round(make_setting: Callable[..., WorkerSetting])
 
 def test_a_trainer_goes_on_as_if_nothing_had_been(make_setting: Callable[..., WorkerSetting], tmp_path: Path) -> None:
     order = commands.Train(1, 1, 3, "train", "round-000000/initial", ())
-    plain, tried = (begun(make_setting, "fedskd", home=tmp_path / name) for name in ("plain", "tried"))
-    rehearse(tried)
-    (first, second) = (trainer.perform(order) for trainer in (plain, tried))
+    plain, rehearsed = (start_trainer(make_setting, "fedskd", home=tmp_path / name) for name in ("plain", "tried"))
+    rehearse(rehearsed)
+    (first, second) = (trainer.perform(order) for trainer in (plain, rehearsed))
     assert isinstance(first, events.Trained)
     assert isinstance(second, events.Trained)
     assert first.artifact == second.artifact
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_is_named(make_setting: Callable[..., WorkerSe
     for path in signals.glob("training*.npz"):
         np.savez(path, image=np.full((2, 24), 3e38, dtype=np.float32))
     with pytest.raises(UnusableConfigurationError, match=r"in step 1 of stage train total is nan"):
-        rehearse(begun(make_setting, "fedskd"))
+        rehearse(start_trainer(make_setting, "fedskd"))
 
 
 def test_a_container_has_less_memory_than_the_machine(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_container_has_less_memory_than_the_machine(tmp_path: Path) -> None:
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {idle}\n")
-    assert list(group_rooms(group, groups)) == [400, 50]
+    assert list(group_free_bytes(group, groups)) == [400, 50]
     group.write_text("0::/pods/two\n")
-    assert list(group_rooms(group, groups)) == [50], "a group that says nothing is passed over"
+    assert list(group_free_bytes(group, groups)) == [50], "a group that says nothing is passed over"
     group.write_text("4:memory:/elsewhere\n")
-    assert list(group_rooms(group, groups)) == []
+    assert list(group_free_bytes(group, groups)) == []

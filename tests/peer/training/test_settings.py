@@ -20,20 +20,20 @@ def settings(federation: dict, site: dict) -> TrainingSettings:
 
 
 def test_defaults_are_those_of_the_plan() -> None:
-    found = settings(
+    read = settings(
         {"method": {"name": "fedskd", "gamma": 100.0}, "stages": {"train": {"count": 7, "unit": None}}},
         {"data": {"input_size": [4, 4, 4], "regions": None}, "model": {"name": "resnet10", "head": None}},
     )
-    assert found.parameters == {**PLANS["fedskd"].defaults(), "gamma": 100.0}
-    assert found.works == {"train": Work("step", 7, 1e-4, 0.0)}
-    assert found.data.input_size == (4, 4, 4)
-    assert (found.data.normalise, found.data.cache, found.data.regions) == ("none", "memory", None)
-    assert found.data.augmentation == AugmentationSettings(0.5, 15.0, 0.05, 0.1, 0.8)
-    assert found.model == {"name": "resnet10"}
-    assert (found.device, found.precision, found.threads, found.batch_size) == ("auto", "fp32", 1, 8)
-    assert found.checkpoint_s == CHECKPOINT_S
-    assert found.plan is PLANS["fedskd"]
-    assert found.artifacts == Path("/h/gen-0001/artifacts")
+    assert read.parameters == {**PLANS["fedskd"].defaults(), "gamma": 100.0}
+    assert read.works == {"train": Work("step", 7, 1e-4, 0.0)}
+    assert read.data.input_size == (4, 4, 4)
+    assert (read.data.normalise, read.data.cache, read.data.regions) == ("none", "memory", None)
+    assert read.data.augmentation == AugmentationSettings(0.5, 15.0, 0.05, 0.1, 0.8)
+    assert read.model == {"name": "resnet10"}
+    assert (read.device, read.precision, read.threads, read.batch_size) == ("auto", "fp32", 1, 8)
+    assert read.checkpoint_s == CHECKPOINT_S
+    assert read.plan is PLANS["fedskd"]
+    assert read.artifacts == Path("/h/gen-0001/artifacts")
 
 
 def test_signals_are_not_reversed_unless_the_site_says_so() -> None:
@@ -60,15 +60,15 @@ def test_paths_are_relative_to_the_site_file() -> None:
     assert bare.data.datalist == Path("/etc/site/lists/a.json")
     assert bare.data.root == Path("/etc/site/lists")
     data = {"input_size": [4, 4], "root": "/mnt/images", "regions": "atlas.nii.gz", "augmentation": {"flip": 0.0}}
-    given = settings({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
-    assert (given.root, given.regions) == (Path("/mnt/images"), Path("/etc/site/atlas.nii.gz"))
-    assert given.augmentation == AugmentationSettings(flip=0.0)
+    data_settings = settings({"method": {"name": "local"}}, {"data": data, "model": {"name": "m"}}).data
+    assert (data_settings.root, data_settings.regions) == (Path("/mnt/images"), Path("/etc/site/atlas.nii.gz"))
+    assert data_settings.augmentation == AugmentationSettings(flip=0.0)
 
 
 def test_the_training_set_size_is_told_only_if_both_files_say_so() -> None:
     site = {"data": {"input_size": [4]}, "model": {"name": "m"}}
-    told = {**site, "egress": {"training_set_size": True}}
+    telling_site = {**site, "egress": {"training_set_size": True}}
     weighted = {"method": {"name": "local"}, "weighting": "samples"}
-    assert settings(weighted, told).tells_samples
+    assert settings(weighted, telling_site).tells_samples
     assert not settings(weighted, site).tells_samples
-    assert not settings({"method": {"name": "local"}}, told).tells_samples
+    assert not settings({"method": {"name": "local"}}, telling_site).tells_samples

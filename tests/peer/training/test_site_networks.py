@@ -34,7 +34,7 @@ State = dict[str, Tensor]
 
 
 @pytest.fixture
-def make_kept(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteNetworks]:
+def make_networks(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteNetworks]:
     """Makes what a site keeps; another of the same site and method reads the same folder."""
 
     def make(method: str, site: str = "alpha", **parts: Any) -> SiteNetworks:
@@ -48,18 +48,18 @@ def make_kept(make_setting: Callable[..., WorkerSetting]) -> Callable[..., SiteN
     return make
 
 
-def states(kept: SiteNetworks) -> dict[str, State]:
-    return {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in kept.networks.items()}
+def states(networks: SiteNetworks) -> dict[str, State]:
+    return {name: {k: v.clone() for k, v in net.state_dict().items()} for name, net in networks.networks.items()}
 
 
 def equal(first: State, second: State) -> bool:
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def changed(kept: SiteNetworks, by: float) -> None:
+def changed(networks: SiteNetworks, by: float) -> None:
     """Move every parameter."""
     with torch.no_grad():
-        for network in kept.networks.values():
+        for network in networks.networks.values():
             for parameter in network.parameters():
                 parameter += by
 
@@ -79,126 +79,126 @@ def changed(kept: SiteNetworks, by: float) -> None:
     ],
 )
 def test_what_is_shared_starts_alike_at_all_sites_and_nothing_else_does(
-    make_kept: Any, method: str, shared: Mapping[str, Any] | None, alike: set[str]
+    make_networks: Any, method: str, shared: Mapping[str, Any] | None, alike: set[str]
 ) -> None:
-    first, second = (states(make_kept(method, site, shared_model=shared)) for site in ("alpha", "beta"))
+    first, second = (states(make_networks(method, site, shared_model=shared)) for site in ("alpha", "beta"))
     assert {name for name, state in first.items() if equal(state, second[name])} == alike
     torch.manual_seed(4711)
-    again = states(make_kept(method, "alpha", shared_model=shared))
+    again = states(make_networks(method, "alpha", shared_model=shared))
     assert all(equal(state, again[name]) for name, state in first.items())
 
 
-def test_networks_are_the_same_whatever_was_looked_at_first(make_kept: Any) -> None:
-    straight, probed = (make_kept("mh_pflid", shared_model=MESSENGER_MODEL) for _ in range(2))
-    assert probed.place.output.prediction.shape == (1, 2)
+def test_networks_are_the_same_whatever_was_looked_at_first(make_networks: Any) -> None:
+    straight, probed = (make_networks("mh_pflid", shared_model=MESSENGER_MODEL) for _ in range(2))
+    assert probed.build_context.output.prediction.shape == (1, 2)
     assert all(equal(state, states(probed)[name]) for name, state in states(straight).items())
 
 
-def test_what_is_kept_fits_the_local_and_the_shared_model(make_kept: Any) -> None:
-    kept = make_kept("mh_pflid", shared_model=MESSENGER_MODEL)
-    assert list(kept.networks) == [DAM, MESSENGER, RECEIVER, TRANSMITTER]
-    assert kept.sent is kept.networks[MESSENGER]
-    project = kept.networks[RECEIVER].project
+def test_what_is_kept_fits_the_local_and_the_shared_model(make_networks: Any) -> None:
+    networks = make_networks("mh_pflid", shared_model=MESSENGER_MODEL)
+    assert list(networks.networks) == [DAM, MESSENGER, RECEIVER, TRANSMITTER]
+    assert networks.artifact_network is networks.networks[MESSENGER]
+    project = networks.networks[RECEIVER].project
     assert (project.in_features, project.out_features) == (32, 16)
-    assert make_kept("fedskd").networks.keys() == {DAM}
-    mixture = make_kept("dflmoe", model=DROPPING).networks[MIXTURE]
+    assert make_networks("fedskd").networks.keys() == {DAM}
+    mixture = make_networks("dflmoe", model=DROPPING).networks[MIXTURE]
     assert (mixture.transform.shared.in_features, mixture.mixing.query.out_features) == (10, 2)
 
 
-def test_a_shared_model_that_does_not_fit_is_named_each_time(make_kept: Any) -> None:
-    kept = make_kept("mh_pflid", shared_model={"name": "messenger_segmentation", "width": 2})
+def test_a_shared_model_that_does_not_fit_is_named_each_time(make_networks: Any) -> None:
+    networks = make_networks("mh_pflid", shared_model={"name": "messenger_segmentation", "width": 2})
     for _ in range(2):
         with pytest.raises(
             UnusableConfigurationError, match=r"^\[shared_model\]: messenger_segmentation takes sides that are"
         ):
-            _ = kept.networks
+            _ = networks.networks
 
 
 # --- held and written -------------------------------------------------------------------------------------------------
-def test_what_is_held_equals_the_checkpoint_until_it_is_let_go(make_kept: Any) -> None:
-    kept = make_kept("feddal", shared_model=SHARED)
-    written, moments = states(kept), {DAM: {"fc.bias/exp_avg": torch.ones(2)}}
-    kept.write("round-000001/train", {"work": "a"}, moments)
-    dam, proxy = kept.networks[DAM], kept.networks[PROXY]
-    kept.hold("round-000001/train")
-    assert kept.networks[PROXY] is proxy
-    kept.let_go()
-    changed(kept, 1.0)
-    kept.moments = {}
-    kept.hold("round-000001/train")
-    assert kept.networks[DAM] is dam
-    assert all(equal(state, states(kept)[name]) for name, state in written.items())
-    assert torch.equal(kept.moments[DAM]["fc.bias/exp_avg"], torch.ones(2))
-    other = make_kept("feddal", shared_model=SHARED)
-    other.hold("round-000001/train")
-    assert all(equal(state, states(other)[name]) for name, state in written.items())
+def test_what_is_held_equals_the_checkpoint_until_it_is_let_go(make_networks: Any) -> None:
+    networks = make_networks("feddal", shared_model=SHARED)
+    before, moments = states(networks), {DAM: {"fc.bias/exp_avg": torch.ones(2)}}
+    networks.write("round-000001/train", {"work": "a"}, moments)
+    dam, proxy = networks.networks[DAM], networks.networks[PROXY]
+    networks.load("round-000001/train")
+    assert networks.networks[PROXY] is proxy
+    networks.invalidate()
+    changed(networks, 1.0)
+    networks.moments = {}
+    networks.load("round-000001/train")
+    assert networks.networks[DAM] is dam
+    assert all(equal(state, states(networks)[name]) for name, state in before.items())
+    assert torch.equal(networks.moments[DAM]["fc.bias/exp_avg"], torch.ones(2))
+    other = make_networks("feddal", shared_model=SHARED)
+    other.load("round-000001/train")
+    assert all(equal(state, states(other)[name]) for name, state in before.items())
     assert other.moments.keys() == {DAM}
 
 
-def test_writing_holds_what_was_written(make_kept: Any) -> None:
-    kept = make_kept("feddal", shared_model=SHARED)
-    kept.write("round-000001/train", {}, {})
-    first = states(kept)
-    kept.let_go()
-    changed(kept, 1.0)
-    kept.write("round-000002/train", {}, {PROXY: {"fc.bias/step": torch.tensor(3.0)}})
-    second, proxy = states(kept), kept.networks[PROXY]
-    kept.hold("round-000002/train")
-    assert kept.networks[PROXY] is proxy
-    kept.hold("round-000001/train")
-    assert equal(states(kept)[PROXY], first[PROXY])
-    assert kept.moments == {}
-    kept.hold("round-000002/train")
-    assert equal(states(kept)[PROXY], second[PROXY])
-    assert kept.moments[PROXY]["fc.bias/step"] == 3.0
+def test_writing_holds_what_was_written(make_networks: Any) -> None:
+    networks = make_networks("feddal", shared_model=SHARED)
+    networks.write("round-000001/train", {}, {})
+    first = states(networks)
+    networks.invalidate()
+    changed(networks, 1.0)
+    networks.write("round-000002/train", {}, {PROXY: {"fc.bias/step": torch.tensor(3.0)}})
+    second, proxy = states(networks), networks.networks[PROXY]
+    networks.load("round-000002/train")
+    assert networks.networks[PROXY] is proxy
+    networks.load("round-000001/train")
+    assert equal(states(networks)[PROXY], first[PROXY])
+    assert networks.moments == {}
+    networks.load("round-000002/train")
+    assert equal(states(networks)[PROXY], second[PROXY])
+    assert networks.moments[PROXY]["fc.bias/step"] == 3.0
 
 
 @pytest.mark.parametrize("mixing", ["attention", "gate"])
-def test_a_mixture_has_the_experts_of_the_checkpoint_and_no_others(make_kept: Any, mixing: str) -> None:
-    kept = make_kept("dflmoe", parameters={"mixing": mixing})
-    kept.write("round-000000/initial", {}, {})
-    alone = states(kept)[MIXTURE]
-    kept.let_go()
-    kept.networks[MIXTURE].invite("beta", 10)
-    kept.networks[MIXTURE].invite("gamma", 7)
-    kept.write("round-000001/decide", {}, {MIXTURE: {"transform.own.site:beta.bias/exp_avg": torch.ones(10)}})
-    three = states(kept)[MIXTURE]
+def test_a_mixture_has_the_experts_of_the_checkpoint_and_no_others(make_networks: Any, mixing: str) -> None:
+    networks = make_networks("dflmoe", parameters={"mixing": mixing})
+    networks.write("round-000000/initial", {}, {})
+    alone = states(networks)[MIXTURE]
+    networks.invalidate()
+    networks.networks[MIXTURE].add_expert("beta", 10)
+    networks.networks[MIXTURE].add_expert("gamma", 7)
+    networks.write("round-000001/decide", {}, {MIXTURE: {"transform.own.site:beta.bias/exp_avg": torch.ones(10)}})
+    three = states(networks)[MIXTURE]
     assert {"transform.own.site:beta.weight", "transform.own.site:gamma.weight"} <= three.keys() - alone.keys()
-    kept.hold("round-000000/initial")
-    assert equal(states(kept)[MIXTURE], alone)
-    assert kept.networks[MIXTURE].transform.widths == {}
-    assert kept.moments == {}
-    for again in (kept, make_kept("dflmoe", parameters={"mixing": mixing})):
-        again.hold("round-000001/decide")
+    networks.load("round-000000/initial")
+    assert equal(states(networks)[MIXTURE], alone)
+    assert networks.networks[MIXTURE].transform.widths == {}
+    assert networks.moments == {}
+    for again in (networks, make_networks("dflmoe", parameters={"mixing": mixing})):
+        again.load("round-000001/decide")
         assert equal(states(again)[MIXTURE], three)
-        assert not again.networks[MIXTURE].invite("beta", 10)
+        assert not again.networks[MIXTURE].add_expert("beta", 10)
         assert again.moments[MIXTURE].keys() == {"transform.own.site:beta.bias/exp_avg"}
 
 
-def test_tied_adapters_are_one_module_after_a_checkpoint_was_read(make_kept: Any) -> None:
-    kept = make_kept("mh_pflid", shared_model=MESSENGER_MODEL, parameters={"tie": True})
-    kept.write("round-000001/distill", {}, {})
-    written = states(kept)
-    kept.let_go()
-    changed(kept, 1.0)
-    kept.hold("round-000001/distill")
-    assert kept.networks[RECEIVER].project is kept.networks[TRANSMITTER].project
-    assert all(equal(state, states(kept)[name]) for name, state in written.items())
+def test_tied_adapters_are_one_module_after_a_checkpoint_was_read(make_networks: Any) -> None:
+    networks = make_networks("mh_pflid", shared_model=MESSENGER_MODEL, parameters={"tie": True})
+    networks.write("round-000001/distill", {}, {})
+    before = states(networks)
+    networks.invalidate()
+    changed(networks, 1.0)
+    networks.load("round-000001/distill")
+    assert networks.networks[RECEIVER].project is networks.networks[TRANSMITTER].project
+    assert all(equal(state, states(networks)[name]) for name, state in before.items())
 
 
-def test_a_checkpoint_of_other_networks_is_named(make_kept: Any, tmp_path: Path) -> None:
-    kept = make_kept("feddal", shared_model=SHARED)
-    kept.write("round-000001/train", {}, {})
-    wider = make_kept("feddal", shared_model=SHARED, model={"parameters": {"width": 5}})
-    mismatch = r"checkpoint round-000001/train does not fit \[model\]: [^\n]*\n\tsize mismatch for conv1"
+def test_a_checkpoint_of_other_networks_is_named(make_networks: Any, tmp_path: Path) -> None:
+    networks = make_networks("feddal", shared_model=SHARED)
+    networks.write("round-000001/train", {}, {})
+    wider = make_networks("feddal", shared_model=SHARED, model={"parameters": {"width": 5}})
+    size_mismatch = r"checkpoint round-000001/train does not fit \[model\]: [^\n]*\n\tsize mismatch for conv1"
     for _ in range(2):
-        with pytest.raises(UnusableConfigurationError, match=mismatch):
-            wider.hold("round-000001/train")
+        with pytest.raises(UnusableConfigurationError, match=size_mismatch):
+            wider.load("round-000001/train")
     (tmp_path / "alpha" / "checkpoints" / "round-000001" / "train" / "proxy.safetensors").unlink()
     with pytest.raises(UnusableConfigurationError, match=r"round-000001/train does not fit \[model\]: 'proxy'"):
-        make_kept("feddal", shared_model=SHARED).hold("round-000001/train")
+        make_networks("feddal", shared_model=SHARED).load("round-000001/train")
     with pytest.raises(UnusableConfigurationError, match="'round-000009/train' is not in"):
-        kept.hold("round-000009/train")
+        networks.load("round-000009/train")
 
 
 # --- a stage goes on where it stood -----------------------------------------------------------------------------------
@@ -213,7 +213,9 @@ class Peers:
         home = Path(receiver.home).with_name(f"{site}-{len(parts)}")
         setting = self.make(site=site, home=home, method=self.method, **{**self.parts, **parts})
         trainer = Trainer(setting)
-        artifact = trainer.artifact_exchange.send(trainer.kept.sent, owner=SiteName(site), steps=0, samples=10)
+        artifact = trainer.artifact_exchange.send(
+            trainer.site_networks.artifact_network, owner=SiteName(site), steps=0, samples=10
+        )
         name = f"{artifact.sha256}.safetensors"
         shutil.copy(home / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
         return Source(SiteName(site), 1, artifact)
@@ -227,14 +229,14 @@ def train(trainer: Trainer, round: int, stage: str, base: str, sources: tuple[So
 
 def interrupt(setting: WorkerSetting, command: commands.Train, *, after: int) -> None:
     """Halt a trainer after a step; it leaves a partial checkpoint."""
-    seen: list[int] = []
+    steps: list[int] = []
     ticks = itertools.count(1.0)
     trainer = Trainer(
-        setting, report=lambda event: seen.append(event.step), halted=lambda: after in seen, clock=lambda: next(ticks)
+        setting, report=lambda event: steps.append(event.step), halted=lambda: after in steps, clock=lambda: next(ticks)
     )
     with pytest.raises(WorkInterrupted):
         trainer.perform(command)
-    assert seen[-1] == after
+    assert steps[-1] == after
 
 
 def files(setting: WorkerSetting, state: str) -> dict[str, bytes]:
@@ -263,12 +265,12 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
 ) -> None:
     """The last of the stages is interrupted, with all networks and moments that those before it left."""
     chosen = {"name": method, **parameters}
-    given = {"method": chosen, "steps": 3, "model": DROPPING, **parts}
+    options = {"method": chosen, "steps": 3, "model": DROPPING, **parts}
     if method == "fedprox":
-        given["shared_model"] = {"name": "tcn", **DROPPING["parameters"]}
-    straight = make_setting(site="alpha", **given)
-    halted = make_setting(site="alpha", home=Path(straight.home).with_name("halted"), **given)
-    peers, found = Peers(make_setting, chosen, **parts), {}
+        options["shared_model"] = {"name": "tcn", **DROPPING["parameters"]}
+    straight = make_setting(site="alpha", **options)
+    halted = make_setting(site="alpha", home=Path(straight.home).with_name("halted"), **options)
+    peers, results = Peers(make_setting, chosen, **parts), {}
     for setting in (straight, halted):
         sources: tuple[Source, ...] = ()
         if method.startswith("dflmoe"):
@@ -285,9 +287,9 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
             torch.manual_seed(4242)
             trainer = Trainer(setting)
         event = train(trainer, len(stages), stages[-1], state, sources)
-        found[setting is halted] = files(setting, event.state), event.metrics, event.artifact
-    assert found[True] == found[False]
-    assert any(name.endswith(".adam.safetensors") for name in found[True][0])
+        results[setting is halted] = files(setting, event.state), event.metrics, event.artifact
+    assert results[True] == results[False]
+    assert any(name.endswith(".adam.safetensors") for name in results[True][0])
 
 
 # --- a head of another width ------------------------------------------------------------------------------------------
@@ -299,16 +301,16 @@ def test_a_peer_that_comes_back_with_a_wider_head_is_learnt_anew(make_setting: A
     trainer = Trainer(setting)
     state = trainer.perform(commands.Initialise(1, 1)).state
     state = train(trainer, 1, "decide", state, (before, other)).state
-    known = states(trainer.kept)[MIXTURE]
+    known = states(trainer.site_networks)[MIXTURE]
     state = train(trainer, 2, "local", state, (wider, other)).state
-    invited = states(trainer.kept)[MIXTURE]
+    with_experts = states(trainer.site_networks)[MIXTURE]
     assert equal(
         {name: tensor for name, tensor in known.items() if "site:beta" not in name},
-        {name: tensor for name, tensor in invited.items() if "site:beta" not in name},
+        {name: tensor for name, tensor in with_experts.items() if "site:beta" not in name},
     )
-    assert invited["transform.own.site:beta.weight"].shape == (12, 512)
+    assert with_experts["transform.own.site:beta.weight"].shape == (12, 512)
     state = train(trainer, 2, "decide", state, (wider, other)).state
-    moments = trainer.kept.moments[MIXTURE]
+    moments = trainer.site_networks.moments[MIXTURE]
     assert moments["transform.own.site:beta.weight/exp_avg"].shape == (12, 512)
     steps = {name: moments[f"transform.own.site:{name}.weight/step"].item() for name in ("beta", "gamma")}
     assert steps == {"beta": 4.0, "gamma": 8.0}

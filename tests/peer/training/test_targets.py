@@ -14,7 +14,7 @@ from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
 from peer.training.images import Preparation
 from peer.training.settings import DataSettings, TaskSettings
-from peer.training.targets import ClassIndex, LabelMap, LargeImage, reading_of
+from peer.training.targets import ClassIndex, LabelMap, LargeImage, sample_reader
 
 SIZES = [(6,), (4, 6), (4, 6, 2)]
 
@@ -45,16 +45,18 @@ def pair(tmp_path: Path) -> Sample:
     ],
 )
 def test_each_task_is_read_in_its_way(tmp_path: Path, kind: str, expected: object) -> None:
-    assert reading_of(TaskSettings(kind, 1, 2, 3), DataSettings(tmp_path, tmp_path, (8,), normalise="unit")) == expected
+    assert (
+        sample_reader(TaskSettings(kind, 1, 2, 3), DataSettings(tmp_path, tmp_path, (8,), normalise="unit")) == expected
+    )
 
 
 def test_super_resolution_needs_a_scale(tmp_path: Path) -> None:
     task = TaskSettings("super_resolution", 1, 2, 3)
-    assert reading_of(task, DataSettings(tmp_path, tmp_path, (8,), scale=4)) == LargeImage(2, 3, (8,), 4)
+    assert sample_reader(task, DataSettings(tmp_path, tmp_path, (8,), scale=4)) == LargeImage(2, 3, (8,), 4)
     with pytest.raises(
         UnusableConfigurationError, match=r"\[data\] scale is missing; super-resolution needs 2, 4 or 8"
     ):
-        reading_of(task, DataSettings(tmp_path, tmp_path, (8,)))
+        sample_reader(task, DataSettings(tmp_path, tmp_path, (8,)))
 
 
 def test_a_class_comes_from_the_datalist(tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_a_label_map_is_resized_to_the_nearest_label(tmp_path: Path, size: tuple
     fine = coarse
     for axis in range(len(size)):
         fine = fine.repeat(3, axis)
-    for stored, wanted, expected in ((fine, size, coarse), (coarse, fine.shape, fine)):
+    for stored, needed, expected in ((fine, size, coarse), (coarse, fine.shape, fine)):
         sample = Sample("a", (saved(tmp_path / "a.npy", stored * 1.0),), saved(tmp_path / "b.npy", stored))
-        image, target = label_map(size=wanted)(sample)
-        assert image.shape == (1, *wanted)
+        image, target = label_map(size=needed)(sample)
+        assert image.shape == (1, *needed)
         assert torch.equal(target, torch.from_numpy(expected).to(torch.uint8))
 
 

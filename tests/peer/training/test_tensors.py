@@ -64,12 +64,12 @@ def test_non_finite_names_the_first_tensor() -> None:
 
 def test_a_mean_is_that_of_float64_rounded_once() -> None:
     states = [random_state(seed) for seed in range(5)]
-    found = mean(states)
+    averaged = mean(states)
     expected = sum(state["weight"].numpy().astype(np.float64) for state in states) / 5
-    assert np.array_equal(found["weight"].numpy(), expected.astype(np.float32))
-    assert found["half"].dtype == torch.bfloat16
-    assert found["count"] == 4
-    assert found["flag"].tolist() == [True, False]
+    assert np.array_equal(averaged["weight"].numpy(), expected.astype(np.float32))
+    assert averaged["half"].dtype == torch.bfloat16
+    assert averaged["count"] == 4
+    assert averaged["flag"].tolist() == [True, False]
 
 
 def test_a_mean_does_not_depend_on_the_order_of_arrival() -> None:
@@ -79,8 +79,8 @@ def test_a_mean_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_a_mean_of_weights_one_and_three() -> None:
-    found = mean([{"x": torch.tensor([0.0, 4.0])}, {"x": torch.tensor([4.0, 0.0])}], [1, 3])
-    assert found["x"].tolist() == [3.0, 1.0]
+    averaged = mean([{"x": torch.tensor([0.0, 4.0])}, {"x": torch.tensor([4.0, 0.0])}], [1, 3])
+    assert averaged["x"].tolist() == [3.0, 1.0]
 
 
 def test_a_mean_of_one_is_itself() -> None:

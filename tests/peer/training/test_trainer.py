@@ -19,6 +19,7 @@ import torch
 
 from peer.core import commands, events
 from peer.core.commands import Source
+from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
@@ -80,22 +81,22 @@ def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> S
 
 
 @pytest.fixture
-def came(alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]) -> Source:
+def received(alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]) -> Source:
     return fetched(beta[0], alpha, beta[1])
 
 
 def interrupt(setting: WorkerSetting, command: commands.Train, *, after: int) -> None:
     """Halt a trainer after a step; it leaves a partial checkpoint."""
-    seen: list[int] = []
+    steps: list[int] = []
 
     def report(event: events.Event) -> None:
         assert isinstance(event, events.Progressed)
-        seen.append(event.step)
+        steps.append(event.step)
 
-    trainer = Trainer(setting, report=report, halted=lambda: after in seen, clock=Clock(tick_s=1.0))
+    trainer = Trainer(setting, report=report, halted=lambda: after in steps, clock=Clock(tick_s=1.0))
     with pytest.raises(WorkInterrupted):
         trainer.perform(command)
-    assert seen[-1] == after
+    assert steps[-1] == after
     assert (Path(setting.home) / "checkpoints" / "partial" / f"step-{after:08d}").exists()
 
 
@@ -170,11 +171,11 @@ def test_data_that_cannot_work_is_named(make_setting, signals: Path) -> None:
 
 
 # --- train ----------------------------------------------------------------------------------------------------------
-def test_a_round_with_a_received_model(alpha: WorkerSetting, came: Source) -> None:
+def test_a_round_with_a_received_model(alpha: WorkerSetting, received: Source) -> None:
     reports: list[events.Event] = []
     trainer = Trainer(alpha, report=reports.append)
     first = initialised(trainer)
-    event = trained(trainer, first.state, came)
+    event = trained(trainer, first.state, received)
     assert (event.state, event.stage, event.round, event.attempt) == ("round-000001/train", "train", 1, 2)
     assert event.artifact is not None
     assert (event.artifact.owner, event.artifact.steps) == ("alpha", STEPS)
@@ -191,55 +192,55 @@ def test_a_round_with_a_received_model(alpha: WorkerSetting, came: Source) -> No
     assert all(decode(encode(report), FROM_WORKER) == report for report in [*reports, event])
 
 
-def test_what_is_sent_next_is_what_was_trained(alpha: WorkerSetting, came: Source) -> None:
+def test_what_is_sent_next_is_what_was_trained(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
-    event = trained(trainer, initialised(trainer).state, came)
+    event = trained(trainer, initialised(trainer).state, received)
     assert event.artifact is not None
-    sent = (Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors").read_bytes()
-    assert sent == files(alpha, event.state)["dam.safetensors"]
+    artifact_file = (Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors").read_bytes()
+    assert artifact_file == files(alpha, event.state)["dam.safetensors"]
 
 
 def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[WorkerSetting, Source]) -> None:
     distilled = make_setting(site="alpha", home=None, method={"name": "fedskd", "gamma": 0.0})
     source = fetched(beta[0], distilled, beta[1])
     alone = make_setting(site="alpha", home=Path(distilled.home).with_name("alone"), method={"name": "local"})
-    found = []
+    results = []
     for setting, sources in ((distilled, [source]), (alone, [])):
         trainer = Trainer(setting)
         event = trained(trainer, initialised(trainer).state, *sources)
         event = trained(trainer, event.state, *sources, round=2)
-        found.append(files(setting, event.state))
+        results.append(files(setting, event.state))
         assert event.metrics["train_ce_dam"] > 0
-    assert found[0].keys() == {"dam.safetensors", "dam.adam.safetensors"}
-    assert found[0] == found[1]
+    assert results[0].keys() == {"dam.safetensors", "dam.adam.safetensors"}
+    assert results[0] == results[1]
 
 
 def test_gamma_changes_what_is_learnt(
-    make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], came: Source
+    make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], received: Source
 ) -> None:
     other = make_setting(site="alpha", home=Path(alpha.home).with_name("other"), method={"name": "fedskd", "gamma": 50})
-    fetched(beta[0], other, came)
+    fetched(beta[0], other, received)
     states = []
     for setting in (alpha, other):
         trainer = Trainer(setting)
-        states.append(files(setting, trained(trainer, initialised(trainer).state, came).state))
+        states.append(files(setting, trained(trainer, initialised(trainer).state, received).state))
     assert states[0] != states[1]
 
 
-def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, came: Source) -> None:
-    received: list[weakref.ref[Any]] = []
+def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, received: Source) -> None:
+    networks: list[weakref.ref[Any]] = []
     trainer = Trainer(alpha)
     build = trainer.method.stages["train"]
 
     def watched(context: Any) -> Any:
-        received.extend(weakref.ref(network) for network in context.received.values())
+        networks.extend(weakref.ref(network) for network in context.received.values())
         return build(context)
 
     trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
-    trained(trainer, initialised(trainer).state, came)
+    trained(trainer, initialised(trainer).state, received)
     gc.collect()
-    assert len(received) == 1
-    assert received[0]() is None
+    assert len(networks) == 1
+    assert networks[0]() is None
 
 
 def test_without_a_source_the_labels_alone_train_as_long(alpha: WorkerSetting) -> None:
@@ -253,12 +254,12 @@ def test_without_a_source_the_labels_alone_train_as_long(alpha: WorkerSetting) -
 def course(setting: WorkerSetting, *sources: Source, anew: Callable[[Trainer], Trainer]) -> list[dict[str, bytes]]:
     """Three rounds, the trainer exchanged for another one before each."""
     trainer = anew(Trainer(setting))
-    state, found = initialised(trainer).state, []
+    state, results = initialised(trainer).state, []
     for round in (1, 2, 3):
         trainer = anew(trainer)
         state = trained(trainer, state, *sources, round=round).state
-        found.append(files(setting, state))
-    return found
+        results.append(files(setting, state))
+    return results
 
 
 def test_memory_and_disk_give_the_same_bits(
@@ -266,9 +267,9 @@ def test_memory_and_disk_give_the_same_bits(
 ) -> None:
     restarted = make_setting(site="alpha", home=Path(alpha.home).with_name("restarted"), steps=STEPS)
     sources = [fetched(beta[0], setting, beta[1]) for setting in (alpha, restarted)]
-    kept = course(alpha, sources[0], anew=lambda trainer: trainer)
-    assert kept == course(restarted, sources[1], anew=lambda trainer: Trainer(restarted))
-    assert kept[0] != kept[1]
+    results = course(alpha, sources[0], anew=lambda trainer: trainer)
+    assert results == course(restarted, sources[1], anew=lambda trainer: Trainer(restarted))
+    assert results[0] != results[1]
 
 
 @pytest.mark.parametrize("stops", [(3,), (1, 2)])
@@ -292,41 +293,41 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
     assert not (Path(setting.home) / "checkpoints" / "partial").exists()
 
 
-def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: WorkerSetting, came: Source) -> None:
+def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     straight = trained(trainer, state)
     shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
-    interrupt(alpha, commands.Train(1, 1, 1, "train", state, (came,)), after=2)
+    interrupt(alpha, commands.Train(1, 1, 1, "train", state, (received,)), after=2)
     assert trained(Trainer(alpha), state).artifact == straight.artifact
 
 
-def test_a_finished_stage_is_answered_at_once(alpha: WorkerSetting, came: Source, signals: Path) -> None:
+def test_a_finished_stage_is_answered_at_once(alpha: WorkerSetting, received: Source, signals: Path) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
-    first = trained(trainer, state, came)
+    first = trained(trainer, state, received)
     shutil.rmtree(signals)
     reports: list[events.Event] = []
-    again = Trainer(alpha, report=reports.append).perform(commands.Train(1, 1, 7, "train", state, (came,)))
+    again = Trainer(alpha, report=reports.append).perform(commands.Train(1, 1, 7, "train", state, (received,)))
     assert again == dataclasses.replace(first, attempt=7)
     assert reports == []
 
 
-def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: WorkerSetting, came: Source) -> None:
+def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
-    first = trained(trainer, state, came)
+    first = trained(trainer, state, received)
     assert first.artifact is not None
     lost = Path(alpha.home) / "artifacts" / f"{first.artifact.sha256}.safetensors"
     lost.unlink()
-    assert trained(Trainer(alpha), state, came).artifact == first.artifact
+    assert trained(Trainer(alpha), state, received).artifact == first.artifact
     assert lost.exists()
 
 
-def test_other_sources_are_other_work(alpha: WorkerSetting, came: Source) -> None:
+def test_other_sources_are_other_work(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
-    first = trained(trainer, state, came)
+    first = trained(trainer, state, received)
     second = trained(trainer, state)
     assert first.artifact != second.artifact
     assert files(alpha, second.state)
@@ -337,8 +338,8 @@ def test_old_checkpoints_go(alpha: WorkerSetting) -> None:
     state = initialised(trainer).state
     for round in range(1, 5):
         state = trained(trainer, state, round=round).state
-    there = sorted(path.name for path in (Path(alpha.home) / "checkpoints").iterdir())
-    assert there == ["round-000003", "round-000004"]
+    rounds = sorted(path.name for path in (Path(alpha.home) / "checkpoints").iterdir())
+    assert rounds == ["round-000003", "round-000004"]
 
 
 def test_a_base_that_is_not_there_is_named(alpha: WorkerSetting) -> None:
@@ -377,11 +378,11 @@ def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting)
 
     with pytest.raises(CrashError):
         trained(Trainer(setting, report=crash_at_seven, clock=Clock(tick_s=1.0)), state)
-    kept = sorted(path.name for path in (Path(setting.home) / "checkpoints" / "partial").iterdir())
-    assert len(kept) == 1
+    partial_checkpoints = sorted(path.name for path in (Path(setting.home) / "checkpoints" / "partial").iterdir())
+    assert len(partial_checkpoints) == 1
     reports: list[Any] = []
     resumed = trained(Trainer(setting, report=reports.append), state)
-    assert f"step-{reports[0].step - 1:08d}" == kept[0]
+    assert f"step-{reports[0].step - 1:08d}" == partial_checkpoints[0]
     assert reports[0].step > 1
     straight = make_setting(site="alpha", home=Path(setting.home).with_name("straight"), steps=8)
     assert trained(Trainer(straight), initialised(Trainer(straight)).state).artifact == resumed.artifact
@@ -407,23 +408,23 @@ def spoilt(setting: WorkerSetting, source: Source, value: float) -> Source:
     return dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=digest))
 
 
-def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: WorkerSetting, came: Source) -> None:
+def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
-    event = rejected(trainer, state, spoilt(alpha, came, float("nan")))
+    event = rejected(trainer, state, spoilt(alpha, received, float("nan")))
     assert event.reason == "tensor 'layer1.0.conv1.weight' holds a NaN or an infinity"
-    gone = dataclasses.replace(came, artifact=dataclasses.replace(came.artifact, sha256=Sha256("0" * 64)))
-    assert "cannot be read" in rejected(trainer, state, gone).reason
-    straight = trained(Trainer(alpha), state, came)
+    lost = dataclasses.replace(received, artifact=dataclasses.replace(received.artifact, sha256=Sha256("0" * 64)))
+    assert "cannot be read" in rejected(trainer, state, lost).reason
+    straight = trained(Trainer(alpha), state, received)
     shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
-    assert trained(trainer, state, came).artifact == straight.artifact
+    assert trained(trainer, state, received).artifact == straight.artifact
 
 
-def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting, came: Source) -> None:
+def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     before = files(alpha, state)
-    event = rejected(trainer, state, spoilt(alpha, came, 3e38))
+    event = rejected(trainer, state, spoilt(alpha, received, 3e38))
     assert "NaN" in event.reason or "diverged" in event.reason
     assert files(alpha, state) == before
     assert trained(trainer, state).artifact == trained(Trainer(alpha), state).artifact
@@ -445,15 +446,15 @@ def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
 
 
 # --- circulate and adopt --------------------------------------------------------------------------------------------
-def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, came: Source) -> None:
+def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
     first = trained(trainer, state)
-    passed = trained(trainer, first.state, came, round=2, circulate=SiteName("beta"))
+    passed = trained(trainer, first.state, received, round=2, circulate=SiteName("beta"))
     assert passed.artifact is not None
     assert (passed.artifact.owner, passed.artifact.steps) == ("beta", STEPS)
-    assert passed.artifact.spec == came.artifact.spec
-    assert passed.artifact.sha256 != came.artifact.sha256
+    assert passed.artifact.spec == received.artifact.spec
+    assert passed.artifact.sha256 != received.artifact.sha256
     assert set(passed.metrics) == {
         f"train_{n}" for n in ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")
     }
@@ -464,14 +465,23 @@ def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, c
     assert trained(Trainer(alpha), passed.state, round=3) == after
 
 
-def test_every_parameter_of_a_visitor_is_trained(alpha: WorkerSetting, came: Source) -> None:
+def test_a_claim_of_too_many_steps_leaves_an_artifact_that_may_travel(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
-    passed = trained(trainer, initialised(trainer).state, came, circulate=SiteName("beta")).artifact
+    artifact = dataclasses.replace(received.artifact, steps=STEPS_MAX)
+    claimed = dataclasses.replace(received, artifact=artifact)
+    passed = trained(trainer, initialised(trainer).state, claimed, circulate=SiteName("beta")).artifact
+    assert passed is not None
+    assert passed.steps == STEPS_MAX
+
+
+def test_every_parameter_of_a_visitor_is_trained(alpha: WorkerSetting, received: Source) -> None:
+    trainer = Trainer(alpha)
+    passed = trained(trainer, initialised(trainer).state, received, circulate=SiteName("beta")).artifact
     assert passed is not None
     folder = Path(alpha.home) / "artifacts"
     before, after = (
         safetensors.torch.load_file(folder / f"{digest}.safetensors")
-        for digest in (came.artifact.sha256, passed.sha256)
+        for digest in (received.artifact.sha256, passed.sha256)
     )
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
     assert not torch.equal(before["conv1.weight"], after["conv1.weight"])
@@ -495,8 +505,8 @@ def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: Wor
     state = trained(home, initialised(home).state).state
     own = initialised(Trainer(alpha)).artifact
     assert own is not None
-    sent = fetched(alpha, host, Source(SiteName("alpha"), 1, own))
-    trained_there = trained(abroad, initialised(abroad).state, sent, circulate=SiteName("alpha")).artifact
+    fetched_source = fetched(alpha, host, Source(SiteName("alpha"), 1, own))
+    trained_there = trained(abroad, initialised(abroad).state, fetched_source, circulate=SiteName("alpha")).artifact
     assert trained_there is not None
     returned = fetched(host, alpha, Source(SiteName("beta"), 2, trained_there))
     event = home.perform(commands.Adopt(1, 1, 5, state, returned))
@@ -510,10 +520,10 @@ def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: Wor
     assert after.artifact.steps == 2 * STEPS
 
 
-def test_a_foreign_model_does_not_come_home(alpha: WorkerSetting, came: Source) -> None:
+def test_a_foreign_model_does_not_come_home(alpha: WorkerSetting, received: Source) -> None:
     trainer = Trainer(alpha)
     state = initialised(trainer).state
-    event = trainer.perform(commands.Adopt(1, 1, 5, state, came))
+    event = trainer.perform(commands.Adopt(1, 1, 5, state, received))
     assert isinstance(event, events.ArtifactRejected)
     assert event.reason == "it is not of this site's [model]"
 

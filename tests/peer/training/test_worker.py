@@ -52,8 +52,8 @@ class Daemon:
 @contextmanager
 def worker_thread() -> Iterator[tuple[Daemon, threading.Event]]:
     """A worker in a thread; the event is set when it noticed that its daemon is gone."""
-    daemon, gone = Daemon(), threading.Event()
-    inbox = Inbox(daemon.theirs, ended=gone.set)
+    daemon, daemon_ended = Daemon(), threading.Event()
+    inbox = Inbox(daemon.theirs, ended=daemon_ended.set)
 
     def run() -> None:
         try:
@@ -64,7 +64,7 @@ def worker_thread() -> Iterator[tuple[Daemon, threading.Event]]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield daemon, gone
+        yield daemon, daemon_ended
         daemon.send(b"the test is over\n")
         thread.join()
     finally:
@@ -105,7 +105,7 @@ def test_a_worker_whose_duty_is_to_measure_trains_nothing(make_setting) -> None:
     with worker_thread() as (daemon, _):
         daemon.send(setting, commands.Initialise(1, 3))
         failed = daemon.next(events.WorkFailed)
-        assert failed.reason == "a worker that measures guests has no answer to Initialise"
+        assert failed.reason == "a worker that evaluates lent models has no answer to Initialise"
     assert not (Path(setting.home) / "checkpoints").exists()
 
 
@@ -128,7 +128,7 @@ def test_a_fault_has_its_name_and_its_reason(make_setting, parts: dict, fault: s
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (b"{}\n", "ValueError: no message of type None (work.py:"),
+        (b"{}\n", "ValueError: no message of type None (worker_protocol.py:"),
         (b'{"type":"Halt","generation":1}\n', "Halt.attempt is missing"),
         (encode(commands.Halt(1, 1)), "the first message must be a Setting, not Halt"),
     ],
@@ -142,11 +142,11 @@ def test_what_cannot_be_understood_is_a_crash(first: bytes, reason: str) -> None
 
 
 def test_the_end_of_the_socket_is_noticed_at_once() -> None:
-    gone = threading.Event()
+    daemon_ended = threading.Event()
     daemon = Daemon()
-    Inbox(daemon.theirs, ended=gone.set)
+    Inbox(daemon.theirs, ended=daemon_ended.set)
     daemon.close()
-    assert gone.wait(30)
+    assert daemon_ended.wait(30)
     daemon.theirs.close()
 
 
@@ -210,5 +210,5 @@ def test_a_worker_dies_with_its_parent() -> None:
 
 def test_the_process_starts_without_torch() -> None:
     code = "import sys, peer.training.worker; print({'torch', 'monai', 'grpc', 'asyncio'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.core import limits
-from peer.core.limits import COUNT_MAX
+from peer.core.limits import COUNT_MAX, STEPS_MAX
 from peer.core.messages import DTYPES, Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.plan import KINDS
 from peer.identity import certificates
@@ -91,7 +91,7 @@ artifacts = st.builds(
     names,
     digests,
     st.just(1),
-    counts,
+    st.integers(0, STEPS_MAX),
     st.dictionaries(texts, values, max_size=3).filter(lambda spec: depth(spec) <= 6),
     tensors,
     st.none() | counts,
@@ -132,7 +132,7 @@ MANIFEST_FAULTS = {
         {"bytes": 32 + HEADER_BYTES_MAX + 1},
         "manifest.bytes beside its tensors has 4194313 bytes, over the limit of 4194312",
     ),
-    "steps": ({"steps": COUNT_MAX + 1}, "manifest.steps"),
+    "steps": ({"steps": STEPS_MAX + 1}, "manifest.steps"),
     "samples": ({"training_samples": COUNT_MAX + 1}, "manifest.training_samples"),
     "egress count": ({"egress_count": COUNT_MAX + 1}, "manifest.egress_count"),
     "egress head": ({"egress_head": b"x"}, "manifest.egress_head"),

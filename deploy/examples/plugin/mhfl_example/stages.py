@@ -24,4 +24,4 @@ def body(network: Network, parameters: Mapping[str, Any]) -> list[str]:
     return [name for name in network.state_dict() if not name.startswith(f"{network.head_name}.")]
 
 
-FEDPER = Method(stages={"train": train}, sent=body)
+FEDPER = Method(stages={"train": train}, artifact_tensors=body)

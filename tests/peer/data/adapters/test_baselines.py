@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from peer.data.adapters.baselines import auc, floors, surface
+from peer.data.adapters.baselines import auc, baseline_aucs, surface
 
 
 def test_auc_by_hand() -> None:
@@ -34,4 +34,4 @@ def test_floors_gives_each_site_and_the_pool_of_all_samples() -> None:
     scores = {"asia": [1.0, 2.0], "europe": [10.0, 20.0], "africa": [5.0]}
     labels = {"asia": [0, 1], "europe": [1, 0], "africa": [1]}
     # Pooled: the ones are 2, 10, 5 and the zeros 1, 20; 3 of the 6 pairs are in order.
-    assert floors(scores, labels) == {"asia": 1.0, "europe": 0.0, "africa": None, "pooled": 0.5}
+    assert baseline_aucs(scores, labels) == {"asia": 1.0, "europe": 0.0, "africa": None, "pooled": 0.5}

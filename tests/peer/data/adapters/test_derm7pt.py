@@ -54,7 +54,7 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
 
 def test_there_are_20_diagnoses_and_the_counts_add_up() -> None:
     assert len(derm7pt.LABELS) == 20
-    numbers = {count.what: count.expected for count in derm7pt.PUBLICATION.counts}
+    numbers = {count.name: count.expected for count in derm7pt.PUBLICATION.counts}
     assert sum(numbers[name] for name in derm7pt.CLASSES) == numbers["samples"]
     assert sum(numbers[f"published split {side}"] for side in derm7pt.SPLITS) == numbers["samples"]
 

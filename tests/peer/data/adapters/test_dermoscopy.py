@@ -20,7 +20,9 @@ def patch(number: int) -> dermoscopy.Patch:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """SYNTHETIC patches of 12 images, two each, in the package's layout; "b" patches are there and unlike them."""
+    """SYNTHETIC patches of 12 images, two each, in the package's layout; "b" patches are there and
+    unlike them.
+    """
     random = np.random.default_rng(0)
     folder = tmp_path / "patches"
     for kind in ("Similar", "nonSimilar"):
@@ -38,8 +40,8 @@ def source(tmp_path: Path) -> Path:
 def test_read_patches_takes_one_of_each_pair_in_the_order_of_their_numbers(source: Path) -> None:
     patches = dermoscopy.read_patches(source)
     assert len(patches) == 24
-    assert [found.name for found in patches[:3]] == ["patch-0000", "patch-0007", "patch-0010"]
-    assert [found.subject for found in patches[:3]] == ["image-000", "image-000", "image-001"]
+    assert [sample.name for sample in patches[:3]] == ["patch-0000", "patch-0007", "patch-0010"]
+    assert [sample.subject for sample in patches[:3]] == ["image-000", "image-000", "image-001"]
     assert patches[3].pixels.dtype == np.float32
     np.testing.assert_allclose(patches[3].pixels[:, 0, 0] * 255, [200, 100, 17], rtol=1e-6)
 
@@ -64,8 +66,8 @@ def test_an_image_is_at_one_site_and_in_one_split(count: int) -> None:
     patches = [patch(10 * image + offset) for image in range(count) for offset in (0, 3, 9)]
     sites = dermoscopy.split(patches, seed=0)
     assert list(sites) == list(SCALES)
-    subjects = [{found.subject for found in part} for splits in sites.values() for part in splits.values()]
-    assert all(not one & other for one, other in combinations(subjects, 2))
+    subjects = [{sample.subject for sample in part} for splits in sites.values() for part in splits.values()]
+    assert all(not first & second for first, second in combinations(subjects, 2))
     assert sum(map(len, subjects)) == count
     assert sum(len(part) for splits in sites.values() for part in splits.values()) == len(patches)
     for splits in sites.values():
@@ -76,10 +78,10 @@ def test_an_image_is_at_one_site_and_in_one_split(count: int) -> None:
 
 def test_reduced_is_the_mean_of_what_a_pixel_covers() -> None:
     pixels = np.arange(48, dtype=np.float32).reshape(3, 4, 4) / 48
-    found = dermoscopy.reduced(pixels, 2)
-    assert (found.shape, found.dtype) == ((3, 2, 2), np.float32)
-    np.testing.assert_allclose(found[0] * 48, [[2.5, 4.5], [10.5, 12.5]], rtol=1e-6)
-    np.testing.assert_allclose(dermoscopy.reduced(pixels, 4)[:, 0, 0] * 48, [7.5, 23.5, 39.5], rtol=1e-6)
+    reduced = dermoscopy.reduce(pixels, 2)
+    assert (reduced.shape, reduced.dtype) == ((3, 2, 2), np.float32)
+    np.testing.assert_allclose(reduced[0] * 48, [[2.5, 4.5], [10.5, 12.5]], rtol=1e-6)
+    np.testing.assert_allclose(dermoscopy.reduce(pixels, 4)[:, 0, 0] * 48, [7.5, 23.5, 39.5], rtol=1e-6)
 
 
 def test_psnr_by_hand() -> None:
@@ -93,11 +95,11 @@ def test_the_floor_is_high_for_what_is_smooth_and_low_for_what_is_not() -> None:
     ramp = np.broadcast_to(np.linspace(0.2, 0.8, 32, dtype=np.float32), (3, 32, 32))
     noise = np.random.default_rng(0).random((3, 32, 32), dtype=np.float32)
     smooth, rough = ([dermoscopy.Patch("p", "i", pixels)] for pixels in (ramp, noise))
-    assert dermoscopy.bicubic_floor(smooth, 2) > 45
+    assert dermoscopy.bicubic_baseline(smooth, 2) > 45
     # Uniform noise has a variance of 1/12; what enlarges its means leaves some 3/4 of it and more.
-    assert dermoscopy.bicubic_floor(rough, 2) == pytest.approx(-10 * np.log10(3 / 4 / 12), abs=1)
-    assert dermoscopy.bicubic_floor(smooth + rough, 2) == pytest.approx(
-        (dermoscopy.bicubic_floor(smooth, 2) + dermoscopy.bicubic_floor(rough, 2)) / 2
+    assert dermoscopy.bicubic_baseline(rough, 2) == pytest.approx(-10 * np.log10(3 / 4 / 12), abs=1)
+    assert dermoscopy.bicubic_baseline(smooth + rough, 2) == pytest.approx(
+        (dermoscopy.bicubic_baseline(smooth, 2) + dermoscopy.bicubic_baseline(rough, 2)) / 2
     )
 
 

@@ -65,27 +65,29 @@ def test_a_file_without_cases_and_one_that_is_not_there(tmp_path: Path) -> None:
 
 def test_no_case_is_trained_on_twice_or_tested_on_too() -> None:
     training = [case("a", 0, 1), case("b", 0, 2), case("c", 1, 1), case("d", 1, 3), case("e", 1, 3)]
-    assert [kept.name for kept in eeg.without_repeats(training, [case("t", 0, 2)])] == ["a", "d"]
+    assert [unique.name for unique in eeg.without_repeats(training, [case("t", 0, 2)])] == ["a", "d"]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_training_is_skewed_as_the_draw_says_and_no_site_lacks_a_class(seed: int) -> None:
     cases = [case(f"{index:03d}", int(index >= 120)) for index in range(300)]
-    dealt = eeg.deal(cases, seed=seed, skewed=True)
-    assert list(dealt) == ["africa", "america", "asia", "europe"]
-    assert sorted(found.name for own in dealt.values() for found in own) == [found.name for found in cases]
+    assigned = eeg.assign_to_sites(cases, seed=seed, skewed=True)
+    assert list(assigned) == ["africa", "america", "asia", "europe"]
+    assert sorted(item.name for own in assigned.values() for item in own) == [item.name for item in cases]
     for label, total in ((0, 120), (1, 180)):
         shares = eeg.dirichlet(seed=seed, purpose=f"class {label}")
-        counts = [sum(found.label == label for found in own) for own in dealt.values()]
+        counts = [sum(item.label == label for item in own) for own in assigned.values()]
         assert min(counts) >= 8
         np.testing.assert_allclose(counts, 8 + (total - 32) * np.array(shares), atol=1)
 
 
 def test_test_cases_are_dealt_out_evenly() -> None:
-    dealt = eeg.deal([case(f"{index:03d}", int(index >= 41)) for index in range(100)], seed=0, skewed=False)
-    assert sum(map(len, dealt.values())) == 100
-    for own in dealt.values():
-        counts = Counter(found.label for found in own)
+    assigned = eeg.assign_to_sites(
+        [case(f"{index:03d}", int(index >= 41)) for index in range(100)], seed=0, skewed=False
+    )
+    assert sum(map(len, assigned.values())) == 100
+    for own in assigned.values():
+        counts = Counter(item.label for item in own)
         assert counts[0] in (10, 11)
         assert counts[1] in (14, 15)
 
@@ -101,10 +103,10 @@ def test_the_draw_is_known_and_flat_dirichlet() -> None:
 def test_a_floor_has_the_sign_that_fits_training() -> None:
     falling = [case("a", 0, 5), case("b", 1, -5)]
     tests = [case("c", 0, 4), case("d", 1, -3), case("e", 1, 6)]
-    found = eeg.recording_floors({"here": {"training": falling, "test": tests}})
-    assert found["mean"] == {"here": 0.5, "pooled": 0.5}
-    assert eeg.recording_floors({"here": {"training": falling, "test": tests[:2]}})["mean"]["here"] == 1.0
-    assert found["power"]["here"] == 0.5  # constant signals have none
+    aucs = eeg.recording_baselines({"here": {"training": falling, "test": tests}})
+    assert aucs["mean"] == {"here": 0.5, "pooled": 0.5}
+    assert eeg.recording_baselines({"here": {"training": falling, "test": tests[:2]}})["mean"]["here"] == 1.0
+    assert aucs["power"]["here"] == 0.5  # constant signals have none
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +176,7 @@ def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("recordings", "shape", "training", "test", "repeated", "mean_floor"),
+    ("recordings", "shape", "training", "test", "repeated", "mean_auc"),
     [
         ("scp1", (6, 896), [135, 133], [147, 146], 0, 0.929),
         ("blink", (4, 510), [250, 150], [200, 250], 100, 0.476),
@@ -186,7 +188,7 @@ def test_the_real_sets_are_at_four_sites_that_differ(
     training: list[int],
     test: list[int],
     repeated: int,
-    mean_floor: float,
+    mean_auc: float,
     tmp_path: Path,
 ) -> None:
     summary = eeg.prepare(tmp_path / "out", recordings=recordings)
@@ -209,5 +211,6 @@ def test_the_real_sets_are_at_four_sites_that_differ(
             assert names.setdefault(signals.tobytes(), sample.name) == sample.name
     assert totals == {"training": training, "test": test}
     assert max(shares) - min(shares) > 0.3
-    # The mean alone tells the classes of scp1 apart, and not those of blink: what the two say under "normalise".
-    assert summary["floors"]["mean"]["pooled"] == pytest.approx(mean_floor, abs=0.001)
+    # The mean alone tells the classes of scp1 apart, and not those of blink: what the two say under
+    # "normalise".
+    assert summary["floors"]["mean"]["pooled"] == pytest.approx(mean_auc, abs=0.001)

@@ -32,10 +32,10 @@ def test_slice_thickness_decides_the_site(thickness: float, site: str) -> None:
 
 
 def test_what_is_dropped_and_why() -> None:
-    assert lidc.dropped_for(nodule("p", 1, 3)) == "indeterminate"
-    assert lidc.dropped_for(nodule("p", 1, 5, readings=READERS_MAX + 1)) == "joined"
-    assert lidc.dropped_for(nodule("p", 1, 5, readings=READERS_MAX)) is None
-    assert lidc.dropped_for(nodule("p", 1, 2)) is None
+    assert lidc.reason_to_drop(nodule("p", 1, 3)) == "indeterminate"
+    assert lidc.reason_to_drop(nodule("p", 1, 5, readings=READERS_MAX + 1)) == "joined"
+    assert lidc.reason_to_drop(nodule("p", 1, 5, readings=READERS_MAX)) is None
+    assert lidc.reason_to_drop(nodule("p", 1, 2)) is None
 
 
 def test_split_keeps_each_patient_at_one_site_and_on_one_side() -> None:
@@ -45,24 +45,22 @@ def test_split_keeps_each_patient_at_one_site_and_on_one_side() -> None:
     assert not splits["america"].training
     assert not splits["america"].test
     own = splits["asia"]
-    sides = [{found.scan.patient for found in side} for side in (own.training, own.test)]
+    sides = [{item.scan.patient for item in side} for side in (own.training, own.test)]
     assert not sides[0] & sides[1]
     assert len(sides[1]) == 9  # 30 % of 30 patients
-    assert sum(found.scan.patient == "p0" for side in (own.training, own.test) for found in side) <= 4
-    assert {found.scan.id for found in own.test} == {
-        found.scan.id for found in nodules if found.scan.patient in sides[1]
-    }
+    assert sum(item.scan.patient == "p0" for side in (own.training, own.test) for item in side) <= 4
+    assert {item.scan.id for item in own.test} == {item.scan.id for item in nodules if item.scan.patient in sides[1]}
 
 
 @pytest.mark.parametrize("share", SHARES.values())
 @pytest.mark.parametrize(("malignant", "benign", "most"), [(200, 200, 100), (30, 200, 100), (200, 30, 100), (3, 1, 9)])
 def test_skewed_has_the_share_and_as_many_as_there_are(share: float, malignant: int, benign: int, most: int) -> None:
     nodules = [nodule(f"p{index}", index, 5 if index < malignant else 1) for index in range(malignant + benign)]
-    chosen = lidc.skewed(nodules, share=share, seed=0, most=most)
-    ones = sum(lidc.is_malignant(found) for found in chosen)
-    assert len({found.name for found in chosen}) == len(chosen) <= most
-    assert abs(ones - share * len(chosen)) <= 0.5
-    larger = len(chosen) + 2
+    selected = lidc.select(nodules, share=share, seed=0, most=most)
+    ones = sum(lidc.is_malignant(item) for item in selected)
+    assert len({item.name for item in selected}) == len(selected) <= most
+    assert abs(ones - share * len(selected)) <= 0.5
+    larger = len(selected) + 2
     assert larger > most or share * larger > malignant or (1 - share) * larger > benign
 
 
@@ -76,7 +74,8 @@ def test_shells_are_labels_from_the_centre_outwards() -> None:
     assert (np.diff(along.astype(int)) >= 0).all()
     assert labels[0, 0, 0] == 6
     np.testing.assert_array_equal(labels, labels[::-1].transpose(2, 0, 1))
-    # A third of the way out: 2/6 of the half side is 5.33 voxels, so that labels 1 and 2 make a ball of that radius.
+    # A third of the way out: 2/6 of the half side is 5.33 voxels, so that labels 1 and 2 make a
+    # ball of that radius.
     assert (labels <= 2).sum() == pytest.approx(4 / 3 * np.pi * (SIDE / 6) ** 3, rel=0.05)
 
 
@@ -148,15 +147,15 @@ def test_the_real_task_has_the_promised_sites(prepared: tuple[Path, dict[str, An
         assert test["nodules"] == len(listed.test) >= 59
         assert 0.25 < test["malignant_share"] < 0.45  # 0.32 of all nodules are malignant
         subjects[site] = listed.subjects("training") | listed.subjects("test")
-    assert all(not subjects[one] & subjects[other] for one, other in combinations(subjects, 2))
+    assert all(not subjects[first] & subjects[second] for first, second in combinations(subjects, 2))
 
 
 @pytest.mark.data
 def test_the_scaling_takes_the_size_out_of_the_real_task(prepared: tuple[Path, dict[str, Any]]) -> None:
-    floors = prepared[1]["floors"]
-    assert floors["volume"]["pooled"] > 0.85
-    assert floors["scaled_volume"]["pooled"] == pytest.approx(0.5, abs=0.06)
-    assert 0.6 < floors["scaled_surface"]["pooled"] < 0.75
+    aucs = prepared[1]["floors"]
+    assert aucs["volume"]["pooled"] > 0.85
+    assert aucs["scaled_volume"]["pooled"] == pytest.approx(0.5, abs=0.06)
+    assert 0.6 < aucs["scaled_surface"]["pooled"] < 0.75
 
 
 @pytest.mark.data

@@ -24,7 +24,9 @@ SCAN = Scan(id=7, patient="p", slice_thickness_mm=2.0, pixel_mm=0.5, slices_mm=n
 
 
 def rectangle(x: int, y: int, width: int, height: int) -> np.ndarray:
-    """The corners and edges of a rectangle, pixel by pixel; width and height count its edge's pixels less one."""
+    """The corners and edges of a rectangle, pixel by pixel; width and height count its edge's
+    pixels less one.
+    """
     line = [(x + step, y) for step in range(width)] + [(x + width, y + step) for step in range(height)]
     line += [(x + width - step, y + height) for step in range(width)]
     line += [(x, y + height - step) for step in range(height)]
@@ -88,25 +90,25 @@ def test_boxes_that_overlap_without_a_common_voxel_are_two_nodules() -> None:
     ids=["one reader", "one of two is half", "two of three"],
 )
 def test_consensus_is_what_half_of_the_readers_drew(shapes: Sequence[Sequence[int]], voxels: int) -> None:
-    found = Nodule(SCAN, tuple(reading(index, (5, 5, 1), shape) for index, shape in enumerate(shapes)))
-    assert found.consensus().shape == (4, 1, 1)
-    assert found.consensus().sum() == voxels
+    nodule = Nodule(SCAN, tuple(reading(index, (5, 5, 1), shape) for index, shape in enumerate(shapes)))
+    assert nodule.consensus().shape == (4, 1, 1)
+    assert nodule.consensus().sum() == voxels
 
 
 def test_consensus_places_readings_by_their_start() -> None:
-    found = Nodule(
+    nodule = Nodule(
         SCAN, (reading(1, (5, 5, 1), (2, 1, 1)), reading(2, (6, 5, 1), (2, 1, 1)), reading(3, (6, 5, 0), (1, 1, 2)))
     )
-    assert np.argwhere(found.consensus()).tolist() == [[1, 0, 1]]
+    assert np.argwhere(nodule.consensus()).tolist() == [[1, 0, 1]]
 
 
 def test_malignancy_is_the_median_and_the_name_the_first_reading() -> None:
     readings = tuple(
         reading(id, (0, 0, 0), (1, 1, 1), malignancy) for id, malignancy in ((9, 1), (8, 4), (12, 5), (10, 5))
     )
-    found = Nodule(SCAN, readings)
-    assert found.malignancy == 4.5
-    assert found.name == "p-s7-n8"
+    nodule = Nodule(SCAN, readings)
+    assert nodule.malignancy == 4.5
+    assert nodule.name == "p-s7-n8"
 
 
 def test_spacing_along_the_body_is_the_distance_of_slices_not_their_thickness() -> None:

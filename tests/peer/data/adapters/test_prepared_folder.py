@@ -78,7 +78,7 @@ def test_write_site_lists_every_volume_that_it_writes(tmp_path: Path) -> None:
 
 
 def test_shuffled_is_a_known_order() -> None:
-    assert prepared_folder.shuffled(["a", "b", "c", "d"], seed=0, purpose="test") == ["c", "d", "a", "b"]
+    assert prepared_folder.shuffle(["a", "b", "c", "d"], seed=0, purpose="test") == ["c", "d", "a", "b"]
 
 
 @settings(max_examples=30)
@@ -86,14 +86,14 @@ def test_shuffled_is_a_known_order() -> None:
 def test_shuffled_does_not_depend_on_the_order_that_it_is_given(names: set[str], seed: int, random: object) -> None:
     given_order = sorted(names)
     random.shuffle(given_order)  # type: ignore[attr-defined]
-    assert prepared_folder.shuffled(given_order, seed=seed, purpose="x") == prepared_folder.shuffled(
+    assert prepared_folder.shuffle(given_order, seed=seed, purpose="x") == prepared_folder.shuffle(
         sorted(names), seed=seed, purpose="x"
     )
 
 
 def test_shuffled_differs_by_seed_and_by_purpose() -> None:
     names = [str(index) for index in range(20)]
-    first = prepared_folder.shuffled(names, seed=0, purpose="test")
-    assert first != prepared_folder.shuffled(names, seed=1, purpose="test")
-    assert first != prepared_folder.shuffled(names, seed=0, purpose="training")
+    first = prepared_folder.shuffle(names, seed=0, purpose="test")
+    assert first != prepared_folder.shuffle(names, seed=1, purpose="test")
+    assert first != prepared_folder.shuffle(names, seed=0, purpose="training")
     assert sorted(first) == sorted(names)

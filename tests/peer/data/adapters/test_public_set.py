@@ -29,16 +29,16 @@ ENTRIES = (
 )
 
 
-def filled(out: Path, *counts: PublishedCount) -> PublicSet:
-    found = PublicSet(dataclasses.replace(PUBLICATION, counts=counts), out, out)
+def fill_pool(out: Path, *counts: PublishedCount) -> PublicSet:
+    pool = PublicSet(dataclasses.replace(PUBLICATION, counts=counts), out, out)
     for entry, side in zip(ENTRIES, ("training", "training", "test"), strict=True):
-        found.add(dict(entry), side=side)
-    return found
+        pool.add(dict(entry), side=side)
+    return pool
 
 
 def test_a_count_is_of_samples_or_of_different_values_with_these_keys() -> None:
     splits = {"training": list(ENTRIES[:2]), "test": list(ENTRIES[2:])}
-    for count, found in (
+    for count, expected in (
         (PublishedCount("all", 0), 3),
         (PublishedCount("north", 0, {"site": "north"}), 2),
         (PublishedCount("ill in the north", 0, {"site": "north", "label": 1}), 1),
@@ -47,19 +47,19 @@ def test_a_count_is_of_samples_or_of_different_values_with_these_keys() -> None:
         (PublishedCount("sexes that are known", 0, of="sex"), 1),
         (PublishedCount("ages", 0, of="age"), 0),
     ):
-        assert count.found(splits) == found, count.what
+        assert count.count(splits) == expected, count.name
 
 
 def test_by_class_counts_each_label() -> None:
     north = by_class(("well", "ill"), (7, 8), site="north")
-    assert [(count.what, count.expected) for count in north] == [("north, well", 7), ("north, ill", 8)]
+    assert [(count.name, count.expected) for count in north] == [("north, well", 7), ("north, ill", 8)]
     assert north[1].where == {"site": "north", "label": 1}
     with pytest.raises(ValueError, match="shorter"):
         by_class(("well", "ill"), (7,))
 
 
 def test_write_makes_a_pool_and_a_datalist_a_site(tmp_path: Path) -> None:
-    summary = filled(tmp_path, PublishedCount("samples", 3), *by_class(PUBLICATION.classes, (1, 2))).write()
+    summary = fill_pool(tmp_path, PublishedCount("samples", 3), *by_class(PUBLICATION.classes, (1, 2))).write()
     assert summary["warnings"] == []
     assert summary["counts"] == [
         {"what": "samples", "expected": 3, "found": 3},
@@ -82,15 +82,15 @@ def test_write_makes_a_pool_and_a_datalist_a_site(tmp_path: Path) -> None:
 
 
 def test_another_count_is_a_warning(tmp_path: Path) -> None:
-    found = filled(
+    pool = fill_pool(
         tmp_path,
         PublishedCount("samples", 4),
         PublishedCount("west", 2, {"site": "west"}),
         PublishedCount("north", 2, {"site": "north"}),
     )
-    found.absent += [f"{name}.png" for name in "abcdefg"]
-    found.warnings.append("beware")
-    assert found.write()["warnings"] == [
+    pool.absent += [f"{name}.png" for name in "abcdefg"]
+    pool.warnings.append("beware")
+    assert pool.write()["warnings"] == [
         "samples: 4 expected, 3 found",
         "west: 2 expected, none found; give --source the folder with table.csv",
         "7 listed files are not there: a.png, b.png, c.png, d.png, e.png and 2 more",
@@ -161,18 +161,18 @@ def test_pictures_are_in_order_and_without_debris(tmp_path: Path, picture: Calla
     for name in ("b.PNG", "a.jpeg", "._a.jpeg"):
         picture(tmp_path / name)
     (tmp_path / "notes.txt").touch()
-    assert [path.name for path in public_set.pictures(tmp_path)] == ["a.jpeg", "b.PNG"]
-    assert public_set.pictures(tmp_path / "absent") == []
+    assert [path.name for path in public_set.list_pictures(tmp_path)] == ["a.jpeg", "b.PNG"]
+    assert public_set.list_pictures(tmp_path / "absent") == []
 
 
 def test_small_conversions() -> None:
-    assert [public_set.number(text) for text in ("3", "3.0", "2.5", "", "nan", "inf", "three")] == [
+    assert [public_set.parse_number(text) for text in ("3", "3.0", "2.5", "", "nan", "inf", "three")] == [
         3,
         3,
         2.5,
         *[None] * 4,
     ]
     assert public_set.site_name(" MAX_MUN (2)") == "max-mun-2"
-    public_set.require("degree", 1, (1, 2))
+    public_set.check_choice("degree", 1, (1, 2))
     with pytest.raises(UsageError, match="degree is 3, none of 1, 2"):
-        public_set.require("degree", 3, (1, 2))
+        public_set.check_choice("degree", 3, (1, 2))

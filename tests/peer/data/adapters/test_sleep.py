@@ -10,7 +10,7 @@ from peer.errors import DataError, StateError, UsageError
 
 WAKE = 100  # epochs before and after the sleep
 NIGHT = [("W", WAKE), ("1", 2), ("2", 3), ("Movement time", 1), ("3", 1), ("4", 2), ("R", 2), ("W", WAKE), ("?", 90)]
-KEPT = [0] * 60 + [1] * 2 + [2] * 3 + [3] * 3 + [4] * 2 + [0] * 60
+LABELS = [0] * 60 + [1] * 2 + [2] * 3 + [3] * 3 + [4] * 2 + [0] * 60
 """The labels of that night: 30 minutes of wake on either side, without the movement."""
 
 
@@ -41,8 +41,8 @@ def microvolts(stored: float) -> float:
 def test_read_night_keeps_what_is_scored_and_half_an_hour_around(tmp_path: Path, night: Callable[..., None]) -> None:
     night(tmp_path)
     epochs, labels, places = sleep.read_night(tmp_path / "SC4001E0-PSG.edf", tmp_path / "SC4001EC-Hypnogram.edf")
-    assert (epochs.shape, epochs.dtype) == ((len(KEPT), 3000), np.float32)
-    assert labels.tolist() == KEPT
+    assert (epochs.shape, epochs.dtype) == ((len(LABELS), 3000), np.float32)
+    assert labels.tolist() == LABELS
     assert places.tolist() == [*range(40, 105), *range(106, 171)]
     np.testing.assert_allclose(epochs[:, 17], [microvolts(place) for place in places], rtol=1e-4, atol=1e-3)
 
@@ -57,7 +57,7 @@ def test_prepare(tmp_path: Path, night: Callable[..., None], check: Callable[...
     (base.parent / "sleep-telemetry").mkdir()
     summary = sleep.prepare(tmp_path / "out", source=tmp_path)
     training, test = check(tmp_path / "out", summary)
-    assert (len(training), len(test)) == (2 * len(KEPT), 0)
+    assert (len(training), len(test)) == (2 * len(LABELS), 0)
     assert training[60] == {
         "image": "signals/SC4001/0100.npy", "label": 1, "subject": "SC400", "site": "sleep-edf", "recording": "SC4001",
         "night": 1, "sex": "female", "age": 33,
@@ -88,7 +88,7 @@ def test_only_the_first_subjects_are_taken(tmp_path: Path, night: Callable[..., 
 
 def test_the_published_counts_add_up() -> None:
     for counts in sleep.PUBLISHED.values():
-        by_name = {count.what: count.expected for count in counts}
+        by_name = {count.name: count.expected for count in counts}
         assert sum(by_name[name] for name in sleep.CLASSES) == by_name["samples"]
 
 

@@ -26,7 +26,9 @@ def save(folder: Path, kind: str, volume: np.ndarray, affine: np.ndarray | None 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SYNTHETIC template: a ball of grey (T1 150) around one of white (T1 250), with a dark core (T1 50) in it."""
+    """A SYNTHETIC template: a ball of grey (T1 150) around one of white (T1 250), with a dark core
+    (T1 50) in it.
+    """
     folder = tmp_path_factory.mktemp("synthetic")
     x, y, z = np.ogrid[-98:99, -120:113, -80:109]
     shells = np.digitize(x**2 + y**2 + z**2, [10**2, 50**2, 70**2, 75**2])
@@ -54,11 +56,11 @@ def test_the_cube_has_the_brain_in_its_middle_and_knows_where_it_is(template: ti
 
 
 def test_inversion_swaps_dark_and_bright_and_leaves_the_outside(template: tissue.Template) -> None:
-    found = template.inverted()
+    inverted = template.inverted()
     for before, after in ((0, 0), (50, 250), (150, 150), (250, 50)):
-        assert set(np.unique(found.image[template.image == before])) == {after}
-    assert found.image.dtype == np.uint8
-    assert found.grey is template.grey
+        assert set(np.unique(inverted.image[template.image == before])) == {after}
+    assert inverted.image.dtype == np.uint8
+    assert inverted.grey is template.grey
 
 
 def test_a_slice_is_pooled_and_its_labels_fit_it(template: tissue.Template) -> None:
@@ -81,21 +83,22 @@ def test_pixels_are_means_and_labels_the_largest_share() -> None:
     image[0:2, 0:2, 5] = [[10, 20], [30, 40]]
     grey[0:2, 0:2, 5] = [[255, 255], [0, 0]]
     white[0:2, 0:2, 5] = [[0, 0], [255, 100]]
-    found = tissue.cut(tissue.Template(image, grey, white, (0, 0, 0)), 2, 5, 96)
-    assert found.image[0, -1, 0] == pytest.approx(25 / 255)  # the back, left: the last row, the first column
-    assert found.labels[-1, 0] == 1  # grey 510 of 1020, white 355, neither 155
-    assert np.count_nonzero(found.image) == np.count_nonzero(found.labels) == 1
+    sample = tissue.cut(tissue.Template(image, grey, white, (0, 0, 0)), 2, 5, 96)
+    assert sample.image[0, -1, 0] == pytest.approx(25 / 255)  # the back, left: the last row, the first column
+    assert sample.labels[-1, 0] == 1  # grey 510 of 1020, white 355, neither 155
+    assert np.count_nonzero(sample.image) == np.count_nonzero(sample.labels) == 1
 
 
 @pytest.mark.parametrize(("axis", "corner"), [(0, (1, 0)), (1, (0, 0)), (2, (0, 0))])
 def test_slices_are_upright(axis: int, corner: tuple[int, int]) -> None:
     image = np.zeros((192, 192, 192), dtype=np.uint8)
-    # Left, front and top: upper left from the front and from above; from the side the front is to the right.
+    # Left, front and top: upper left from the front and from above; from the side the front is to
+    # the right.
     at = [slice(0, 3), slice(189, 192), slice(189, 192)]
     image[tuple(at)] = 255
-    found = tissue.cut(tissue.Template(image, image, image, (0, 0, 0)), axis, (0, 190, 190)[axis], 64).image[0]
-    assert found[0, 63 * corner[0]] == 1
-    assert np.count_nonzero(found) == 1
+    pixels = tissue.cut(tissue.Template(image, image, image, (0, 0, 0)), axis, (0, 190, 190)[axis], 64).image[0]
+    assert pixels[0, 63 * corner[0]] == 1
+    assert np.count_nonzero(pixels) == 1
 
 
 def test_slabs_have_gaps_and_sagittal_ones_lie_on_one_side_of_the_midline(template: tissue.Template) -> None:
@@ -114,14 +117,14 @@ def test_slabs_have_gaps_and_sagittal_ones_lie_on_one_side_of_the_midline(templa
 @pytest.mark.parametrize("seed", range(5))
 def test_one_slab_of_three_is_tested_on_and_the_axial_sites_share_the_rest(count: int, seed: int) -> None:
     slabs = [range(14 * index, 14 * index + 8) for index in range(count)]
-    found = {site: tissue.split(slabs, tissue.SITES[site], seed=seed) for site in SITES}
-    tested = [slabs.index(slab) for slab in found["axial"]["test"]]
+    splits = {site: tissue.split(slabs, tissue.SITES[site], seed=seed) for site in SITES}
+    tested = [slabs.index(slab) for slab in splits["axial"]["test"]]
     assert [index // 3 for index in tested] == list(range((count + 2) // 3))
-    assert found["axial"]["test"] == found["axial-inverted"]["test"]
-    training = found["axial"]["training"] + found["axial-inverted"]["training"]
+    assert splits["axial"]["test"] == splits["axial-inverted"]["test"]
+    training = splits["axial"]["training"] + splits["axial-inverted"]["training"]
     assert sorted(slabs.index(slab) for slab in training) == sorted(set(range(count)) - set(tested))
-    assert len(found["axial"]["training"]) - len(found["axial-inverted"]["training"]) in (0, 1)
-    assert {slabs.index(slab) for part in found["coronal"].values() for slab in part} == set(range(count))
+    assert len(splits["axial"]["training"]) - len(splits["axial-inverted"]["training"]) in (0, 1)
+    assert {slabs.index(slab) for part in splits["coronal"].values() for slab in part} == set(range(count))
 
 
 def test_the_seed_decides_which_slabs_are_tested_on() -> None:
@@ -142,10 +145,10 @@ def test_the_floor_knows_grey_levels_only() -> None:
         return tissue.Slice(0, np.array([[levels]], dtype=np.float32), np.array([labels], dtype=np.uint8))
 
     training = [sample([0.0, 0.5, 0.5, 0.5, 1.0], [0, 1, 1, 2, 2])]
-    assert tissue.grey_level_floor({"training": training, "test": [sample([0, 0.51, 1], [0, 1, 2])]}) == 1.0
+    assert tissue.grey_level_baseline({"training": training, "test": [sample([0, 0.51, 1], [0, 1, 2])]}) == 1.0
     # Grey as it should be; of white the bright pixel is found, the middle one is taken for grey.
     tests = [sample([0.5, 0.5, 1.0], [1, 2, 2])]
-    assert tissue.grey_level_floor({"training": training, "test": tests}) == pytest.approx(2 / 3)
+    assert tissue.grey_level_baseline({"training": training, "test": tests}) == pytest.approx(2 / 3)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -228,8 +231,11 @@ def test_no_training_slice_has_a_test_slice_within_the_gap(prepared: tuple[Path,
         site: [splits[split]["positions_mm"] for split in ("training", "test")]
         for site, splits in prepared[1]["sites"].items()
     }
-    for one, other in [(site, site) for site in SITES] + [("axial", "axial-inverted"), ("axial-inverted", "axial")]:
-        distances = [abs(own - tested) for own in positions[one][0] for tested in positions[other][1]]
+    for trained, tested_at in [(site, site) for site in SITES] + [
+        ("axial", "axial-inverted"),
+        ("axial-inverted", "axial"),
+    ]:
+        distances = [abs(own - tested) for own in positions[trained][0] for tested in positions[tested_at][1]]
         assert min(distances) >= 7
     assert not set(positions["axial"][0]) & set(positions["axial-inverted"][0])
     assert min(map(min, positions["sagittal"])) == 0  # the right half, from the midline on
@@ -250,6 +256,6 @@ def test_inverted_slices_are_axial_ones_with_the_contrast_inverted(prepared: tup
 
 @pytest.mark.data
 def test_the_real_template_is_the_same_left_and_right() -> None:
-    found = tissue.read_template(tissue.prepared_folder.package_file(tissue.PACKAGE, tissue.DATA))
-    midline = -found.corner_mm[0]
-    np.testing.assert_array_equal(found.image[midline + 1 : 192], found.image[midline - 1 : 0 : -1])
+    template = tissue.read_template(tissue.prepared_folder.package_file(tissue.PACKAGE, tissue.DATA))
+    midline = -template.corner_mm[0]
+    np.testing.assert_array_equal(template.image[midline + 1 : 192], template.image[midline - 1 : 0 : -1])

@@ -39,7 +39,7 @@ class Hospital:
     def trainer(self) -> Trainer:
         """A trainer that holds the state."""
         trainer = Trainer(self.setting)
-        trainer.hold(INITIAL)
+        trainer.load(INITIAL)
         return trainer
 
 
@@ -114,10 +114,10 @@ def make_mixing(make_setting: Callable[..., WorkerSetting], signals: Path) -> Ca
         alpha = make_setting(site="alpha", method=method, steps=2)
         beta = make_setting(site="beta", method=method, steps=2, model={"name": "resnet5", "parameters": {"width": 6}})
         started = {site.site_name: Trainer(site).perform(commands.Initialise(1, 1)).state for site in (alpha, beta)}
-        sent = Trainer(beta).perform(commands.Train(1, 1, 2, "local", started["beta"], ()))
-        name = f"{sent.artifact.sha256}.safetensors"
+        published = Trainer(beta).perform(commands.Train(1, 1, 2, "local", started["beta"], ()))
+        name = f"{published.artifact.sha256}.safetensors"
         shutil.copy(Path(beta.home) / "artifacts" / name, Path(alpha.home) / "artifacts" / name)
-        sources = (Source(SiteName("beta"), 1, sent.artifact),)
+        sources = (Source(SiteName("beta"), 1, published.artifact),)
         trainer = Trainer(alpha)
         local = trainer.perform(commands.Train(1, 1, 2, "local", started["alpha"], sources))
         decided = trainer.perform(commands.Train(1, 1, 2, "decide", local.state, sources))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.inference.export.equivalence import DRAWN, READ, Samples, compared, samples_of
+from peer.inference.export.equivalence import DRAWN, READ, Samples, choose_samples, compare
 from peer.training.errors import UnusableConfigurationError
 
 IMAGES = Samples(tuple(torch.full((1, 4), float(value)) for value in range(3)), (), READ)
@@ -20,13 +20,13 @@ def probabilities(images: Tensor) -> Tensor:
 
 
 def test_what_is_equal_is_recorded() -> None:
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def run(images: Tensor) -> Tensor:
-        seen.append(tuple(images.shape))
+        shapes.append(tuple(images.shape))
         return probabilities(images) + 3e-5
 
-    record = compared("one beside another", run, probabilities, IMAGES)
+    record = compare("one beside another", run, probabilities, IMAGES)
     assert record == {
         "what": "one beside another",
         "difference": pytest.approx(3e-5, rel=1e-2),
@@ -34,7 +34,7 @@ def test_what_is_equal_is_recorded() -> None:
         "samples": 3,
         "source": READ,
     }
-    assert seen == [(1, 1, 4)] * 3 + [(2, 1, 4)]
+    assert shapes == [(1, 1, 4)] * 3 + [(2, 1, 4)]
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_what_is_equal_is_recorded() -> None:
 def test_what_differs_is_an_error(wrong: Callable[[Tensor], Tensor], reason: str) -> None:
     drawn = Samples((torch.arange(4.0).reshape(1, 4),), (), READ)
     with pytest.raises(UnusableConfigurationError, match=f"it beside that: .*{reason}"):
-        compared("it beside that", wrong, probabilities, drawn)
+        compare("it beside that", wrong, probabilities, drawn)
 
 
 def test_a_difference_of_large_values_is_relative() -> None:
-    assert compared(
+    assert compare(
         "x", lambda images: images + 1e-2, lambda images: images, Samples((torch.full((1, 2), 1e3),), (), READ)
     )
 
@@ -68,18 +68,18 @@ def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them
     hospital = make_hospital("time_series")
     (hospital.data / "test0.npz").write_bytes(b"broken")
     settings = hospital.trainer().settings
-    found = samples_of(settings)
-    assert [files[0].name for files in found.files] == [f"test{index}.npz" for index in (1, 2, 3, 4)]
-    assert found.source == READ
-    assert abs(float(found.images[0].mean())) < 1e-5  # zscore
+    samples = choose_samples(settings)
+    assert [files[0].name for files in samples.files] == [f"test{index}.npz" for index in (1, 2, 3, 4)]
+    assert samples.source == READ
+    assert abs(float(samples.images[0].mean())) < 1e-5  # zscore
     for path in hospital.data.glob("test*"):
         path.unlink()
-    drawn = samples_of(settings)
+    drawn = choose_samples(settings)
     assert (drawn.source, drawn.files) == (DRAWN, ())
     assert [tuple(image.shape) for image in drawn.images] == [(2, 24)] * 4
-    assert torch.equal(drawn.images[0], samples_of(settings).images[0])
+    assert torch.equal(drawn.images[0], choose_samples(settings).images[0])
 
 
 def test_images_of_any_size_are_cut(make_hospital: Callable[[str], Any]) -> None:
-    found = samples_of(make_hospital("super_resolution").trainer().settings)
-    assert [tuple(image.shape) for image in found.images] == [(3, 6, 6)] * 2
+    samples = choose_samples(make_hospital("super_resolution").trainer().settings)
+    assert [tuple(image.shape) for image in samples.images] == [(3, 6, 6)] * 2

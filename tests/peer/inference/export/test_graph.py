@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 ``models.MODELS`` were tried by hand; they take minutes."""
 
 
-def made(name: str, **hyper: Any) -> tuple[Shares, Tensor]:
+def make_module(name: str, **hyper: Any) -> tuple[Shares, Tensor]:
     """A module with probabilities, and an image for it."""
     dims, side = hyper.pop("spatial_dims"), hyper.pop("side")
     torch.manual_seed(0)
@@ -54,8 +54,8 @@ def expect_no_place(content: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["resnet5", "transformer"])
 def test_a_network_is_a_pt2_file(name: str) -> None:
-    module, image = made(name, **KINDS[name])
-    content = graph.pt2(graph.traced(module, image, free_space=False, name=name), CARD)
+    module, image = make_module(name, **KINDS[name])
+    content = graph.to_pt2(graph.trace(module, image, free_space=False, name=name), CARD)
     run, card = graph.run_pt2(content)
     expect_equal(run, module, image)
     assert json.loads(card) == CARD
@@ -65,29 +65,29 @@ def test_a_network_is_a_pt2_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rnn", "unet"])
 def test_a_network_is_an_onnx_file(name: str) -> None:
-    module, image = made(name, **KINDS[name])
-    program = graph.traced(module, image, free_space=False, name=name)
-    content = graph.with_card(graph.onnx(program, output=graph.PROBABILITIES, name=name), CARD)
+    module, image = make_module(name, **KINDS[name])
+    program = graph.trace(module, image, free_space=False, name=name)
+    content = graph.add_card(graph.to_onnx(program, output=graph.PROBABILITIES, name=name), CARD)
     run, card = graph.run_onnx(content)
     expect_equal(run, module, image)
     expect_no_place(content)
     assert json.loads(card) == CARD
-    found = onnx.load_from_string(content)
-    onnx.checker.check_model(found, full_check=True)
-    (given,), (output,) = found.graph.input, found.graph.output
-    assert (given.name, output.name) == ("image", "probabilities")
-    assert given.type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert {entry.key: entry.value for entry in found.metadata_props}["site"] == "alpha"
-    assert found.opset_import[0].version == graph.OPSET
+    model = onnx.load_from_string(content)
+    onnx.checker.check_model(model, full_check=True)
+    (input_value,), (output,) = model.graph.input, model.graph.output
+    assert (input_value.name, output.name) == ("image", "probabilities")
+    assert input_value.type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert {entry.key: entry.value for entry in model.metadata_props}["site"] == "alpha"
+    assert model.opset_import[0].version == graph.OPSET
 
 
 def test_super_resolution_takes_images_of_any_size() -> None:
     torch.manual_seed(0)
     network = models.create_model("srcnn", spatial_dims=2, in_channels=1, classes=1, width=4, scale=2)
     module, image = Shares(Predictor(network), classes=False).eval(), torch.rand(1, 8, 8)
-    program = graph.traced(module, image, free_space=True, name="srcnn")
-    runs = [graph.run_pt2(graph.pt2(program, {}))[0]]
-    runs.append(graph.run_onnx(graph.onnx(program, output=graph.ENLARGED, name="srcnn"))[0])
+    program = graph.trace(module, image, free_space=True, name="srcnn")
+    runs = [graph.run_pt2(graph.to_pt2(program, {}))[0]]
+    runs.append(graph.run_onnx(graph.to_onnx(program, output=graph.ENLARGED, name="srcnn"))[0])
     for run in runs:
         expect_equal(run, module, torch.rand(1, 11, 6))
 
@@ -104,7 +104,7 @@ def test_a_network_that_no_graph_holds_is_named() -> None:
     with pytest.raises(
         UnusableConfigurationError, match=r"my_net cannot be exported to pt2: .*; export it as a bundle"
     ) as raised:
-        graph.traced(Undecided(), torch.ones(1, 4), free_space=False, name="my_net")
+        graph.trace(Undecided(), torch.ones(1, 4), free_space=False, name="my_net")
     assert "\n" not in str(raised.value)
 
 
@@ -113,21 +113,21 @@ def test_an_operator_that_onnx_lacks_is_named() -> None:
         def forward(self, image: Tensor) -> Tensor:
             return torch.special.airy_ai(image)
 
-    program = graph.traced(Special(), torch.ones(1, 4), free_space=False, name="my_net")
+    program = graph.trace(Special(), torch.ones(1, 4), free_space=False, name="my_net")
     with pytest.raises(
         UnusableConfigurationError, match=r"my_net cannot be exported to onnx: .*; export it as a bundle"
     ):
-        graph.onnx(program, output="x", name="my_net")
+        graph.to_onnx(program, output="x", name="my_net")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = graph.traced(nn.ReLU(), torch.ones(1, 4), free_space=False, name="relu")
+    program = graph.trace(nn.ReLU(), torch.ones(1, 4), free_space=False, name="relu")
     monkeypatch.setattr("sys.path", [])
     monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
     with pytest.raises(
         UnusableConfigurationError, match=r"onnxscript, not .* here; run `pip install 'mhfl-peer\[export\]'"
     ):
-        graph.onnx(program, output="y", name="relu")
+        graph.to_onnx(program, output="y", name="relu")
 
 
 @pytest.mark.parametrize("absolute", [True, False])
@@ -140,7 +140,7 @@ def test_weights_outside_an_onnx_file_are_not_read(
     outside.external_data.add(key="location", value=str(tmp_path / "secret") if absolute else "secret")
     ends = [onnx.helper.make_tensor_value_info(name, 1, [4]) for name in "xy"]
     nodes = [onnx.helper.make_node("Add", ["x", "w"], ["y"])]
-    made = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], [outside])
+    onnx_graph = onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:], [outside])
     versions = {"opset_imports": [onnx.helper.make_opsetid("", graph.OPSET)], "ir_version": 9}
     with pytest.raises(Exception, match=r"External data path|model_path must not be empty"):
-        graph.run_onnx(onnx.helper.make_model(made, **versions).SerializeToString())
+        graph.run_onnx(onnx.helper.make_model(onnx_graph, **versions).SerializeToString())

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from peer.inference.export import graph, monai_bundle
-from peer.inference.export.load import digest, opened
+from peer.inference.export.load import digest, open_model
 from peer.inference.export.process import export
 from peer.inference.predict import predict
 from peer.training.errors import UnusableConfigurationError
@@ -33,8 +33,8 @@ def test_a_folder_has_that_of_the_list_of_its_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     command = "find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs sha256sum | sha256sum"
-    said = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert digest(tmp_path) == (said.split()[0], 36)
+    output = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert digest(tmp_path) == (output.split()[0], 36)
     before = digest(tmp_path)
     (tmp_path / "LICENSE").rename(tmp_path / "LICENCE")
     assert digest(tmp_path) != before
@@ -46,8 +46,8 @@ def test_no_folder_is_taken_for_another_by_the_names_in_it(tmp_path: Path, name:
     for path in (good / "LICENSE", good / "docs" / "card.json", other / "card.json"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(path.name)
-    listed = name.format(hashlib.sha256(b"card.json").hexdigest())
-    bad = tmp_path / "bad" / listed
+    file_name = name.format(hashlib.sha256(b"card.json").hexdigest())
+    bad = tmp_path / "bad" / file_name
     bad.mkdir(parents=True)
     (bad / "card.json").write_text("LICENSE")
     with pytest.raises(ValueError, match="or a name of several lines, and has no digest"):
@@ -69,18 +69,18 @@ def test_a_file_predicts_what_the_sites_mixture_predicts(
     site = make_mixing()
     form = "onnx" if name.endswith("onnx") else "bundle"
     trainer = Trainer(site.setting)
-    made = export(trainer, site.state, site.sources, form=form, out=tmp_path / name, facts=facts)
-    assert sorted(made["network"]["experts"]) == ["beta"]
-    trainer.hold(site.state, site.sources)
+    card = export(trainer, site.state, site.sources, form=form, out=tmp_path / name, facts=facts)
+    assert sorted(card["network"]["experts"]) == ["beta"]
+    trainer.load(site.state, site.sources)
     inputs = [site.data / "datalist.json"]
     own = predict(trainer, inputs, tmp_path)
-    model = opened(tmp_path / name, sha256=digest(tmp_path / name)[0])
-    found = predict(model, inputs, tmp_path)
+    model = open_model(tmp_path / name, sha256=digest(tmp_path / name)[0])
+    predicted = predict(model, inputs, tmp_path)
     assert len(own["predictions"]) == 6
-    assert found["skipped"] == own["skipped"] == []
-    for mine, theirs in zip(found["predictions"], own["predictions"], strict=True):
+    assert predicted["skipped"] == own["skipped"] == []
+    for mine, theirs in zip(predicted["predictions"], own["predictions"], strict=True):
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
-    assert model.card == json.loads(json.dumps(made))
+    assert model.card == json.loads(json.dumps(card))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("segmentation", "bundle"), ("super_resolution", "model.onnx")])
@@ -92,8 +92,8 @@ def test_label_maps_and_images_are_the_sites(
     export(hospital.trainer(), INITIAL, (), form=form, out=tmp_path / name, facts=facts)
     inputs = [hospital.data / ("3.nii.gz" if kind == "segmentation" else "3.png")]
     (own,) = predict(hospital.trainer(), inputs, tmp_path / "own")["predictions"]
-    (found,) = predict(opened(tmp_path / name), inputs, tmp_path / "found")["predictions"]
-    assert Path(found["output"]).read_bytes() == Path(own["output"]).read_bytes()
+    (from_bundle,) = predict(open_model(tmp_path / name), inputs, tmp_path / "found")["predictions"]
+    assert Path(from_bundle["output"]).read_bytes() == Path(own["output"]).read_bytes()
 
 
 def test_a_pt2_predicts_what_the_site_predicts(
@@ -103,8 +103,8 @@ def test_a_pt2_predicts_what_the_site_predicts(
     export(hospital.trainer(), INITIAL, (), form="pt2", out=path, facts=facts)
     inputs = [hospital.data / "datalist.json"]
     own = predict(hospital.trainer(), inputs, tmp_path)["predictions"]
-    found = predict(opened(path, sha256=digest(path)[0]), inputs, tmp_path)["predictions"]
-    for mine, theirs in zip(found, own, strict=True):
+    predictions = predict(open_model(path, sha256=digest(path)[0]), inputs, tmp_path)["predictions"]
+    for mine, theirs in zip(predictions, own, strict=True):
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
 
 
@@ -129,7 +129,7 @@ class Runs:
 def test_a_pickle_in_a_bundle_is_not_unpickled(folder: Path, tmp_path: Path) -> None:
     torch.save({"weight": Runs(tmp_path / "was here")}, folder / monai_bundle.WEIGHTS)
     with pytest.raises(UnusableConfigurationError, match="bundle cannot be used as a model: Weights only load failed"):
-        opened(folder)
+        open_model(folder)
     assert not (tmp_path / "was here").exists()
     pickle.loads(pickle.dumps(Runs(tmp_path / "was here")))  # so the mark would have shown it
     assert (tmp_path / "was here").exists()
@@ -139,17 +139,17 @@ def test_the_configuration_of_a_bundle_is_not_run(folder: Path, tmp_path: Path) 
     config = json.loads((folder / monai_bundle.INFERENCE).read_text())
     config["network_def"] = f"$__import__('pathlib').Path({str(tmp_path / 'was here')!r}).touch()"
     (folder / monai_bundle.INFERENCE).write_text(json.dumps(config))
-    assert opened(folder).settings.task.kind == "time_series"
+    assert open_model(folder).settings.task.kind == "time_series"
     assert not (tmp_path / "was here").exists()
 
 
 def changed(folder: Path, *keys: str, value: Any) -> None:
     """Change the bundle's card."""
     card = json.loads((folder / monai_bundle.CARD).read_text())
-    place = card
+    table = card
     for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
+        table = table[key]
+    table[keys[-1]] = value
     (folder / monai_bundle.CARD).write_text(json.dumps(card))
 
 
@@ -172,36 +172,36 @@ def test_a_card_that_says_what_cannot_be_is_refused(
 ) -> None:
     changed(folder, *keys, value=value)
     with pytest.raises(UnusableConfigurationError, match=reason):
-        opened(folder)
+        open_model(folder)
 
 
 def test_a_pt2_is_opened_only_if_it_is_the_one_that_was_meant(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(b"anything")
     with pytest.raises(UnusableConfigurationError, match="can run code that is in it: give the SHA-256"):
-        opened(path)
+        open_model(path)
     with pytest.raises(UnusableConfigurationError, match=f"its SHA-256 is {digest(path)[0]}, not abab"):
-        opened(path, sha256="AB" * 32)
+        open_model(path, sha256="AB" * 32)
 
 
 def test_what_is_no_model_is_named(folder: Path, tmp_path: Path) -> None:
     for name in ("a.txt", "a.onnx", "a.zip"):
         (tmp_path / name).write_bytes(b"nothing")
         with pytest.raises(UnusableConfigurationError, match=f"{name} cannot be used as a model: "):
-            opened(tmp_path / name)
+            open_model(tmp_path / name)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("other/docs/readme.txt", "x")
     with pytest.raises(UnusableConfigurationError, match=r"it holds 0 files docs/card.json in a folder"):
-        opened(tmp_path / "a.zip")
+        open_model(tmp_path / "a.zip")
     with pytest.raises(UnusableConfigurationError, match="its SHA-256 is"):
-        opened(folder, sha256="00" * 32)
+        open_model(folder, sha256="00" * 32)
 
 
 def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
-    program = graph.traced(torch.nn.ReLU(), torch.ones(1, 4), free_space=False, name="relu")
-    (tmp_path / "other.onnx").write_bytes(graph.onnx(program, output="y", name="relu"))
+    program = graph.trace(torch.nn.ReLU(), torch.ones(1, 4), free_space=False, name="relu")
+    (tmp_path / "other.onnx").write_bytes(graph.to_onnx(program, output="y", name="relu"))
     with pytest.raises(UnusableConfigurationError, match="it holds no model card of `mhfl-peer export`"):
-        opened(tmp_path / "other.onnx")
+        open_model(tmp_path / "other.onnx")
 
 
 def test_a_mixture_that_takes_all_memory_is_not_made(
@@ -211,11 +211,11 @@ def test_a_mixture_that_takes_all_memory_is_not_made(
     export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)
     changed(tmp_path / "bundle", "network", "mixture", "features", value=10**12)
     with pytest.raises(UnusableConfigurationError, match="its weights are not those of the network"):
-        opened(tmp_path / "bundle")
+        open_model(tmp_path / "bundle")
 
 
 def test_a_pipe_in_a_bundle_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     os.mkfifo(tmp_path / monai_bundle.CARD)
     with pytest.raises(UnusableConfigurationError, match=r"its docs/card.json is no file"):
-        opened(tmp_path)
+        open_model(tmp_path)

@@ -21,7 +21,7 @@ from monai.bundle.workflows import ConfigWorkflow
 from peer.inference.export import monai_bundle
 from peer.inference.export.graph import quiet
 from peer.inference.export.process import export
-from peer.inference.predict import predict, reading
+from peer.inference.predict import image_reader, predict
 from peer.training.trainer import INITIAL
 
 MakeHospital = Callable[[str], Any]
@@ -60,11 +60,11 @@ def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
     make_hospital: MakeHospital, facts: dict[str, Any], new: Path, tmp_path: Path
 ) -> None:
     hospital = make_hospital("segmentation")
-    made = exported(hospital, facts, tmp_path / "bundle")
+    card = exported(hospital, facts, tmp_path / "bundle")
     text = (tmp_path / "bundle" / monai_bundle.INFERENCE).read_text()
-    assert json.loads(text)["network_def"]["_target_"] == made["definition"] == "monai.networks.nets.UNet"
+    assert json.loads(text)["network_def"]["_target_"] == card["definition"] == "monai.networks.nets.UNet"
     assert "peer." not in text  # nothing of this program is needed
-    assert [check["what"].split(",")[0] for check in made["checks"]] == [
+    assert [check["what"].split(",")[0] for check in card["checks"]] == [
         "this model beside the site's networks",
         "the bundle's network",
         "the bundle's preprocessing beside the site's",
@@ -77,9 +77,9 @@ def test_a_bundle_of_a_network_of_monai_segments_as_the_site_does(
     for row in own:
         expected = nibabel.load(row["output"])
         (path,) = (tmp_path / "results").glob(f"{Path(row['file']).name.partition('.')[0]}_*.nii.gz")
-        found = nibabel.load(path)
-        assert np.array_equal(found.get_fdata(), expected.get_fdata())
-        assert np.allclose(found.affine, expected.affine)
+        volume = nibabel.load(path)
+        assert np.array_equal(volume.get_fdata(), expected.get_fdata())
+        assert np.allclose(volume.affine, expected.affine)
 
 
 def test_a_bundle_of_another_network_classifies_as_the_site_does(
@@ -91,9 +91,9 @@ def test_a_bundle_of_another_network_classifies_as_the_site_does(
         shutil.copy(hospital.data / f"test{index}.npz", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
     with (tmp_path / "results" / "predictions.csv").open() as file:
-        found = {Path(row[0]).name: [float(share) for share in row[1:]] for row in csv.reader(file)}
+        shares = {Path(row[0]).name: [float(share) for share in row[1:]] for row in csv.reader(file)}
     own = predict(hospital.trainer(), [new], tmp_path / "own")["predictions"]
-    assert {Path(row["file"]).name: pytest.approx(row["probabilities"], abs=1e-5) for row in own} == found
+    assert {Path(row["file"]).name: pytest.approx(row["probabilities"], abs=1e-5) for row in own} == shares
 
 
 def test_a_bundle_enlarges_pictures_of_any_size(
@@ -104,12 +104,12 @@ def test_a_bundle_enlarges_pictures_of_any_size(
     shutil.copy(hospital.data / "3.png", new)
     run(tmp_path / "bundle", new, tmp_path / "results")
     (path,) = (tmp_path / "results").iterdir()
-    found = nibabel.load(path)
+    volume = nibabel.load(path)
     trainer = hospital.trainer()
-    load, finish = reading(trainer.settings.task, trainer.settings.data)
+    load, finish = image_reader(trainer.settings.task, trainer.settings.data)
     expected = trainer.predict(finish(load([new / "3.png"]))[None])[0].numpy()
-    assert np.allclose(np.moveaxis(np.squeeze(found.get_fdata()), -1, 0), expected, atol=1e-5)
-    assert np.allclose(np.abs(np.diag(found.affine)), [0.5, 0.5, 1, 1])
+    assert np.allclose(np.moveaxis(np.squeeze(volume.get_fdata()), -1, 0), expected, atol=1e-5)
+    assert np.allclose(np.abs(np.diag(volume.affine)), [0.5, 0.5, 1, 1])
 
 
 def test_monai_loads_the_network_with_its_weights(
@@ -128,10 +128,10 @@ def test_the_metadata_say_what_the_specification_demands(
     make_hospital: MakeHospital, facts: dict[str, Any], tmp_path: Path
 ) -> None:
     exported(make_hospital("segmentation"), facts, tmp_path / "bundle")
-    found = json.loads((tmp_path / "bundle" / monai_bundle.METADATA).read_text())
-    assert not set(REQUIRED) - found.keys()
-    assert found["copyright"] == "CC-BY-4.0"
-    image, pred = found["network_data_format"]["inputs"]["image"], found["network_data_format"]["outputs"]["pred"]
+    metadata = json.loads((tmp_path / "bundle" / monai_bundle.METADATA).read_text())
+    assert not set(REQUIRED) - metadata.keys()
+    assert metadata["copyright"] == "CC-BY-4.0"
+    image, pred = metadata["network_data_format"]["inputs"]["image"], metadata["network_data_format"]["outputs"]["pred"]
     assert (image["num_channels"], image["spatial_shape"], image["value_range"]) == (1, [8, 8, 8], [0, 1])
     assert (pred["num_channels"], pred["spatial_shape"], sorted(pred["channel_def"])) == (2, [8, 8, 8], ["0", "1"])
     assert (tmp_path / "bundle" / monai_bundle.LICENCE).read_text() == "CC-BY-4.0\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.inference.export.predictor import Shares, build, problem_of, taken_from
+from peer.inference.export.predictor import Shares, build, build_predictor, find_problem
 from peer.methods.dflmoe import stages as dflmoe
 from peer.methods.method import Method, predict_locally
 from peer.methods.registry import PLANS
@@ -27,26 +27,26 @@ def test_a_mixture_is_what_the_site_predicts_with(
 ) -> None:
     site = make_mixing(name, **parameters)
     trainer = Trainer(site.setting)
-    trainer.hold(site.state, site.sources)
+    trainer.load(site.state, site.sources)
     expected = trainer.predict(IMAGES)
-    predictor, description = taken_from(trainer, site.state, site.sources)
+    predictor, description = build_predictor(trainer, site.state, site.sources)
     with torch.no_grad():
         assert torch.equal(predictor(IMAGES), expected)
         again = build(**description)
         again.load_state_dict(predictor.state_dict())
         assert torch.equal(again(IMAGES), expected)
     assert description["experts"]["beta"]["part"] == ("model" if name == "dflmoe_models" else "head")
-    assert problem_of(description) is None
+    assert find_problem(description) is None
 
 
 def test_without_others_the_local_network_is_alone_and_nothing_of_them_is_left(make_mixing: Callable[..., Any]) -> None:
     site = make_mixing()
     trainer = Trainer(site.setting)
-    predictor, description = taken_from(trainer, site.state, ())
-    local = trainer.kept.dam
+    predictor, description = build_predictor(trainer, site.state, ())
+    local = trainer.site_networks.dam
     with torch.no_grad():
         assert torch.equal(predictor(IMAGES), local(IMAGES).prediction)
-        trainer.hold(site.state, site.sources)
+        trainer.load(site.state, site.sources)
         assert not torch.equal(predictor(IMAGES), trainer.predict(IMAGES))
     assert description == {"network": local.spec}
     assert predictor.state_dict().keys() == {f"dam.{name}" for name in local.state_dict()}
@@ -55,7 +55,7 @@ def test_without_others_the_local_network_is_alone_and_nothing_of_them_is_left(m
 def test_a_method_that_does_not_mix_gives_its_local_network(make_hospital: Callable[[str], Any]) -> None:
     trainer = make_hospital("time_series").trainer()
     expected = trainer.predict(IMAGES)
-    predictor, description = taken_from(trainer, INITIAL, ())
+    predictor, description = build_predictor(trainer, INITIAL, ())
     with torch.no_grad():
         assert torch.equal(predictor(IMAGES), expected)
         shares = Shares(predictor, classes=True)(IMAGES)
@@ -73,5 +73,5 @@ def test_a_description_from_elsewhere_may_name_what_another_site_may_name(where:
     good = {"name": "resnet5", **sizes, "hyper": {}}
     bad = {"name": "os:system", **sizes, "hyper": {}, "head": "x"}
     description = {"network": bad} if where == "network" else {"network": good, "experts": {"x": {"network": bad}}}
-    assert "os:system" in str(problem_of(description))
-    assert problem_of({}) == "it describes no network"
+    assert "os:system" in str(find_problem(description))
+    assert find_problem({}) == "it describes no network"

@@ -35,11 +35,11 @@ def test_it_answers_with_the_card_and_the_digest_and_leaves_the_site_alone(
     hospital = make_hospital("time_series")
     before = sorted(Path(hospital.setting.home).rglob("*"))
     request = {"setting": to_json(hospital.setting), "state": INITIAL, "sources": [], "form": "bundle"}
-    found = answer_of({**request, "out": str(tmp_path / "m.zip"), "facts": facts}, monkeypatch, capsys)
-    assert (found["sha256"], found["bytes"]) == digest(tmp_path / "m.zip")
+    answer = answer_of({**request, "out": str(tmp_path / "m.zip"), "facts": facts}, monkeypatch, capsys)
+    assert (answer["sha256"], answer["bytes"]) == digest(tmp_path / "m.zip")
     with zipfile.ZipFile(tmp_path / "m.zip") as archive:
         names = {name.removeprefix("m/") for name in archive.namelist()}
-        assert json.loads(archive.read(f"m/{monai_bundle.CARD}")) == found["card"]
+        assert json.loads(archive.read(f"m/{monai_bundle.CARD}")) == answer["card"]
         assert archive.read(f"m/{monai_bundle.README}").decode().startswith("# Model of alpha")
     assert names == {
         monai_bundle.METADATA,
@@ -56,13 +56,13 @@ def test_it_answers_with_the_card_and_the_digest_and_leaves_the_site_alone(
 def test_an_export_computes_on_the_cpu_in_float32(make_hospital: Callable[[str], Any]) -> None:
     setting = make_hospital("time_series").setting
     fast = {**setting.site["training"], "device": "cuda", "precision": "bf16"}
-    asked = in_float32(dataclasses.replace(setting, site={**setting.site, "training": fast}))
-    assert asked.site["training"] == {**setting.site["training"], "device": "cpu", "precision": "fp32"}
-    assert asked.site["model"] == setting.site["model"]
-    assert asked.site["data"] == setting.site["data"]
+    export_setting = in_float32(dataclasses.replace(setting, site={**setting.site, "training": fast}))
+    assert export_setting.site["training"] == {**setting.site["training"], "device": "cpu", "precision": "fp32"}
+    assert export_setting.site["model"] == setting.site["model"]
+    assert export_setting.site["data"] == setting.site["data"]
     on_disk = {**setting.site, "data": {**setting.site["data"], "cache": "disk"}}
-    asked = in_float32(dataclasses.replace(setting, site=on_disk))
-    assert asked.site["data"]["cache"] == "none", "all samples would go into the temporary folder"
+    export_setting = in_float32(dataclasses.replace(setting, site=on_disk))
+    assert export_setting.site["data"]["cache"] == "none", "all samples would go into the temporary folder"
 
 
 def test_a_state_that_is_not_there_is_one_line(
@@ -83,11 +83,11 @@ def test_what_was_left_out_makes_the_export_be_measured_itself(
     make_mixing: Callable[..., Any], facts: dict[str, Any], tmp_path: Path
 ) -> None:
     site = make_mixing()
-    told = {**facts, "left_out": {"beta": "its manifest does not say reexport = true"}}
-    made = export(Trainer(site.setting), site.state, (), form="bundle", out=tmp_path / "m", facts=told)
+    facts_left_out = {**facts, "left_out": {"beta": "its manifest does not say reexport = true"}}
+    card = export(Trainer(site.setting), site.state, (), form="bundle", out=tmp_path / "m", facts=facts_left_out)
     trainer = Trainer(site.setting)
-    trainer.hold(site.state)
-    assert made["metrics"]["exported"] == trainer.measured(trainer.data.test)
-    assert "experts" not in made["network"]
+    trainer.load(site.state)
+    assert card["metrics"]["exported"] == trainer.evaluate(trainer.data.test)
+    assert "experts" not in card["network"]
     text = (tmp_path / "m" / monai_bundle.README).read_text()
     assert "this is the local expert alone" in text

@@ -14,7 +14,7 @@ SITES = ("a", "b")
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "message"),
     [
         ("dirichlets", {}, "kind: unknown partition 'dirichlets' (did you mean 'dirichlet'?)"),
         ("dirichlet", {}, "alpha is missing"),
@@ -32,16 +32,16 @@ SITES = ("a", "b")
         ("key", {"published": "abide"}, "published: gives nothing to 'a'"),
     ],
 )
-def test_wrong_options_are_named(kind: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_wrong_options_are_named(kind: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
         rule(kind, SITES, options, where="skewed.toml: partitions.skewed")
-    assert refused.value.message.startswith("skewed.toml: partitions.skewed: ")
-    assert said in refused.value.message
+    assert refusal.value.message.startswith("skewed.toml: partitions.skewed: ")
+    assert message in refusal.value.message
 
 
-@pytest.mark.parametrize(("sites", "said"), [((), "name at least one"), (("a", "b", "a"), "named twice: a")])
-def test_wrong_sites_are_named(sites: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"partition: sites: {said}"):
+@pytest.mark.parametrize(("sites", "message"), [((), "name at least one"), (("a", "b", "a"), "named twice: a")])
+def test_wrong_sites_are_named(sites: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"partition: sites: {message}"):
         rule("equal", sites, {})
 
 
@@ -70,4 +70,4 @@ def test_a_site_without_a_sample_is_named() -> None:
 def test_partitions_stay_as_they_are(kind: str, options: dict[str, Any], expected: tuple[list[int], ...]) -> None:
     entries = [{"image": f"{i}.png", "label": i % 2} for i in range(8)]
     sites = divide(entries, kind, sites=SITES, seed=0, **options)
-    assert sites == {site: [entries[i] for i in held] for site, held in zip(SITES, expected, strict=True)}
+    assert sites == {site: [entries[i] for i in indices] for site, indices in zip(SITES, expected, strict=True)}

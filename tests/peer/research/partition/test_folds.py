@@ -19,28 +19,28 @@ MakePool = Callable[..., list[dict[str, Any]]]
 
 def classes_by_part(entries: list[Any], parts: list[Any]) -> dict[Any, Counter[int]]:
     """How many entries of each class each part has."""
-    found: dict[Any, Counter[int]] = {part: Counter() for part in sorted(set(parts))}
+    counts: dict[Any, Counter[int]] = {part: Counter() for part in sorted(set(parts))}
     for entry, part in zip(entries, parts, strict=True):
-        found[part][entry["label"]] += 1
-    return found
+        counts[part][entry["label"]] += 1
+    return counts
 
 
 def parts_by_subject(entries: list[Any], parts: list[Any]) -> dict[str, set[Any]]:
     """The parts in which each subject is."""
-    found: dict[str, set[Any]] = {}
+    counts: dict[str, set[Any]] = {}
     for entry, part in zip(entries, parts, strict=True):
-        found.setdefault(entry["subject"], set()).add(part)
-    return found
+        counts.setdefault(entry["subject"], set()).add(part)
+    return counts
 
 
 # --- folds ----------------------------------------------------------------------------------------------------------
 def test_folds_are_stratified_and_even(make_pool: MakePool) -> None:
     entries = make_pool((76, 96))  # FedASD's Europe
-    found = classes_by_part(entries, folds(entries, 5, seed=0))
-    assert list(found) == [0, 1, 2, 3, 4]
-    assert sorted(count[0] for count in found.values()) == [15, 15, 15, 15, 16]
-    assert sorted(count[1] for count in found.values()) == [19, 19, 19, 19, 20]
-    assert sorted(map(Counter.total, found.values())) == [34, 34, 34, 35, 35]
+    counts = classes_by_part(entries, folds(entries, 5, seed=0))
+    assert list(counts) == [0, 1, 2, 3, 4]
+    assert sorted(count[0] for count in counts.values()) == [15, 15, 15, 15, 16]
+    assert sorted(count[1] for count in counts.values()) == [19, 19, 19, 19, 20]
+    assert sorted(map(Counter.total, counts.values())) == [34, 34, 34, 35, 35]
 
 
 @given(
@@ -57,14 +57,14 @@ def test_every_class_that_enough_subjects_have_is_in_every_fold(
         for image, label in enumerate(labels)
     ]
     parts = folds(entries, count, seed=seed, classes_min=0)
-    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
-    found = classes_by_part(entries, parts)
-    assert list(found) == list(range(count))
+    assert all(len(parts_of_subject) == 1 for parts_of_subject in parts_by_subject(entries, parts).values())
+    counts = classes_by_part(entries, parts)
+    assert list(counts) == list(range(count))
     holders = Counter(label for (labels,) in subjects for label in set(labels))
     single = all(len(set(labels)) == 1 for (labels,) in subjects)
     for label, held in holders.items():
         if held >= count and single:
-            assert all(part[label] for part in found.values())
+            assert all(part[label] for part in counts.values())
 
 
 def test_subjects_with_all_classes_are_cross_validated_too(make_pool: MakePool) -> None:
@@ -75,18 +75,18 @@ def test_subjects_with_all_classes_are_cross_validated_too(make_pool: MakePool) 
         for epoch in range(10 + subject)
     ]
     parts = folds(entries, 5, seed=0)
-    assert all(len(found) == 5 for found in classes_by_part(entries, parts).values())
-    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+    assert all(len(counts) == 5 for counts in classes_by_part(entries, parts).values())
+    assert all(len(parts_of_subject) == 1 for parts_of_subject in parts_by_subject(entries, parts).values())
 
 
 def test_a_class_of_too_few_subjects_is_refused_or_allowed(make_pool: MakePool) -> None:
     entries = make_pool((30, 30, 4), images=3)
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as refusal:
         folds(entries, 5, seed=0)
-    assert refused.value.message == "5 folds would not all have class 2 (4 of `subject`)"
-    assert refused.value.remedy.startswith("lower folds")
-    found = classes_by_part(entries, folds(entries, 5, seed=0, classes_min=2))
-    assert sum(count[2] > 0 for count in found.values()) == 4
+    assert refusal.value.message == "5 folds would not all have class 2 (4 of `subject`)"
+    assert refusal.value.remedy.startswith("lower folds")
+    counts = classes_by_part(entries, folds(entries, 5, seed=0, classes_min=2))
+    assert sum(count[2] > 0 for count in counts.values()) == 4
     assert len(set(folds(entries, 4, seed=0))) == 4
     with pytest.raises(DataError, match="5 folds would not all have class 2"):
         folds(entries, 5, seed=0, classes_min=3)
@@ -101,8 +101,8 @@ def test_fedskin_has_five_folds_at_every_site(derm7pt: list[Any]) -> None:
     for seed in range(10):
         sites = divide(derm7pt, "dirichlet", sites=("a", "b", "c"), seed=seed, alpha=0.5)
         for entries in sites.values():
-            found = classes_by_part(entries, folds(entries, 5, seed=seed, classes_min=2))
-            everywhere = set.intersection(*(set(count) for count in found.values()))
+            counts = classes_by_part(entries, folds(entries, 5, seed=seed, classes_min=2))
+            everywhere = set.intersection(*(set(count) for count in counts.values()))
             assert len(everywhere) >= 2
 
 
@@ -122,7 +122,7 @@ def test_folds_of_label_maps_are_one_stratum() -> None:
     entries = [{"image": f"{i}.png", "label": f"mask{i}.png", "subject": str(i // 2)} for i in range(20)]
     parts = folds(entries, 5, seed=0)
     assert set(Counter(parts).values()) == {4}
-    assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+    assert all(len(parts_of_subject) == 1 for parts_of_subject in parts_by_subject(entries, parts).values())
 
 
 def test_the_order_does_not_matter_and_the_seed_does(make_pool: MakePool) -> None:
@@ -142,8 +142,8 @@ def test_sites_of_other_resolutions_have_the_same_folds(make_pool: MakePool) -> 
 @pytest.mark.parametrize(("share", "expected"), [(0.2, [4, 16]), (0.3, [6, 24]), (0.5, [10, 40])])
 def test_a_share_of_every_class_is_held_out(make_pool: MakePool, share: float, expected: list[int]) -> None:
     entries = make_pool((20, 80))
-    found = classes_by_part(entries, holdout(entries, share, seed=0))
-    assert [found[True][label] for label in (0, 1)] == expected
+    counts = classes_by_part(entries, holdout(entries, share, seed=0))
+    assert [counts[True][label] for label in (0, 1)] == expected
 
 
 def test_small_classes_are_on_both_sides_and_a_single_subject_trains(make_pool: MakePool) -> None:
@@ -152,10 +152,10 @@ def test_small_classes_are_on_both_sides_and_a_single_subject_trains(make_pool: 
         holdout(entries, 0.2, seed=0)
     for seed in range(20):
         parts = holdout(entries, 0.2, seed=seed, classes_min=2)
-        found = classes_by_part(entries, parts)
-        assert found[True].keys() == {0, 1, 2}
-        assert found[False].keys() == {0, 1, 2, 3}
-        assert all(len(places) == 1 for places in parts_by_subject(entries, parts).values())
+        counts = classes_by_part(entries, parts)
+        assert counts[True].keys() == {0, 1, 2}
+        assert counts[False].keys() == {0, 1, 2, 3}
+        assert all(len(parts_of_subject) == 1 for parts_of_subject in parts_by_subject(entries, parts).values())
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 7.0])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import DataError
-from peer.research.partition.groups import Group, SampleCount, class_of, counts, deal, groups_of, image_names
+from peer.research.partition.groups import Group, SampleCount, class_of, counts, groups_of, image_names, stratify
 
 
 def test_every_site_split_and_class_has_a_row() -> None:
@@ -55,26 +55,26 @@ ENTRIES = [
 ]
 
 
-def alone(*labels: int) -> list[Group]:
+def single_groups(*labels: int) -> list[Group]:
     """One group a label, of one entry."""
-    return [Group(f"g{place}", (place,), Counter([label])) for place, label in enumerate(labels)]
+    return [Group(f"g{index}", (index,), Counter([label])) for index, label in enumerate(labels)]
 
 
 def test_a_subject_is_a_group_and_an_entry_without_one_is_alone() -> None:
-    found = groups_of(ENTRIES)
-    assert [(group.name, group.places) for group in found] == [("7", (2, 1)), ("d.png", (0,)), ("8", (3,))]
-    assert [group.size for group in found] == [2, 1, 1]
+    groups = groups_of(ENTRIES)
+    assert [(group.name, group.entry_indices) for group in groups] == [("7", (2, 1)), ("d.png", (0,)), ("8", (3,))]
+    assert [group.size for group in groups] == [2, 1, 1]
 
 
 def test_another_key_can_say_what_stays_together() -> None:
-    assert [group.places for group in groups_of(ENTRIES, "slide")] == [(2, 3), (1,), (0,)]
+    assert [group.entry_indices for group in groups_of(ENTRIES, "slide")] == [(2, 3), (1,), (0,)]
     assert all(group.size == 1 for group in groups_of(ENTRIES, "image"))
 
 
 @given(st.permutations(range(len(ENTRIES))))
 def test_groups_do_not_depend_on_the_order(order: list[int]) -> None:
-    found = groups_of([ENTRIES[place] for place in order])
-    assert [[order[place] for place in group.places] for group in found] == [[2, 1], [0], [3]]
+    groups = groups_of([ENTRIES[index] for index in order])
+    assert [[order[index] for index in group.entry_indices] for group in groups] == [[2, 1], [0], [3]]
 
 
 def test_a_group_counts_as_its_most_frequent_class_and_a_tie_as_the_lowest() -> None:
@@ -100,45 +100,47 @@ def test_no_entries_are_refused() -> None:
 
 
 def test_equal_shares_are_dealt_evenly_in_every_class_and_in_all() -> None:
-    groups = alone(*[0] * 7, *[1] * 8, *[2] * 3)
-    parts = deal(groups, lambda count: [count / 5] * 5, np.random.default_rng(0))
-    assert sorted(place for part in parts for place in part) == list(range(18))
+    groups = single_groups(*[0] * 7, *[1] * 8, *[2] * 3)
+    parts = stratify(groups, lambda count: [count / 5] * 5, np.random.default_rng(0))
+    assert sorted(index for part in parts for index in part) == list(range(18))
     assert sorted(len(part) for part in parts) == [3, 3, 4, 4, 4]
-    per_class = [Counter(groups[place].label for place in part) for part in parts]
-    assert {found[0] for found in per_class} == {1, 2}
-    assert {found[1] for found in per_class} == {1, 2}
-    assert {found[2] for found in per_class} == {0, 1}
+    per_class = [Counter(groups[index].label for index in part) for part in parts]
+    assert {counts_of_part[0] for counts_of_part in per_class} == {1, 2}
+    assert {counts_of_part[1] for counts_of_part in per_class} == {1, 2}
+    assert {counts_of_part[2] for counts_of_part in per_class} == {0, 1}
 
 
 def test_a_small_share_gets_its_samples_though_no_class_owes_it_one() -> None:
     # 2 % of ten samples are a fifth of one, twenty times.
-    groups = alone(*[label for label in range(20) for _ in range(10)])
+    groups = single_groups(*[label for label in range(20) for _ in range(10)])
     shares = (0.6, 0.2, 0.08, 0.06, 0.04, 0.02)
-    parts = deal(groups, lambda count: [share * count for share in shares], np.random.default_rng(0))
+    parts = stratify(groups, lambda count: [share * count for share in shares], np.random.default_rng(0))
     assert [len(part) for part in parts] == [120, 40, 16, 12, 8, 4]
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=2, max_size=40))
-def test_every_class_meets_its_quota_whatever_the_sizes(seed: int, made: list[tuple[int, int]]) -> None:
-    groups = [Group(str(place), tuple(range(size)), Counter({label: size})) for place, (label, size) in enumerate(made)]
-    parts = deal(groups, lambda count: [0.5 * count, 0.3 * count, 0.2 * count], np.random.default_rng(seed))
-    assert sorted(place for part in parts for place in part) == list(range(len(groups)))
+def test_every_class_meets_its_quota_whatever_the_sizes(seed: int, sizes: list[tuple[int, int]]) -> None:
+    groups = [
+        Group(str(index), tuple(range(size)), Counter({label: size})) for index, (label, size) in enumerate(sizes)
+    ]
+    parts = stratify(groups, lambda count: [0.5 * count, 0.3 * count, 0.2 * count], np.random.default_rng(seed))
+    assert sorted(index for part in parts for index in part) == list(range(len(groups)))
     totals = Counter(group.label for group in groups)
     for share, part in zip((0.5, 0.3, 0.2), parts, strict=True):
-        for label, found in Counter(groups[place].label for place in part).items():
-            assert found < share * totals[label] + 1
+        for label, count in Counter(groups[index].label for index in part).items():
+            assert count < share * totals[label] + 1
     for label, total in totals.items():
-        held = [sum(groups[place].label == label for place in part) for part in parts]
-        assert all(count > share * total - 1 for count, share in zip(held, (0.5, 0.3, 0.2), strict=True))
+        counts_of_label = [sum(groups[index].label == label for index in part) for part in parts]
+        assert all(count > share * total - 1 for count, share in zip(counts_of_label, (0.5, 0.3, 0.2), strict=True))
 
 
 def test_large_groups_are_dealt_first_so_that_small_ones_even_out() -> None:
     groups = [Group(str(size), tuple(range(size)), Counter({0: size})) for size in (1, 9, 2, 8, 3, 7, 4, 6)]
-    parts = deal(groups, lambda count: [count / 2] * 2, np.random.default_rng(0))
-    assert [sum(groups[place].size for place in part) for part in parts] == [20, 20]
+    parts = stratify(groups, lambda count: [count / 2] * 2, np.random.default_rng(0))
+    assert [sum(groups[index].size for index in part) for part in parts] == [20, 20]
 
 
 def test_the_seed_decides_who_goes_where() -> None:
-    groups = alone(*[0] * 20)
-    dealt = [deal(groups, lambda count: [count / 2] * 2, np.random.default_rng(seed)) for seed in (0, 0, 1)]
-    assert dealt[0] == dealt[1] != dealt[2]
+    groups = single_groups(*[0] * 20)
+    parts = [stratify(groups, lambda count: [count / 2] * 2, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert parts[0] == parts[1] != parts[2]

@@ -12,7 +12,15 @@ import pytest
 from peer.errors import DataError
 from peer.research.partition.divide import divide
 from peer.research.partition.groups import groups_of
-from peer.research.partition.kinds import ABIDE, ABIDE_REGIONS, ABIDE_SAMPLES, KINDS, Dirichlet, Shards, spelled
+from peer.research.partition.kinds import (
+    ABIDE,
+    ABIDE_REGIONS,
+    ABIDE_SAMPLES,
+    KINDS,
+    Dirichlet,
+    Shards,
+    canonical_spelling,
+)
 
 # The archive's SITE_ID column.
 IDS = (
@@ -23,24 +31,29 @@ IDS = (
 
 def test_twenty_ids_are_seventeen_institutions_in_four_regions() -> None:
     assert len(IDS) == 20
-    assert Counter(ABIDE[spelled(name)] for name in IDS) == {"west-us": 7, "europe": 5, "central-us": 4, "east-us": 4}
+    assert Counter(ABIDE[canonical_spelling(name)] for name in IDS) == {
+        "west-us": 7,
+        "europe": 5,
+        "central-us": 4,
+        "east-us": 4,
+    }
     assert {region: len(members) for region, members in ABIDE_REGIONS.items()} == {
         "europe": 4,
         "west-us": 6,
         "central-us": 3,
         "east-us": 4,
     }
-    assert ABIDE.keys() == {spelled(name) for name in (*IDS, *ABIDE_SAMPLES)}
+    assert ABIDE.keys() == {canonical_spelling(name) for name in (*IDS, *ABIDE_SAMPLES)}
 
 
 @pytest.mark.parametrize("institution", ABIDE_SAMPLES)
 def test_halves_of_an_institution_are_at_its_site(institution: str) -> None:
-    places = {ABIDE[spelled(name)] for name in (institution, *ABIDE_SAMPLES[institution])}
-    assert places == {region for region, members in ABIDE_REGIONS.items() if institution in members}
+    sites = {ABIDE[canonical_spelling(name)] for name in (institution, *ABIDE_SAMPLES[institution])}
+    assert sites == {region for region, members in ABIDE_REGIONS.items() if institution in members}
 
 
 def test_spelling_does_not_matter() -> None:
-    assert spelled("MAX_MUN") == spelled("max-mun") == "max-mun"
+    assert canonical_spelling("MAX_MUN") == canonical_spelling("max-mun") == "max-mun"
 
 
 MakePool = Callable[..., list[dict[str, Any]]]
@@ -58,13 +71,13 @@ def test_fedskin_can_be_cross_validated_at_every_site(derm7pt: list[Any], alpha:
     for seed in range(20):
         sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=alpha)
         assert sum(map(len, sites.values())) == 1011
-        assert all(sum(count >= 5 for count in labels(found).values()) >= 2 for found in sites.values())
+        assert all(sum(count >= 5 for count in labels(part).values()) >= 2 for part in sites.values())
 
 
 def test_a_small_alpha_makes_sites_differ_and_a_large_one_makes_them_alike(derm7pt: list[Any]) -> None:
     def largest(alpha: float, seed: int) -> float:
         sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=alpha, samples_min=1)
-        shares = [max(labels(found)[label] for found in sites.values()) / size for label, size in ((1, 575), (2, 252))]
+        shares = [max(labels(part)[label] for part in sites.values()) / size for label, size in ((1, 575), (2, 252))]
         return float(np.mean(shares))
 
     near, far = (np.mean([largest(alpha, seed) for seed in range(10)]) for alpha in (1000, 0.3))
@@ -74,30 +87,30 @@ def test_a_small_alpha_makes_sites_differ_and_a_large_one_makes_them_alike(derm7
 
 def test_samples_are_cut_at_the_cumulative_shares(make_pool: MakePool) -> None:
     groups = groups_of(make_pool((40, 10)))
-    drawn = Dirichlet(alpha=0.7).drawn(groups, 3, np.random.default_rng(5))
+    parts = Dirichlet(alpha=0.7).draw_parts(groups, 3, np.random.default_rng(5))
     again = np.random.default_rng(5)
     for label, size in ((0, 40), (1, 10)):
         again.permutation(size)
         cuts = np.cumsum(again.dirichlet([0.7] * 3)) * size
         expected = np.diff([0, *np.round(cuts[:2]), size])
-        assert [sum(groups[place].label == label for place in part) for part in drawn] == expected.tolist()
+        assert [sum(groups[index].label == label for index in part) for part in parts] == expected.tolist()
 
 
 def test_a_draw_that_leaves_a_site_too_little_is_repeated(derm7pt: list[Any]) -> None:
     # With this alpha most draws leave some site with one class.
     groups = groups_of(derm7pt)
     rule, draw = Dirichlet(alpha=0.1), np.random.default_rng(0)
-    poor = [
+    lacks_classes = [
         any(
-            sum(count >= 5 for count in Counter(groups[place].label for place in part).values()) < 2
-            for part in rule.drawn(groups, 3, draw)
+            sum(count >= 5 for count in Counter(groups[index].label for index in part).values()) < 2
+            for part in rule.draw_parts(groups, 3, draw)
         )
         for _ in range(50)
     ]
-    assert sum(poor) > 10
+    assert sum(lacks_classes) > 10
     for seed in range(10):
         sites = divide(derm7pt, "dirichlet", sites=SITES, seed=seed, alpha=0.1)
-        assert all(sum(count >= 5 for count in labels(found).values()) >= 2 for found in sites.values())
+        assert all(sum(count >= 5 for count in labels(part).values()) >= 2 for part in sites.values())
 
 
 def test_images_of_one_subject_count_once(make_pool: MakePool) -> None:
@@ -107,12 +120,12 @@ def test_images_of_one_subject_count_once(make_pool: MakePool) -> None:
 
 
 def test_what_no_draw_can_give_names_the_site_and_what_to_change(derm7pt: list[Any]) -> None:
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as refusal:
         divide(derm7pt, "dirichlet", sites=SITES, seed=0, alpha=0.5, samples_min=300)
-    assert "300 samples" in refused.value.message
-    assert "'africa'" in refused.value.message
-    assert "raise alpha" in refused.value.remedy
-    assert "samples_min" in refused.value.remedy
+    assert "300 samples" in refusal.value.message
+    assert "'africa'" in refusal.value.message
+    assert "raise alpha" in refusal.value.remedy
+    assert "samples_min" in refusal.value.remedy
 
 
 @pytest.mark.parametrize(("kind", "options"), [("dirichlet", {"alpha": 1.0}), ("shards", {"shards": 2})])
@@ -129,15 +142,15 @@ def test_labels_that_are_files_cannot_be_skewed(kind: str, options: dict[str, An
 def test_every_site_keeps_exactly_so_many(make_pool: MakePool, kind: str, options: dict[str, Any]) -> None:
     entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(make_pool((180,) * 10))]
     sites = divide(entries, kind, sites=SITES, seed=3, per_site=100, **options)
-    assert [len(found) for found in sites.values()] == [100, 100, 100]
-    names = [entry["image"] for found in sites.values() for entry in found]
+    assert [len(part) for part in sites.values()] == [100, 100, 100]
+    names = [entry["image"] for part in sites.values() for entry in part]
     assert len(set(names)) == 300
 
 
 def test_a_size_is_met_with_whole_subjects_or_refused(make_pool: MakePool) -> None:
     pairs = make_pool((30, 30), images=2)
     sites = divide(pairs, "equal", sites=("a", "b"), seed=0, per_site=10)
-    assert all(set(Counter(entry["subject"] for entry in found).values()) == {2} for found in sites.values())
+    assert all(set(Counter(entry["subject"] for entry in part).values()) == {2} for part in sites.values())
     with pytest.raises(DataError, match="per_site: no 11 samples of whole subjects come together for 'a'"):
         divide(pairs, "equal", sites=("a", "b"), seed=0, per_site=11)
     with pytest.raises(DataError, match="classes among exactly 11; the last left too few for 'a', 'b'"):
@@ -147,21 +160,21 @@ def test_a_size_is_met_with_whole_subjects_or_refused(make_pool: MakePool) -> No
 # --- shards ---------------------------------------------------------------------------------------------------------
 def test_shards_are_equal_and_of_neighbouring_classes(make_pool: MakePool) -> None:
     groups = groups_of(make_pool((1000,) * 8))
-    parts = Shards(shards=4).drawn(groups, 8, np.random.default_rng(0))
+    parts = Shards(shards=4).draw_parts(groups, 8, np.random.default_rng(0))
     assert [len(part) for part in parts] == [1000] * 8
     for part in parts:  # 32 shards of 250, so that each is of one class
-        assert all(count % 250 == 0 for count in Counter(groups[place].label for place in part).values())
+        assert all(count % 250 == 0 for count in Counter(groups[index].label for index in part).values())
 
 
 def test_a_site_of_shards_of_one_class_only_is_drawn_again(make_pool: MakePool) -> None:
     entries = make_pool((140, 140, 140))  # six shards of 70, two a class
     rule, draw = Shards(shards=2), np.random.default_rng(0)
     groups = groups_of(entries)
-    first = [[{groups[place].label for place in part} for part in rule.drawn(groups, 3, draw)] for _ in range(20)]
-    assert any(len(classes) == 1 for drawn in first for classes in drawn)
+    first = [[{groups[index].label for index in part} for part in rule.draw_parts(groups, 3, draw)] for _ in range(20)]
+    assert any(len(classes) == 1 for classes_of_parts in first for classes in classes_of_parts)
     for seed in range(20):
         sites = divide(entries, "shards", sites=SITES, seed=seed, shards=2)
-        assert all(len(labels(found)) == 2 for found in sites.values())
+        assert all(len(labels(part)) == 2 for part in sites.values())
 
 
 def test_more_shards_than_subjects_are_refused(make_pool: MakePool) -> None:
@@ -176,7 +189,7 @@ CENTRES = [{"image": f"{i}.png", "label": i % 2, "centre": f"c{i % 4}"} for i in
 def test_the_value_is_the_site() -> None:
     sites = divide(CENTRES, "key", sites=("c1", "c0", "c3", "c2"), seed=0, key="centre")
     assert list(sites) == ["c1", "c0", "c3", "c2"]
-    assert all({entry["centre"] for entry in found} == {site} for site, found in sites.items())
+    assert all({entry["centre"] for entry in part} == {site} for site, part in sites.items())
 
 
 def test_a_mapping_joins_values() -> None:
@@ -198,7 +211,7 @@ def test_a_published_mapping_is_known_by_its_name() -> None:
         key="institution",
         published="abide",
     )
-    assert {site: [entry["institution"] for entry in found] for site, found in sites.items()} == {
+    assert {site: [entry["institution"] for entry in part] for site, part in sites.items()} == {
         "europe": ["max-mun"],
         "west-us": ["UCLA"],
         "central-us": ["UM_1"],
@@ -207,11 +220,11 @@ def test_a_published_mapping_is_known_by_its_name() -> None:
 
 
 def test_entries_of_no_site_are_refused_unless_they_are_to_be_dropped() -> None:
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as refusal:
         divide(CENTRES, "key", sites=("c0", "c1"), seed=0, key="centre")
-    assert "'centre' that belongs to no site: c2 (4 entries), c3 (4 entries)" in refused.value.message
+    assert "'centre' that belongs to no site: c2 (4 entries), c3 (4 entries)" in refusal.value.message
     sites = divide(CENTRES, "key", sites=("c0", "c1"), seed=0, key="centre", others="drop")
-    assert [len(found) for found in sites.values()] == [4, 4]
+    assert [len(part) for part in sites.values()] == [4, 4]
     with pytest.raises(DataError, match=r"'city' that belongs to no site: None \(16 entries\)"):
         divide(CENTRES, "key", sites=("c0", "c1"), seed=0, key="city")
 
@@ -225,16 +238,16 @@ def test_a_subject_at_two_sites_is_refused() -> None:
 # --- equal, ratio, resolution ---------------------------------------------------------------------------------------
 def test_equal_sites_have_the_same_of_every_class(make_pool: MakePool) -> None:
     sites = divide(make_pool((30, 60, 9), images=2), "equal", sites=SITES, seed=0)
-    assert all(labels(found) == {0: 20, 1: 40, 2: 6} for found in sites.values())
+    assert all(labels(part) == {0: 20, 1: 40, 2: 6} for part in sites.values())
 
 
 def test_a_ratio_gives_each_site_its_share_of_every_class(make_pool: MakePool) -> None:
     # The pneumonia data: 5863 images, of which 1583 are normal.
     shares = (0.6, 0.2, 0.08, 0.06, 0.04, 0.02)
     sites = divide(make_pool((1583, 4280)), "ratio", sites=tuple("abcdef"), seed=0, shares=shares)
-    assert [len(found) for found in sites.values()] == pytest.approx([5863 * share for share in shares], abs=1)
-    for share, found in zip(shares, sites.values(), strict=True):
-        assert labels(found)[0] == pytest.approx(1583 * share, abs=1)
+    assert [len(part) for part in sites.values()] == pytest.approx([5863 * share for share in shares], abs=1)
+    for share, part in zip(shares, sites.values(), strict=True):
+        assert labels(part)[0] == pytest.approx(1583 * share, abs=1)
 
 
 def test_resolution_gives_all_entries_to_every_site(derm7pt: list[Any]) -> None:
@@ -258,17 +271,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_no_subject_is_split_and_no_entry_lost(make_pool: MakePool, kind: str) -> None:
     entries = [entry | {"site": SITES[int(entry["subject"][-1]) % 3]} for entry in make_pool((50, 60, 70), images=3)]
     sites = divide(entries, kind, sites=SITES, seed=1, **OPTIONS[kind])
-    found = Counter(entry["image"] for held in sites.values() for entry in held)
-    homes = Counter(subject for held in sites.values() for subject in {entry["subject"] for entry in held})
+    copies_of_image = Counter(entry["image"] for part in sites.values() for entry in part)
+    sites_of_subject = Counter(subject for part in sites.values() for subject in {entry["subject"] for entry in part})
     copies = len(SITES) if kind == "resolution" else 1
-    assert found == {entry["image"]: copies for entry in entries}
-    assert homes == {entry["subject"]: copies for entry in entries}
+    assert copies_of_image == {entry["image"]: copies for entry in entries}
+    assert sites_of_subject == {entry["subject"]: copies for entry in entries}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_the_pool_does_not_matter_and_the_seed_does(make_pool: MakePool, kind: str) -> None:
     entries = [entry | {"site": SITES[i % 3]} for i, entry in enumerate(make_pool((20, 60, 120)))]
-    one = divide(entries, kind, sites=SITES, seed=1, **OPTIONS[kind])
-    assert divide(entries[::-1], kind, sites=SITES, seed=1, **OPTIONS[kind]) == one
-    another = divide(entries, kind, sites=SITES, seed=2, **OPTIONS[kind])
-    assert (another == one) == (kind in ("key", "resolution"))
+    first = divide(entries, kind, sites=SITES, seed=1, **OPTIONS[kind])
+    assert divide(entries[::-1], kind, sites=SITES, seed=1, **OPTIONS[kind]) == first
+    second = divide(entries, kind, sites=SITES, seed=2, **OPTIONS[kind])
+    assert (second == first) == (kind in ("key", "resolution"))

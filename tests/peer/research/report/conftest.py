@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 SITES = ("africa", "america", "asia", "europe")
-GOOD = {"local": 0.70, "centralised": 0.86, "fedskd": 0.84, "fedcross": 0.78, "dflmoe": 0.8, "feddal": 0.77}
+QUALITY = {"local": 0.70, "centralised": 0.86, "fedskd": 0.84, "fedcross": 0.78, "dflmoe": 0.8, "feddal": 0.77}
 """How far apart the classes are for a method."""
 METHODS = {
     "Centralised": "centralised",
@@ -23,7 +23,7 @@ METHODS = {
     "ProxyFL": "proxyfl",
     "MH-pFLID": "mh_pflid",
 }
-WHOLE = ({"name": "all", "loss": 0.0, "removed": []},)
+UNDISTURBED_LINKS = ({"name": "all", "loss": 0.0, "removed": []},)
 ROUNDS = 12
 TEST = 36
 """Samples of a site."""
@@ -54,7 +54,7 @@ def synthetic(
     methods: Mapping[str, str] = METHODS,
     partitions: Sequence[str] = ("sites",),
     models: Sequence[str] = ("heterogeneous",),
-    links: Sequence[Mapping[str, Any]] = WHOLE,
+    links: Sequence[Mapping[str, Any]] = UNDISTURBED_LINKS,
     spatial_dims: int = 2,
     insight: bool = True,
     **experiment: Any,
@@ -101,9 +101,9 @@ def synthetic(
     }
     _write(folder / "experiment.json", document)
     combinations = [
-        (partition, chosen, link, label, fold, seed)
+        (partition, network_set, link, label, fold, seed)
         for partition in partitions
-        for chosen in models
+        for network_set in models
         for link in links
         for label in methods
         for fold in range(max(folds, 1))
@@ -117,15 +117,15 @@ def synthetic(
 def _run(
     folder: Path, document: Mapping[str, Any], combination: tuple[Any, ...], sites: Sequence[str], *, insight: bool
 ) -> None:
-    partition, chosen, link, label, fold, seed = combination
-    name = f"{partition}.{chosen}.{link['name']}.{label}.fold-{fold}.seed-{seed}"
+    partition, network_set, link, label, fold, seed = combination
+    name = f"{partition}.{network_set}.{link['name']}.{label}.fold-{fold}.seed-{seed}"
     home = folder / "runs" / name
     home.mkdir(parents=True)
     present = [site for site in sites if site not in link["removed"]]
     method, task = document["methods"][label]["method"], document["task"]
     data = np.random.default_rng([fold, seed])
     draw = np.random.default_rng([fold, seed, list(document["methods"]).index(label)])
-    quality = GOOD.get(method, 0.75) - 0.1 * link["loss"]
+    quality = QUALITY.get(method, 0.75) - 0.1 * link["loss"]
     facts: dict[str, Any] = {"matrix": {}, "samples": {site: _samples(site, data) for site in present}}
     if task["kind"] in ("classification", "time_series"):
         _classify(home, facts, task["classes"], quality, data, draw)
@@ -139,7 +139,7 @@ def _run(
         "format": 1,
         "id": name,
         "partition": partition,
-        "models": chosen,
+        "models": network_set,
         "links": link["name"],
         "method": label,
         "fold": fold,
@@ -205,26 +205,33 @@ def _dense(
     data: np.random.Generator,
     draw: np.random.Generator,
 ) -> None:
-    arrays, scores, enlarges = {}, {}, task["kind"] == "super_resolution"
-    for place, site in enumerate(facts["samples"]):
+    arrays, scores, is_super_resolution = {}, {}, task["kind"] == "super_resolution"
+    for index, site in enumerate(facts["samples"]):
         shape = (24,) * task["spatial_dims"]
         grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 24)] * task["spatial_dims"], indexing="ij"))
         distance = np.sqrt((grid**2).sum(axis=0)) + 0.1 * data.normal()
-        if enlarges:
-            truth = np.clip(np.stack([0.5 + 0.5 * np.cos(6 * distance + 0.3 * place)] * 3), 0, 1)
+        if is_super_resolution:
+            truth = np.clip(np.stack([0.5 + 0.5 * np.cos(6 * distance + 0.3 * index)] * 3), 0, 1)
             source = truth[:, ::2, ::2]
             guess = np.clip(truth + draw.normal(0, 0.4 * (1 - quality), truth.shape), 0, 1)
         else:
             truth = sum((distance < limit).astype(np.int64) for limit in np.linspace(0.8, 0.3, task["classes"] - 1))
             source = (truth + 0.4 * data.normal(size=shape))[None]
-            moved = distance + draw.normal(0, 0.3 * (1 - quality), shape)
-            guess = sum((moved < limit).astype(np.int64) for limit in np.linspace(0.8, 0.3, task["classes"] - 1))
+            noisy_distance = distance + draw.normal(0, 0.3 * (1 - quality), shape)
+            guess = sum(
+                (noisy_distance < limit).astype(np.int64) for limit in np.linspace(0.8, 0.3, task["classes"] - 1)
+            )
         pairs = {"input": source, "truth": truth, "prediction": guess}
-        arrays |= {f"{site}/{what}": np.stack([image, image]) for what, image in pairs.items()}
-        value = {"psnr": 20 + 10 * quality, "ssim": quality} if enlarges else {"dice": quality, "pixel_accuracy": 0.9}
-        scores[site] = [{key: one + float(draw.normal(0, 0.03)) for key, one in value.items()} for _ in range(TEST)]
+        arrays |= {f"{site}/{part}": np.stack([image, image]) for part, image in pairs.items()}
+        value = (
+            {"psnr": 20 + 10 * quality, "ssim": quality}
+            if is_super_resolution
+            else {"dice": quality, "pixel_accuracy": 0.9}
+        )
+        scores[site] = [{key: mean + float(draw.normal(0, 0.03)) for key, mean in value.items()} for _ in range(TEST)]
         facts["matrix"][site] = {
-            other: {} if enlarges and other != site else {**value, "samples": float(TEST)} for other in facts["samples"]
+            other: {} if is_super_resolution and other != site else {**value, "samples": float(TEST)}
+            for other in facts["samples"]
         }
         facts.setdefault("classes", {})[site] = {}
     np.savez_compressed(home / "panels.npz", **arrays)

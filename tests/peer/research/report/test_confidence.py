@@ -10,24 +10,24 @@ import pytest
 
 from peer.classification import auc
 from peer.research.report.comparison import compare
-from peer.research.report.confidence import bootstrap, local_interval, paired
+from peer.research.report.confidence import bootstrap_table, local_interval, paired_table
 from peer.research.report.results import read
 
 SETTING = ("sites", "heterogeneous")
 TWO = {"Local": "local", "FedSKD": "fedskd"}
 
 
-def compared(results: Any, metric: str = "auc") -> Any:
+def compare_methods(results: Any, metric: str = "auc") -> Any:
     return compare(results, SETTING, metric, None, name="t")
 
 
 def test_every_method_is_compared_with_the_best(make) -> None:
     results = read(make(methods=TWO, folds=5, seeds=(0,)))
-    found = compared(results)
-    table = paired(results, found, name="p")
+    comparison = compare_methods(results)
+    table = paired_table(results, comparison, name="p")
     assert table is not None
     rows = {row.label: row.cells for row in table.rows}
-    ours, best = (found.lines[label].local.mean.mean for label in ("Local", "FedSKD"))
+    ours, best = (comparison.methods[label].local.mean.mean for label in ("Local", "FedSKD"))
     assert rows["Local"][0].value == pytest.approx(ours - best)
     assert rows["FedSKD"][0].text == "best"
     assert table.columns[0].group == "Local Test, against FedSKD"
@@ -35,36 +35,36 @@ def test_every_method_is_compared_with_the_best(make) -> None:
 
 def test_one_run_has_nothing_to_pair(make) -> None:
     results = read(make(methods=TWO, seeds=(0,)))
-    assert paired(results, compared(results), name="p") is None
+    assert paired_table(results, compare_methods(results), name="p") is None
 
 
 def test_the_interval_holds_the_mean_over_sites_of_the_auc(make) -> None:
     results = read(make(methods=TWO, seeds=(0,), classes=2))
     (run,) = results.select(SETTING, "FedSKD")
-    sure = local_interval(results, [run], resamples=50)
+    interval = local_interval(results, [run], resamples=50)
     by_hand = []
     for site in run.sites:
-        pair = run.classified(site, site)
+        pair = run.predictions(site, site)
         assert pair is not None
         by_hand.append(auc(*pair))
-    assert sure is not None
-    assert sure.value == pytest.approx(np.mean(by_hand))
-    assert sure.low is not None
-    assert sure.high is not None
-    assert sure.low < sure.value < sure.high
-    assert sure.subjects == 4 * 18, "two images each"
+    assert interval is not None
+    assert interval.value == pytest.approx(np.mean(by_hand))
+    assert interval.low is not None
+    assert interval.high is not None
+    assert interval.low < interval.value < interval.high
+    assert interval.subjects == 4 * 18, "two images each"
 
 
 def test_the_same_subjects_are_drawn_in_every_seed(make) -> None:
     results = read(make(methods=TWO, seeds=(0, 1)))
-    sure = local_interval(results, results.select(SETTING, "Local"), resamples=10)
-    assert sure is not None
-    assert sure.subjects == 4 * 18
+    interval = local_interval(results, results.select(SETTING, "Local"), resamples=10)
+    assert interval is not None
+    assert interval.subjects == 4 * 18
 
 
 def test_dense_tasks_take_the_scores_of_their_samples(make) -> None:
     results = read(make(kind="segmentation", methods=TWO, seeds=(0,)))
-    table = bootstrap(results, compared(results, "dice"), SETTING, resamples=20, name="b")
+    table = bootstrap_table(results, compare_methods(results, "dice"), SETTING, resamples=20, name="b")
     assert table is not None
     (run,) = results.select(SETTING, "Local")
     by_hand = np.mean([np.mean([score["dice"] for score in scores]) for scores in run.scores.values()])
@@ -76,7 +76,7 @@ def test_without_predictions_there_is_no_interval(make) -> None:
     for path in folder.glob("runs/*/predictions.npz"):
         path.unlink()
     results = read(folder)
-    assert bootstrap(results, compared(results), SETTING, resamples=10, name="b") is None
+    assert bootstrap_table(results, compare_methods(results), SETTING, resamples=10, name="b") is None
 
 
 def test_a_subject_that_is_at_two_sites_is_one(make) -> None:
@@ -86,6 +86,6 @@ def test_a_subject_that_is_at_two_sites_is_one(make) -> None:
         samples["fine"] = samples["coarse"]
         path.write_text(json.dumps(samples))
     results = read(folder)
-    sure = local_interval(results, results.select(SETTING, "Local"), resamples=10)
-    assert sure is not None
-    assert sure.subjects == 18
+    interval = local_interval(results, results.select(SETTING, "Local"), resamples=10)
+    assert interval is not None
+    assert interval.subjects == 18

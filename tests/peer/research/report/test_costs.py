@@ -25,7 +25,7 @@ def test_bytes_by_site_by_round_and_together(make) -> None:
 def test_networks_with_an_unknown_cost(make) -> None:
     table = costs.footprint(read(make(methods=TWO)), SETTING, name="t")
     cells = {row.label: row.cells for row in table.rows}
-    assert [cells["africa"][place].text for place in (0, 1)] == ["resnet10", "width 8"]
+    assert [cells["africa"][column].text for column in (0, 1)] == ["resnet10", "width 8"]
     assert cells["africa"][2].value == pytest.approx(1.234567)
     assert cells["africa"][3].value == pytest.approx(98.765432)
     assert cells["asia"][3].value is None

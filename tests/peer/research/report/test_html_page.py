@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from peer.research.report.contents import ReportContents, Section
-from peer.research.report.html_page import LONG_ROWS, written
+from peer.research.report.html_page import LONG_ROWS, render_html
 from peer.research.report.table import Cell, Column, Table, TableRow
 
 
 def page(*rows: TableRow, missing: tuple[str, ...] = ("2 of 2 runs are there.",)) -> str:
     columns = (Column("Mean", "Local Test", 2), Column("model"))
     table = Table("t", "T", "method", columns, rows, ("p < 0.05",))
-    return written(
+    return render_html(
         ReportContents("T & U", (), missing, (Section("Every one", (table, "Run `a<b`.")),)), version="1.2.3"
     )
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from peer.research.report.comparison import compare, line
+from peer.research.report.comparison import compare, summarise_method
 from peer.research.report.lost_links import by_loss, tables
 from peer.research.report.results import read
 
@@ -21,16 +21,16 @@ LINKS = (
 
 def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make) -> None:
     results = read(make(methods=TWO, links=LINKS))
-    found = compare(results, SETTING, "auc", None, name="t")
-    links, sites = tables(results, SETTING, found, name="d")
+    comparison = compare(results, SETTING, "auc", None, name="t")
+    links, sites = tables(results, SETTING, comparison, name="d")
     assert [column.name for column in links.columns] == ["none", "50%", "none", "50%"]
     assert [column.group for column in sites.columns] == ["Local Test, without asia"] * 2
-    whole = line(results, SETTING, "FedSKD", "auc", without=["asia"])
+    whole = summarise_method(results, SETTING, "FedSKD", "auc", without=["asia"])
     assert whole is not None
     (row,) = [row for row in sites.rows if row.label == "FedSKD"]
     assert row.cells[0].value == pytest.approx(whole.local.mean.mean)
-    assert row.cells[0].value != pytest.approx(found.lines["FedSKD"].local.mean.mean)
-    assert set(by_loss(results, SETTING, found)["FedSKD"]) == {0.0, 0.5}
+    assert row.cells[0].value != pytest.approx(comparison.methods["FedSKD"].local.mean.mean)
+    assert set(by_loss(results, SETTING, comparison)["FedSKD"]) == {0.0, 0.5}
 
 
 def test_an_undisturbed_experiment_has_none(make) -> None:
@@ -48,5 +48,5 @@ def test_lost_links_that_cost_steps_are_named(make) -> None:
     results = read(folder)
     links, _ = tables(results, SETTING, compare(results, SETTING, "auc", None, name="t"), name="d")
     (note,) = [note for note in links.notes if "steps" in note]
-    assert note.startswith("FedSKD: what does not arrive is not trained")
+    assert note.startswith("FedSKD: a model that does not arrive is not trained in that round")
     assert ", 7 optimiser steps" in note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peer.research.report.contents import ReportContents, Section
-from peer.research.report.markdown import written
+from peer.research.report.markdown import render_markdown
 from peer.research.report.table import Cell, Column, Table, TableRow
 
 
@@ -14,7 +14,7 @@ def test_the_best_is_bold_the_second_underlined_and_signs_are_no_markup() -> Non
         TableRow("c (published)", (Cell(),), published=True),
     )
     table = Table("t", "T", "method", (Column("Mean", "Local Test", 2),), rows, ("p < 0.05",))
-    text = written(
+    text = render_markdown(
         ReportContents("A *title*", ("Run `mhfl-peer a_b`.",), ("1 of 2 runs are there.",), (Section("S", (table,)),))
     )
     assert text.splitlines() == [

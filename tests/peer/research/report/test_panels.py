@@ -5,28 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peer.research.report.panels import flat, score
+from peer.research.report.panels import score, slice_image
 
 
 def test_a_picture_is_shown_as_it_is() -> None:
     labels = np.arange(12).reshape(3, 4)
-    assert np.array_equal(flat(labels, labels, kind="segmentation"), labels)
-    assert np.array_equal(flat(labels[None], labels[None], kind="segmentation"), labels)
-    assert np.array_equal(flat(labels[None], labels, kind="segmentation"), labels)
+    assert np.array_equal(slice_image(labels, labels, kind="segmentation"), labels)
+    assert np.array_equal(slice_image(labels[None], labels[None], kind="segmentation"), labels)
+    assert np.array_equal(slice_image(labels[None], labels, kind="segmentation"), labels)
 
 
 def test_colours_come_last() -> None:
     image = np.random.default_rng(0).random((3, 4, 5))
-    assert flat(image, image, kind="super_resolution").shape == (4, 5, 3)
-    assert flat(image[:1], image[:1], kind="super_resolution").shape == (4, 5)
+    assert slice_image(image, image, kind="super_resolution").shape == (4, 5, 3)
+    assert slice_image(image[:1], image[:1], kind="super_resolution").shape == (4, 5)
 
 
 def test_of_a_volume_the_slice_with_most_foreground() -> None:
     truth = np.zeros((4, 4, 6), dtype=np.int64)
     truth[1:3, 1:3, 4] = 1
     image = np.broadcast_to(np.arange(6.0), (4, 4, 6))[None]
-    assert set(flat(image, truth, kind="segmentation").ravel()) == {4.0}
-    assert flat(truth, truth, kind="segmentation").sum() == 4
+    assert set(slice_image(image, truth, kind="segmentation").ravel()) == {4.0}
+    assert slice_image(truth, truth, kind="segmentation").sum() == 4
 
 
 def test_a_sample_is_scored_as_its_task_is() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import peer.research.report
-from peer.research.report.published import Published, beside, chosen, plain, printed
+from peer.research.report.published import Published, choose_comparison, normalise_name, printed_cell, reference_tables
 from peer.research.report.table import Cell
 
 DOCUMENT: Any = json.loads(Path(peer.research.report.__file__).with_name("published.json").read_text("utf-8"))
@@ -65,47 +65,49 @@ def test_what_does_not_agree_is_said_where_the_table_is_shown() -> None:
 
 
 def test_the_named_table_and_what_else_the_paper_shows_of_the_data() -> None:
-    found = beside(ASD)
-    assert [(table.source, table.setting) for table in found] == [
+    tables = reference_tables(ASD)
+    assert [(table.source, table.setting) for table in tables] == [
         ("FedSKD, table II", "heterogeneous"),
         ("FedSKD, table VII", "heterogeneous"),
     ]
-    assert beside(None) == []
+    assert reference_tables(None) == []
 
 
 def test_without_a_setting_the_networks_decide() -> None:
-    found = beside({key: value for key, value in ASD.items() if key != "setting"})
-    one = chosen(found, ("sites", "homogeneous"), "auc")
-    assert one is not None
-    assert one.setting == "homogeneous"
-    assert chosen(found, ("sites", "others"), "auc") is None
-    assert chosen(found, ("sites", "homogeneous"), "dice") is None
+    tables = reference_tables({key: value for key, value in ASD.items() if key != "setting"})
+    comparison = choose_comparison(tables, ("sites", "homogeneous"), "auc")
+    assert comparison is not None
+    assert comparison.setting == "homogeneous"
+    assert choose_comparison(tables, ("sites", "others"), "auc") is None
+    assert choose_comparison(tables, ("sites", "homogeneous"), "dice") is None
 
 
 def test_the_partition_decides_between_variants_of_the_data() -> None:
-    found = beside({"paper": "FedSKD", "table": "III", "dataset": "FedSkin", "setting": "heterogeneous"})
-    one = chosen(found, ("alpha-0.5", "heterogeneous"), "auc")
-    assert one is not None
-    assert one.dataset == "FedSkin alpha=0.5"
+    tables = reference_tables({"paper": "FedSKD", "table": "III", "dataset": "FedSkin", "setting": "heterogeneous"})
+    comparison = choose_comparison(tables, ("alpha-0.5", "heterogeneous"), "auc")
+    assert comparison is not None
+    assert comparison.dataset == "FedSkin alpha=0.5"
 
 
 def test_an_ablation_is_found_by_its_number_without_letter() -> None:
-    (found,) = [t for t in beside({"paper": "FedSKD", "table": "IV", "dataset": "FedASD"}) if t.kind == "comparison"]
-    assert found.labels == ["B", "V", "R", "B+V", "B+R", "B+V+R"]
-    assert found.sites("auc") == []
-    assert found.cell("B+V+R", "local", "Mean", "auc") == Cell(76.66, 2.7)
+    (ablation,) = [
+        t for t in reference_tables({"paper": "FedSKD", "table": "IV", "dataset": "FedASD"}) if t.kind == "comparison"
+    ]
+    assert ablation.labels == ["B", "V", "R", "B+V", "B+R", "B+V+R"]
+    assert ablation.sites("auc") == []
+    assert ablation.cell("B+V+R", "local", "Mean", "auc") == Cell(76.66, 2.7)
 
 
 def test_names_that_differ_in_print_are_one() -> None:
-    assert plain("Only Local Training") == plain("local")
-    assert plain("Centralized") == plain("Central") == plain("centralised")
-    assert plain("West-US") == plain("WestUS")
-    assert plain("MH-pFLID") == plain("mh_pflid")
-    assert plain("FedCross") != plain("FedSKD")
+    assert normalise_name("Only Local Training") == normalise_name("local")
+    assert normalise_name("Centralized") == normalise_name("Central") == normalise_name("centralised")
+    assert normalise_name("West-US") == normalise_name("WestUS")
+    assert normalise_name("MH-pFLID") == normalise_name("mh_pflid")
+    assert normalise_name("FedCross") != normalise_name("FedSKD")
 
 
 def test_a_cell_is_a_number_a_pair_words_or_nothing() -> None:
-    assert printed([70.27, 5.4]) == Cell(70.27, 5.4)
-    assert printed(0.5) == Cell(0.5)
-    assert printed("0.01-0.07") == Cell(text="0.01-0.07")
-    assert printed(None) == Cell()
+    assert printed_cell([70.27, 5.4]) == Cell(70.27, 5.4)
+    assert printed_cell(0.5) == Cell(0.5)
+    assert printed_cell("0.01-0.07") == Cell(text="0.01-0.07")
+    assert printed_cell(None) == Cell()

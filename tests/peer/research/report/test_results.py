@@ -17,20 +17,20 @@ TWO = {"Local": "local", "FedSKD": "fedskd"}
 def test_runs_are_found_by_setting_label_and_links(make) -> None:
     results = read(make(methods=TWO, folds=2, seeds=(3, 4), partitions=("a", "b")))
     assert results.settings == [("a", "heterogeneous"), ("b", "heterogeneous")]
-    found = results.select(("b", "heterogeneous"), "FedSKD")
-    assert [(run.fold, run.seed) for run in found] == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    selected = results.select(("b", "heterogeneous"), "FedSKD")
+    assert [(run.fold, run.seed) for run in selected] == [(0, 3), (0, 4), (1, 3), (1, 4)]
     assert results.select(("b", "heterogeneous"), "FedSKD", "half") == []
-    assert results.ran(("a", "heterogeneous")) == ["Local", "FedSKD"]
+    assert results.labels(("a", "heterogeneous")) == ["Local", "FedSKD"]
     assert results.repeats == "2 folds, each the mean of 2 seeds"
     assert results.unfinished == []
 
 
 def test_pooled_training_data_is_nobodys(make) -> None:
     results = read(make(methods={"Centralised": "centralised", "Local": "local"}, seeds=(2, 1)))
-    run = results.undivided("sites")
+    run = results.representative_run("sites")
     assert run is not None
     assert (run.method, run.seed) == ("Local", 1)
-    assert results.undivided("others") is None
+    assert results.representative_run("others") is None
 
 
 def test_what_is_not_there_is_known(make) -> None:
@@ -47,11 +47,11 @@ def test_what_is_not_there_is_known(make) -> None:
 
 def test_predictions_come_as_probabilities_and_labels(make) -> None:
     (run, *_) = read(make(methods=TWO, classes=4)).runs
-    found = run.classified("africa", "asia")
-    assert found is not None
-    assert found[0].shape == (36, 4)
-    assert found[1].dtype == np.int64
-    assert run.classified("africa", "nowhere") is None
+    predictions = run.predictions("africa", "asia")
+    assert predictions is not None
+    assert predictions[0].shape == (36, 4)
+    assert predictions[1].dtype == np.int64
+    assert run.predictions("africa", "nowhere") is None
     assert run.arrays("panels") == {}
 
 

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from peer.research.report.results import read
-from peer.research.report.subgroups import baseline, gains, gaps, keys, table
-from peer.research.report.table import unit
+from peer.research.report.subgroups import baseline, gains, gains_table, gaps, grouping_keys
+from peer.research.report.table import unit_of
 from peer.research.statistics.fairness import subgroup_areas
 
 SETTING = ("sites", "heterogeneous")
@@ -18,7 +18,7 @@ THREE = {"Local": "local", "FedCross": "fedcross", "FedSKD": "fedskd"}
 
 def test_keys_that_divide_the_samples(make) -> None:
     results = read(make(methods=THREE, sites=("a", "b")))
-    assert keys(results.runs) == {
+    assert grouping_keys(results.runs) == {
         "institution": ["a north", "a south", "b north", "b south"],
         "sex": ["female", "male"],
     }
@@ -26,31 +26,31 @@ def test_keys_that_divide_the_samples(make) -> None:
 
 def test_the_gap_is_that_of_the_means_over_sites(make) -> None:
     results = read(make(methods=THREE, seeds=(0,), classes=2))
-    (found,) = gaps(results, SETTING, unit("auc"), name="fairness")
-    assert found.name == "fairness-sex"
-    assert [column.name for column in found.columns] == ["female", "male", "mean", "Δ"]
+    (gap_table,) = gaps(results, SETTING, unit_of("auc"), name="fairness")
+    assert gap_table.name == "fairness-sex"
+    assert [column.name for column in gap_table.columns] == ["female", "male", "mean", "Δ"]
     (run,) = results.select(SETTING, "FedSKD")
     by_site = []
     for site in run.sites:
-        pair = run.classified(site, site)
+        pair = run.predictions(site, site)
         assert pair is not None
         by_site.append(subgroup_areas(*pair, [sample["sex"] for sample in run.samples[site]]))
     female, male = (statistics.fmean(float(areas[sex] or 0) for areas in by_site) for sex in ("female", "male"))
-    row = next(row for row in found.rows if row.label == "FedSKD")
+    row = next(row for row in gap_table.rows if row.label == "FedSKD")
     assert [cell.value for cell in row.cells] == pytest.approx([female, male, (female + male) / 2, abs(female - male)])
 
 
 def test_gains_are_over_fedcross_or_over_local(make) -> None:
     results = read(make(methods=THREE, seeds=(0,)))
     assert baseline(results, SETTING) == "FedCross"
-    found = gains(results, SETTING)
-    assert set(found) == {"class", "institution", "sex"}
-    assert set(found["class"]["FedSKD"]) == {"class 0", "class 1", "class 2"}
-    assert set(found["sex"]["FedSKD"]) == {"female (n = 72)", "male (n = 72)"}
-    assert "FedCross" not in found["sex"]
-    drawn = table(found["sex"], key="sex", against="FedCross", name="g")
-    assert [row.label for row in drawn.rows] == ["female (n = 72)", "male (n = 72)"]
-    assert [column.name for column in drawn.columns] == ["Local", "FedSKD"]
+    gains_by_key = gains(results, SETTING)
+    assert set(gains_by_key) == {"class", "institution", "sex"}
+    assert set(gains_by_key["class"]["FedSKD"]) == {"class 0", "class 1", "class 2"}
+    assert set(gains_by_key["sex"]["FedSKD"]) == {"female (n = 72)", "male (n = 72)"}
+    assert "FedCross" not in gains_by_key["sex"]
+    sex_table = gains_table(gains_by_key["sex"], key="sex", against="FedCross", name="g")
+    assert [row.label for row in sex_table.rows] == ["female (n = 72)", "male (n = 72)"]
+    assert [column.name for column in sex_table.columns] == ["Local", "FedSKD"]
 
 
 def test_without_a_baseline_there_is_no_gain(make) -> None:
@@ -62,9 +62,11 @@ def test_the_datas_own_split_is_no_group(make) -> None:
     for path in folder.glob("runs/*/samples.json"):
         samples = json.loads(path.read_text())
         for entries in samples.values():
-            for place, entry in enumerate(entries):
-                entry["split"] = ("training", "test")[place % 2]
+            for index, entry in enumerate(entries):
+                entry["split"] = ("training", "test")[index % 2]
         path.write_text(json.dumps(samples))
     results = read(folder)
-    assert "split" not in keys(results.runs)
-    assert [table.name for table in gaps(results, SETTING, unit("auc"), name="fairness")] == ["fairness-sex"]
+    assert "split" not in grouping_keys(results.runs)
+    assert [gains_table.name for gains_table in gaps(results, SETTING, unit_of("auc"), name="fairness")] == [
+        "fairness-sex"
+    ]

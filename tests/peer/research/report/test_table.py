@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.research.report.table import Cell, Column, Table, TableRow, unit
+from peer.research.report.table import Cell, Column, Table, TableRow, unit_of
 
 
 def table(*rows: TableRow, better: str = "higher") -> Table:
@@ -16,7 +16,7 @@ def row(label: str, value: float | None, **options: bool) -> TableRow:
 
 
 @pytest.mark.parametrize(
-    ("cell", "shown"),
+    ("cell", "expected"),
     [
         (Cell(0.12345), "0.123"),
         (Cell(12345.6, 0.04), "12,345.600 ± 0.040"),
@@ -25,33 +25,35 @@ def row(label: str, value: float | None, **options: bool) -> TableRow:
         (Cell(text="5–6"), "5–6"),
     ],
 )
-def test_a_cell_as_a_person_reads_it(cell: Cell, shown: str) -> None:
-    assert cell.shown(3) == shown
+def test_a_cell_as_a_person_reads_it(cell: Cell, expected: str) -> None:
+    assert cell.format(3) == expected
 
 
 def test_best_and_second_are_marked_and_equals_alike() -> None:
-    found = table(row("a", 1.0), row("b", 3.0), row("c", 2.001), row("d", 1.999), row("e", None)).ranked()
-    assert [one.cells[0].rank for one in found.rows] == [0, 1, 2, 2, 0]
-    assert not any(one.cells[1].rank for one in found.rows)
+    ranked_table = table(row("a", 1.0), row("b", 3.0), row("c", 2.001), row("d", 1.999), row("e", None)).with_ranks()
+    assert [ranked_row.cells[0].rank for ranked_row in ranked_table.rows] == [0, 1, 2, 2, 0]
+    assert not any(ranked_row.cells[1].rank for ranked_row in ranked_table.rows)
 
 
 def test_less_can_be_better() -> None:
-    found = table(row("a", 1.0), row("b", 3.0), better="lower").ranked()
-    assert [one.cells[0].rank for one in found.rows] == [1, 2]
+    ranked_table = table(row("a", 1.0), row("b", 3.0), better="lower").with_ranks()
+    assert [ranked_row.cells[0].rank for ranked_row in ranked_table.rows] == [1, 2]
 
 
 def test_published_and_unranked_rows_do_not_compete() -> None:
-    found = table(row("a", 9.0, published=True), row("b", 8.0, ranked=False), row("c", 2.0), row("d", 1.0)).ranked()
-    assert [one.cells[0].rank for one in found.rows] == [0, 0, 1, 2]
+    ranked_table = table(
+        row("a", 9.0, published=True), row("b", 8.0, ranked=False), row("c", 2.0), row("d", 1.0)
+    ).with_ranks()
+    assert [ranked_row.cells[0].rank for ranked_row in ranked_table.rows] == [0, 0, 1, 2]
 
 
 def test_one_value_has_nothing_to_be_better_than() -> None:
-    assert table(row("a", 1.0)).ranked().rows[0].cells[0].rank == 0
+    assert table(row("a", 1.0)).with_ranks().rows[0].cells[0].rank == 0
 
 
 def test_csv_has_all_digits_and_the_deviation_beside() -> None:
-    found = table(row("a, b", 1 / 3), row("c", None, published=True)).csv()
-    assert found.splitlines() == [
+    text = table(row("a, b", 1 / 3), row("c", None, published=True)).csv()
+    assert text.splitlines() == [
         "method,origin,Local Test: Mean,Local Test: Mean std,steps",
         '"a, b",here,0.3333333333333333,0.25,240',
         "c,published,,0.25,240",
@@ -64,19 +66,19 @@ def test_groups_are_neighbours() -> None:
 
 
 def test_shares_are_shown_as_the_paper_beside_them_does() -> None:
-    assert unit("auc").axis == "AUC"
-    assert (unit("auc", "percent").axis, unit("auc", "percent").factor, unit("auc", "percent").digits) == (
+    assert unit_of("auc").axis == "AUC"
+    assert (unit_of("auc", "percent").axis, unit_of("auc", "percent").factor, unit_of("auc", "percent").digits) == (
         "AUC, %",
         100,
         2,
     )
-    assert (unit("dice", "fraction").axis, unit("dice", "fraction").digits) == ("Dice", 4)
+    assert (unit_of("dice", "fraction").axis, unit_of("dice", "fraction").digits) == ("Dice", 4)
 
 
 def test_decibels_stay_decibels() -> None:
-    assert unit("psnr", "percent") == unit("psnr")
-    assert unit("psnr").axis == "PSNR, dB"
+    assert unit_of("psnr", "percent") == unit_of("psnr")
+    assert unit_of("psnr").axis == "PSNR, dB"
 
 
 def test_an_unknown_metric_has_its_own_name() -> None:
-    assert unit("dice_2").axis == "dice_2"
+    assert unit_of("dice_2").axis == "dice_2"

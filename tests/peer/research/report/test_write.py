@@ -20,7 +20,7 @@ VOID = {"meta"}
 ASD = {"paper": "FedSKD", "table": "II", "dataset": "FedASD", "setting": "heterogeneous"}
 
 
-class Balance(html.parser.HTMLParser):
+class PageParser(html.parser.HTMLParser):
     """Whether every element is closed, and what is fetched or run."""
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Balance(html.parser.HTMLParser):
         self.ids: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.links += [str(given[key]) for key in ("src", "href", "xlink:href") if key in given]
-        self.ids += [str(given["id"])] if "id" in given else []
+        values = dict(attrs)
+        self.links += [str(values[key]) for key in ("src", "href", "xlink:href") if key in values]
+        self.ids += [str(values["id"])] if "id" in values else []
         assert tag != "script"
         if tag not in VOID:
             self.stack.append(tag)
@@ -64,7 +64,7 @@ def classified(runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, di
 def test_the_page_is_one_file_that_fetches_nothing(classified: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = classified
     text = (folder / "report/index.html").read_text("utf-8")
-    page = Balance()
+    page = PageParser()
     page.feed(text)
     assert page.stack == []
     assert len(page.ids) == len(set(page.ids))
@@ -78,9 +78,9 @@ def test_the_page_is_one_file_that_fetches_nothing(classified: tuple[Path, dict[
 def test_the_text_names_files_that_are_there(classified: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = classified
     text = (folder / "report/report.md").read_text("utf-8")
-    named = re.findall(r"\]\(((?:pictures|tables)/[^)]+)\)", text)
-    there = {str(path.relative_to(folder / "report")) for path in (folder / "report").glob("*/*")}
-    assert set(named) == there
+    named_files = re.findall(r"\]\(((?:pictures|tables)/[^)]+)\)", text)
+    present = {str(path.relative_to(folder / "report")) for path in (folder / "report").glob("*/*")}
+    assert set(named_files) == present
     assert "Synthetic runs \\<&\\>" in text
 
 
@@ -112,7 +112,7 @@ def test_every_table_has_its_csv(classified: tuple[Path, dict[str, Any]]) -> Non
     assert {"cross-site", "traffic", "networks", "samples-sites", "methods", "runs"} <= names
     lines = (folder / "report/tables/auc.csv").read_text().splitlines()
     assert lines[0].startswith("method,origin,Local Test: central-us,Local Test: central-us std,")
-    assert any(line.startswith("FedSKD (published),published,79.83,6.68,") for line in lines)
+    assert any(summarise_method.startswith("FedSKD (published),published,79.83,6.68,") for summarise_method in lines)
 
 
 def test_what_is_missing_is_said(classified: tuple[Path, dict[str, Any]]) -> None:
@@ -126,11 +126,11 @@ def test_what_is_missing_is_said(classified: tuple[Path, dict[str, Any]]) -> Non
 
 def test_the_document_has_the_main_table_as_numbers(classified: tuple[Path, dict[str, Any]]) -> None:
     _, document = classified
-    (found,) = document["results"]
-    assert (found["partition"], found["models"]) == ("sites", "heterogeneous")
-    methods = found["methods"]["auc"]
+    (setting,) = document["results"]
+    assert (setting["partition"], setting["models"]) == ("sites", "heterogeneous")
+    methods = setting["methods"]["auc"]
     assert 0.5 < methods["FedSKD"]["global"] < methods["FedSKD"]["local"] < 1
-    assert [table["title"] for table in found["tables"]] == ["AUC, %"]
+    assert [table["title"] for table in setting["tables"]] == ["AUC, %"]
     assert document["over"] == "2 folds"
 
 
@@ -168,8 +168,8 @@ def test_several_partitions_have_files_of_their_own_and_old_ones_go(make) -> Non
 def test_a_paper_that_prints_another_metric_is_shown_by_it_too(make) -> None:
     reference = {"paper": "dFLMoE", "table": "3", "dataset": "Sleep-EDF", "setting": "heterogeneous"}
     folder = make(kind="time_series", methods={"dFLMoE": "dflmoe"}, seeds=(0,), reference=reference, insight=False)
-    (found,) = report(folder, folder / "report", resamples=0)["results"]
-    assert [table["title"] for table in found["tables"]] == ["AUC", "ACC", "MF1"]
+    (setting,) = report(folder, folder / "report", resamples=0)["results"]
+    assert [table["title"] for table in setting["tables"]] == ["AUC", "ACC", "MF1"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(make, tmp_path: Path) -> None:

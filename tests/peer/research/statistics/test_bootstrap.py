@@ -18,29 +18,31 @@ def mean_of(values: NDArray[np.float64]) -> Statistic:
 
 def test_the_interval_of_a_mean_is_that_of_theory() -> None:
     values = np.random.default_rng(0).normal(size=400)
-    found = interval(mean_of(values), [str(i) for i in range(400)], seed=0)
-    assert found.value == pytest.approx(values.mean())
-    reach = stats.norm.ppf(0.975) * values.std() / 20
-    assert (found.low, found.high) == pytest.approx((values.mean() - reach, values.mean() + reach), abs=0.01)
-    assert (found.subjects, found.resamples, found.undefined, found.level) == (400, 2000, 0, 0.95)
+    result = interval(mean_of(values), [str(i) for i in range(400)], seed=0)
+    assert result.value == pytest.approx(values.mean())
+    half_width = stats.norm.ppf(0.975) * values.std() / 20
+    assert (result.low, result.high) == pytest.approx(
+        (values.mean() - half_width, values.mean() + half_width), abs=0.01
+    )
+    assert (result.subjects, result.resamples, result.undefined, result.level) == (400, 2000, 0, 0.95)
 
 
 def test_whole_subjects_are_drawn() -> None:
     subjects = ["a", "b", "a", None, "b", None, "c"]
-    seen: list[Counts] = []
+    seen_counts: list[Counts] = []
 
     def statistic(counts: Counts) -> NDArray[np.float64]:
-        seen.extend(counts)
+        seen_counts.extend(counts)
         return np.zeros(len(counts))
 
-    found = interval(statistic, subjects, seed=0, resamples=200)
-    assert found.subjects == 5
-    assert len(seen) == 201  # all samples too
-    for counts in seen:
+    result = interval(statistic, subjects, seed=0, resamples=200)
+    assert result.subjects == 5
+    assert len(seen_counts) == 201  # all samples too
+    for counts in seen_counts:
         assert counts[0] == counts[2]
         assert counts[1] == counts[4]
         assert counts[0] + counts[1] + counts[3] + counts[5] + counts[6] == 5
-    assert len({tuple(counts.tolist()) for counts in seen}) > 50
+    assert len({tuple(counts.tolist()) for counts in seen_counts}) > 50
 
 
 def test_images_of_one_subject_do_not_make_it_surer() -> None:
@@ -50,10 +52,10 @@ def test_images_of_one_subject_do_not_make_it_surer() -> None:
     def width(copies: int, by_image: bool) -> float:
         images = np.repeat(values, copies)
         subjects = [None] * len(images) if by_image else [name for name in names for _ in range(copies)]
-        found = interval(mean_of(images), subjects, seed=0)
-        assert found.low is not None
-        assert found.high is not None
-        return found.high - found.low
+        result = interval(mean_of(images), subjects, seed=0)
+        assert result.low is not None
+        assert result.high is not None
+        return result.high - result.low
 
     assert width(16, by_image=False) == pytest.approx(width(1, by_image=False))
     assert width(16, by_image=True) < width(1, by_image=False) / 3
@@ -62,28 +64,28 @@ def test_images_of_one_subject_do_not_make_it_surer() -> None:
 def test_resamples_without_a_value_are_counted() -> None:
     scores, positive = np.array([0.1, 0.2, 0.9]), np.array([False, False, True])
 
-    found = interval(lambda counts: resampled_area(scores, positive, counts), ["a", "b", "c"], seed=0, resamples=3000)
+    result = interval(lambda counts: resampled_area(scores, positive, counts), ["a", "b", "c"], seed=0, resamples=3000)
     # Without the positive: 8 of 27; without a negative: 1 of 27.
-    assert found.undefined == pytest.approx(1000, abs=100)
-    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+    assert result.undefined == pytest.approx(1000, abs=100)
+    assert (result.value, result.low, result.high) == (1.0, 1.0, 1.0)
 
 
 def test_a_statistic_that_is_never_defined_has_no_interval() -> None:
-    found = interval(lambda counts: np.full(len(counts), np.nan), ["a", "b"], seed=0, resamples=10)
-    assert (found.value, found.low, found.high, found.undefined) == (None, None, None, 10)
+    result = interval(lambda counts: np.full(len(counts), np.nan), ["a", "b"], seed=0, resamples=10)
+    assert (result.value, result.low, result.high, result.undefined) == (None, None, None, 10)
 
 
 def test_the_seed_decides() -> None:
     values = np.random.default_rng(0).normal(size=30)
     subjects = [str(i) for i in range(30)]
-    one, same, other = (interval(mean_of(values), subjects, seed=s) for s in (0, 0, 1))
-    assert one == same != other
+    first, same, other = (interval(mean_of(values), subjects, seed=s) for s in (0, 0, 1))
+    assert first == same != other
 
 
 def test_the_level_sets_the_width() -> None:
     values = np.arange(100.0)
-    found = [interval(mean_of(values), [None] * 100, seed=0, level=level) for level in (0.5, 0.95)]
-    assert found[1].low < found[0].low < found[0].high < found[1].high
+    intervals = [interval(mean_of(values), [None] * 100, seed=0, level=level) for level in (0.5, 0.95)]
+    assert intervals[1].low < intervals[0].low < intervals[0].high < intervals[1].high
 
 
 def test_no_samples_are_refused() -> None:

@@ -12,20 +12,20 @@ LABELS = np.array([0, 1, 0, 1, 1, 0, 1])
 SEX = ["male", "male", "female", "female", "female", "female", None]
 
 
-def of(scores: list[float]) -> Probabilities:
+def two_classes(scores: list[float]) -> Probabilities:
     """Probabilities of two classes from that of class 1."""
     ones = np.array(scores)
     return np.stack([1 - ones, ones], axis=1)
 
 
 def test_each_subgroup_is_scored_by_itself() -> None:
-    scores = of([0.9, 0.1, 0.2, 0.8, 0.3, 0.3, 0.0])
+    scores = two_classes([0.9, 0.1, 0.2, 0.8, 0.3, 0.3, 0.0])
     assert subgroup_areas(scores, LABELS, SEX) == {"female": (1 + 1 + 1 + 0.5) / 4, "male": 0.0}
 
 
 def test_a_subgroup_of_one_class_has_no_area() -> None:
-    found = subgroup_areas(of([0.1, 0.9, 0.4]), np.array([0, 1, 1]), [1, 1, 2])
-    assert found == {"1": 1.0, "2": None}
+    result = subgroup_areas(two_classes([0.1, 0.9, 0.4]), np.array([0, 1, 1]), [1, 1, 2])
+    assert result == {"1": 1.0, "2": None}
 
 
 # FedSKD, table VII: male, female, their mean and the gap between them (AUC, percent).
@@ -45,34 +45,34 @@ def test_the_papers_gaps_are_reproduced(male: float, female: float, mean: float,
     folds = [
         {f"site{k}": {"male": male + step * k, "female": female - step * k} for k in (-1, 0, 1)} for step in (10, 20)
     ]
-    found = fairness(folds)
-    assert found.delta == pytest.approx(gap, abs=0.011)
-    assert found.mean == pytest.approx(mean, abs=0.006)
-    assert found.groups["male"].mean == pytest.approx(male)
+    result = fairness(folds)
+    assert result.delta == pytest.approx(gap, abs=0.011)
+    assert result.mean == pytest.approx(mean, abs=0.006)
+    assert result.groups["male"].mean == pytest.approx(male)
 
 
 def test_the_size_is_taken_of_the_means_and_not_in_each_site() -> None:
-    found = fairness([{"asia": {"f": 0.9, "m": 0.7}, "europe": {"f": 0.6, "m": 0.8}}])
-    assert found.delta == pytest.approx(0)
-    assert found.mean == pytest.approx(0.75)
+    result = fairness([{"asia": {"f": 0.9, "m": 0.7}, "europe": {"f": 0.6, "m": 0.8}}])
+    assert result.delta == pytest.approx(0)
+    assert result.mean == pytest.approx(0.75)
 
 
 def test_a_group_that_a_site_lacks_is_left_out_there_and_counted() -> None:
-    found = fairness(
+    result = fairness(
         [
             {"asia": {"f": 0.9, "m": 0.7}, "europe": {"f": None, "m": 0.5}},
             {"asia": {"f": 0.7}, "europe": {"f": 0.8, "m": 0.5}},
         ]
     )
-    assert found.groups["f"].folds == pytest.approx((0.9, 0.75))
-    assert found.groups["m"].folds == pytest.approx((0.6, 0.5))
-    assert (found.groups["f"].undefined, found.groups["m"].undefined) == (1, 1)
-    assert found.delta == pytest.approx(0.825 - 0.55)
+    assert result.groups["f"].folds == pytest.approx((0.9, 0.75))
+    assert result.groups["m"].folds == pytest.approx((0.6, 0.5))
+    assert (result.groups["f"].undefined, result.groups["m"].undefined) == (1, 1)
+    assert result.delta == pytest.approx(0.825 - 0.55)
 
 
 def test_a_group_without_any_area_has_no_gap() -> None:
-    found = fairness([{"asia": {"f": None, "m": 0.7}}])
-    assert (found.delta, found.mean, found.groups["m"].mean) == (None, None, 0.7)
+    result = fairness([{"asia": {"f": None, "m": 0.7}}])
+    assert (result.delta, result.mean, result.groups["m"].mean) == (None, None, 0.7)
 
 
 @pytest.mark.parametrize("names", [["f"], ["f", "m", "x"]])
@@ -82,18 +82,18 @@ def test_a_gap_is_between_two(names: list[str]) -> None:
 
 
 def test_what_a_subgroup_gains() -> None:
-    ours, theirs = of([0.1, 0.9, 0.2, 0.8, 0.3, 0.3, 0.0]), of([0.9, 0.1, 0.2, 0.8, 0.8, 0.3, 0.0])
-    found = gains(ours, theirs, LABELS, SEX)
-    assert found == {"female": Gain(0.875, 1.0, samples=4), "male": Gain(1.0, 0.0, samples=2)}
-    assert [gain.gain for gain in found.values()] == [-0.125, 1.0]
+    ours, theirs = two_classes([0.1, 0.9, 0.2, 0.8, 0.3, 0.3, 0.0]), two_classes([0.9, 0.1, 0.2, 0.8, 0.8, 0.3, 0.0])
+    result = gains(ours, theirs, LABELS, SEX)
+    assert result == {"female": Gain(0.875, 1.0, samples=4), "male": Gain(1.0, 0.0, samples=2)}
+    assert [gain.gain for gain in result.values()] == [-0.125, 1.0]
     assert Gain(None, 0.5, 3).gain is None
 
 
 def test_what_a_class_gains() -> None:
     labels: Labels = np.array([0, 1, 2, 2])
     sure = np.array([[0.8, 0.1, 0.1, 0.0], [0.1, 0.8, 0.1, 0.0], [0.1, 0.1, 0.8, 0.0], [0.1, 0.1, 0.8, 0.0]])
-    found = class_gains(sure, np.full((4, 4), 0.25), labels)
-    assert {label: (gain.gain, gain.samples) for label, gain in found.items()} == {
+    result = class_gains(sure, np.full((4, 4), 0.25), labels)
+    assert {label: (gain.gain, gain.samples) for label, gain in result.items()} == {
         0: (0.5, 1),
         1: (0.5, 1),
         2: (0.5, 2),
@@ -103,4 +103,4 @@ def test_what_a_class_gains() -> None:
 
 def test_every_sample_has_a_value() -> None:
     with pytest.raises(ValueError, match="2 values for 7 samples"):
-        gains(of([0.5] * 7), of([0.5] * 7), LABELS, ["m", "f"])
+        gains(two_classes([0.5] * 7), two_classes([0.5] * 7), LABELS, ["m", "f"])

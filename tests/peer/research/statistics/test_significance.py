@@ -17,48 +17,55 @@ OURS, THEIRS = [0.81, 0.78, 0.84, 0.80, 0.79], [0.77, 0.79, 0.80, 0.75, 0.78]
 
 def test_a_paired_test_by_hand() -> None:
     # Differences .04, -.01, .04, .05, .01: mean .026, squared deviations .00252, so that s is .0251.
-    found = paired_t(OURS, THEIRS)
+    result = paired_t(OURS, THEIRS)
     error = math.sqrt(0.00252 / 4 / 5)
-    assert (found.pairs, found.undefined) == (5, 0)
-    assert found.difference == pytest.approx(0.026)
-    assert found.t == pytest.approx(0.026 / error)
-    assert (found.low, found.high) == pytest.approx((0.026 - 2.7764451 * error, 0.026 + 2.7764451 * error))
+    assert (result.pairs, result.undefined) == (5, 0)
+    assert result.difference == pytest.approx(0.026)
+    assert result.t == pytest.approx(0.026 / error)
+    assert (result.low, result.high) == pytest.approx((0.026 - 2.7764451 * error, 0.026 + 2.7764451 * error))
 
 
 def test_a_paired_test_to_twelve_digits() -> None:
     # As the continued fraction and the bisection gave it that stood here before scipy.
-    found = paired_t(OURS, THEIRS)
-    assert found.t == pytest.approx(2.3162640965743444, abs=1e-12)
-    assert found.p == pytest.approx(0.08146997954982563, abs=1e-12)
-    assert (found.low, found.high) == pytest.approx((-0.00516551901050704, 0.057165519010507045), abs=1e-12)
+    result = paired_t(OURS, THEIRS)
+    assert result.t == pytest.approx(2.3162640965743444, abs=1e-12)
+    assert result.p == pytest.approx(0.08146997954982563, abs=1e-12)
+    assert (result.low, result.high) == pytest.approx((-0.00516551901050704, 0.057165519010507045), abs=1e-12)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 30), st.sampled_from([0.9, 0.95, 0.99]))
 def test_paired_tests_agree_with_scipy(seed: int, folds: int, level: float) -> None:
     draw = np.random.default_rng(seed)
     ours, theirs = draw.normal(0.1, 1, folds), draw.normal(0, 1, folds)
-    found, expected = paired_t(ours.tolist(), theirs.tolist(), level=level), stats.ttest_rel(ours, theirs)
-    assert found.t == pytest.approx(expected.statistic)
-    assert found.p == pytest.approx(expected.pvalue)
+    result, expected = paired_t(ours.tolist(), theirs.tolist(), level=level), stats.ttest_rel(ours, theirs)
+    assert result.t == pytest.approx(expected.statistic)
+    assert result.p == pytest.approx(expected.pvalue)
     ends = expected.confidence_interval(level)
-    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
+    assert (result.low, result.high) == pytest.approx((ends.low, ends.high))
 
 
 def test_undefined_pairs_are_left_out() -> None:
-    found = paired_t([None, *OURS, 0.5], [0.3, *THEIRS, math.nan])
-    assert (found.pairs, found.undefined) == (5, 2)
-    assert found.p == paired_t(OURS, THEIRS).p
+    result = paired_t([None, *OURS, 0.5], [0.3, *THEIRS, math.nan])
+    assert (result.pairs, result.undefined) == (5, 2)
+    assert result.p == paired_t(OURS, THEIRS).p
 
 
 def test_without_two_pairs_there_is_no_test() -> None:
-    one = paired_t([0.5, None], [0.25, 0.1])
-    assert (one.pairs, one.undefined, one.difference, one.t, one.p, one.low) == (1, 1, 0.25, None, None, None)
+    result = paired_t([0.5, None], [0.25, 0.1])
+    assert (result.pairs, result.undefined, result.difference, result.t, result.p, result.low) == (
+        1,
+        1,
+        0.25,
+        None,
+        None,
+        None,
+    )
     assert paired_t([], []).difference is None
 
 
 def test_differences_that_are_all_the_same_have_no_t() -> None:
-    found = paired_t([1.0, 2.0, 3.0], [0.5, 1.5, 2.5])
-    assert (found.difference, found.low, found.high, found.t, found.p) == (0.5, 0.5, 0.5, None, None)
+    result = paired_t([1.0, 2.0, 3.0], [0.5, 1.5, 2.5])
+    assert (result.difference, result.low, result.high, result.t, result.p) == (0.5, 0.5, 0.5, None, None)
 
 
 def test_pairs_are_of_the_same_folds() -> None:

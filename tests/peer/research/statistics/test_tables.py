@@ -53,21 +53,21 @@ def test_what_is_undefined_is_left_out_and_counted() -> None:
 
 
 def test_means_of_means_count_alike() -> None:
-    found = combined([average([0.2, 0.4, 0.6]), average([0.8, None]), average([None])])
-    assert found == Average(pytest.approx(0.6), count=4, undefined=2)
+    spread = combined([average([0.2, 0.4, 0.6]), average([0.8, None]), average([None])])
+    assert spread == Average(pytest.approx(0.6), count=4, undefined=2)
 
 
 def test_the_deviation_is_that_of_all_folds() -> None:
-    found = over_folds([average([value]) for value in (0.6, 0.7, None, 0.8)])
-    assert found.mean == pytest.approx(0.7)
-    assert found.std == pytest.approx(math.sqrt(0.02 / 3))  # ddof 0
-    assert found.folds == (0.6, 0.7, None, 0.8)
-    assert found.undefined == 1
+    spread = over_folds([average([value]) for value in (0.6, 0.7, None, 0.8)])
+    assert spread.mean == pytest.approx(0.7)
+    assert spread.std == pytest.approx(math.sqrt(0.02 / 3))  # ddof 0
+    assert spread.folds == (0.6, 0.7, None, 0.8)
+    assert spread.undefined == 1
 
 
 def test_nothing_has_no_mean() -> None:
-    found = over_folds([average([None]), average([])])
-    assert (found.mean, found.std, found.undefined) == (None, None, 1)
+    spread = over_folds([average([None]), average([])])
+    assert (spread.mean, spread.std, spread.undefined) == (None, None, 1)
 
 
 def test_local_test_is_the_diagonal() -> None:
@@ -120,11 +120,13 @@ def test_undefined_cells_are_counted_in_every_mean_above_them() -> None:
     assert (everywhere.cells["europe"].undefined, everywhere.mean.undefined) == (0, 2)
 
 
-@pytest.mark.parametrize(("folds", "said"), [([], "no fold"), ([FOLDS[0], {"asia": {"asia": 1}}], r"fold 1 has .*'as")])
-def test_folds_have_the_same_sites(folds: list[Matrix], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(
+    ("folds", "message"), [([], "no fold"), ([FOLDS[0], {"asia": {"asia": 1}}], r"fold 1 has .*'as")]
+)
+def test_folds_have_the_same_sites(folds: list[Matrix], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         local_test(folds)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         generalisation(folds)
 
 

@@ -82,7 +82,7 @@ class Sites:
         self.trainers = {site: Trainer(setting) for site, setting in settings.items()}
         self.state: dict[str, str] = {}
         self.artifact: dict[str, Artifact | None] = {}
-        self.held: dict[str, dict[str, Source]] = {site: {} for site in SITES}
+        self.sources_of: dict[str, dict[str, Source]] = {site: {} for site in SITES}
         self.events: list[events.Event] = []
         self.ordered: dict[str, commands.Command] = {}
         for site, trainer in self.trainers.items():
@@ -106,13 +106,15 @@ class Sites:
                     event = self.do(command, site)
                     assert isinstance(event, events.Trained), event
                     self.artifact[site] = event.artifact or self.artifact[site]
-        for site, held in self.held.items():
-            kept = held if self.plan.cached else {}
-            self.held[site] = {origin: dataclasses.replace(source, fallback="stale") for origin, source in kept.items()}
+        for site, sources in self.sources_of.items():
+            last_received = sources if self.plan.keeps_last_received else {}
+            self.sources_of[site] = {
+                origin: dataclasses.replace(source, fallback="stale") for origin, source in last_received.items()
+            }
 
     def sources(self, site: str) -> tuple[Source, ...]:
         """What the site has of others."""
-        return tuple(self.held[site][origin] for origin in sorted(self.held[site]))
+        return tuple(self.sources_of[site][origin] for origin in sorted(self.sources_of[site]))
 
     def folder(self, site: str) -> Path:
         """The site's newest checkpoint."""
@@ -126,8 +128,8 @@ class Sites:
         """Where the site has an artifact."""
         return Path(self.settings[site].home) / "artifacts" / f"{artifact.sha256}.safetensors"
 
-    def sent(self, site: str) -> State:
-        """What the site sent last."""
+    def artifact_state(self, site: str) -> State:
+        """The state in the site's last artifact."""
         artifact = self.artifact[site]
         assert artifact is not None
         return safetensors.torch.load_file(self.path_of(artifact, site))
@@ -143,13 +145,13 @@ class Sites:
 
     def evaluated(self, site: str) -> Mapping[str, float]:
         """The metrics of the site as it is."""
-        sources = self.sources(site) if self.plan.cached else ()
+        sources = self.sources(site) if self.plan.keeps_last_received else ()
         event = self.trainers[site].perform(commands.Evaluate(1, 9, 1, self.state[site], sources))
         assert isinstance(event, events.Evaluated)
         return event.metrics
 
     def receive(self, receiver: str, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
-        """Fetch what the others sent last."""
+        """Fetch the last artifacts of the others."""
         origins = [site for site in SITES if site != receiver]
         if self.plan.pattern == "permutation":
             origins = [SITES[(SITES.index(receiver) + 1) % 3]]
@@ -157,9 +159,9 @@ class Sites:
             artifact = self.artifact[origin]
             if artifact is None or (origin, receiver) in lost or self.plan.pattern == "none":
                 continue
-            if not (here := self.path_of(artifact, receiver)).exists():
-                shutil.copy(self.path_of(artifact, origin), here)
-            self.held[receiver][origin] = Source(SiteName(origin), number, artifact)
+            if not (copy := self.path_of(artifact, receiver)).exists():
+                shutil.copy(self.path_of(artifact, origin), copy)
+            self.sources_of[receiver][origin] = Source(SiteName(origin), number, artifact)
 
     def train(self, site: str, stage: str, sources: tuple[Source, ...] = (), *, number: int = 1) -> events.Event:
         """One stage of one site alone."""
@@ -233,7 +235,7 @@ def readers(make_setting: Callable[..., WorkerSetting], digits: Path) -> Callabl
         together = Sites.__new__(Sites)
         settings = {}
         for site, name in zip(SITES, ("resnet10", "vgg11", "se_resnet18"), strict=True):
-            made = make_setting(
+            setting = make_setting(
                 site=site,
                 method={"name": method},
                 model={"name": name, "parameters": {"width": 8}},
@@ -244,7 +246,7 @@ def readers(make_setting: Callable[..., WorkerSetting], digits: Path) -> Callabl
                 learning_rate=learning_rate,
                 training={"batch_size": 16},
             )
-            settings[site] = dataclasses.replace(made, base_folder=str(digits / site))
+            settings[site] = dataclasses.replace(setting, base_folder=str(digits / site))
         together.begin(PLANS[method], settings)
         for number in range(1, rounds + 1):
             together.round(number)

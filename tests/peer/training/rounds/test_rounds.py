@@ -68,14 +68,14 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
     alpha, beta, gamma = (event for event in together.events if isinstance(event, events.Aggregated))
     assert (alpha.contributors, beta.contributors) == (("alpha", "gamma"), SITES)
     assert alpha.sha256 != beta.sha256 == gamma.sha256
-    network = together.trainers["alpha"].method.sends
-    sent = [together.sent(site) for site in ("alpha", "gamma")]
+    network = together.trainers["alpha"].method.artifact_network
+    states = [together.artifact_state(site) for site in ("alpha", "gamma")]
     mine = together.state_of("alpha", network)
-    for name, tensor in sent[0].items():
+    for name, tensor in states[0].items():
         if tensor.is_floating_point():
-            expected = ((tensor.double() + sent[1][name].double()) / 2).to(tensor.dtype)
+            expected = ((tensor.double() + states[1][name].double()) / 2).to(tensor.dtype)
         else:
-            expected = torch.maximum(tensor, sent[1][name])
+            expected = torch.maximum(tensor, states[1][name])
         assert torch.equal(mine[name], expected), name
 
 
@@ -103,7 +103,7 @@ def test_only_what_the_plan_says_ever_leaves(sites: Any, method: str, kind: str,
         values = safetensors.torch.load_file(private).values() if private.exists() else ()
         secret = [tensor.numpy().tobytes() for tensor in values if tensor.numel() > 16]
         if kind == "head":
-            dam, head = together.state_of(site, "dam"), together.trainers[site].kept.dam.head_name
+            dam, head = together.state_of(site, "dam"), together.trainers[site].site_networks.dam.head_name
             body = [tensor for name, tensor in dam.items() if not name.startswith(f"{head}.")]
             secret += [tensor.numpy().tobytes() for tensor in body if tensor.numel() > 16]
         assert secret or method == "fedskd"

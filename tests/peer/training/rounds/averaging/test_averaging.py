@@ -22,18 +22,20 @@ SITES = ("alpha", "beta", "gamma")
 def test_samples_weigh_where_all_tell_them(sites: Any) -> None:
     together = sites("fedavg", weighting="samples", egress={"training_set_size": True})
     alpha, beta = (together.trainers[site] for site in ("alpha", "beta"))
-    artifact = beta.artifact_exchange.send(beta.kept.sent, owner=SiteName("beta"), steps=1, samples=10)
+    artifact = beta.artifact_exchange.send(
+        beta.site_networks.artifact_network, owner=SiteName("beta"), steps=1, samples=10
+    )
     with torch.no_grad():
-        for parameter in alpha.kept.dam.parameters():
+        for parameter in alpha.site_networks.dam.parameters():
             parameter.add_(1.0)
     shutil.copy(together.path_of(artifact, "beta"), together.path_of(artifact, "alpha"))
-    told, silent = (
+    counted, uncounted = (
         Source(SiteName("beta"), 1, dataclasses.replace(artifact, training_samples=count)) for count in (30, None)
     )
-    mean, who = alpha.artifact_exchange.averaged([told], samples=10)
-    uniform, _ = alpha.artifact_exchange.averaged([silent], samples=10)
-    before = beta.kept.dam.state_dict()["fc.bias"]
-    assert who == ["alpha", "beta"]
+    mean, contributors = alpha.artifact_exchange.average([counted], samples=10)
+    uniform, _ = alpha.artifact_exchange.average([uncounted], samples=10)
+    before = beta.site_networks.dam.state_dict()["fc.bias"]
+    assert contributors == ["alpha", "beta"]
     assert torch.allclose(mean["fc.bias"], before + 0.25)
     assert torch.allclose(uniform["fc.bias"], before + 0.5)
 
@@ -41,13 +43,13 @@ def test_samples_weigh_where_all_tell_them(sites: Any) -> None:
 def test_fedbn_neither_sends_nor_averages_normalisation(sites: Any) -> None:
     together = sites("fedbn")
     together.round(1)
-    sent = together.artifact["alpha"]
-    assert sent is not None
+    artifact = together.artifact["alpha"]
+    assert artifact is not None
     norms = {
-        name for name, module in models.build(sent.spec).named_modules() if isinstance(module, torch.nn.BatchNorm1d)
+        name for name, module in models.build(artifact.spec).named_modules() if isinstance(module, torch.nn.BatchNorm1d)
     }
     assert norms
-    assert not any(tensor.name.rpartition(".")[0] in norms for tensor in sent.tensors)
+    assert not any(tensor.name.rpartition(".")[0] in norms for tensor in artifact.tensors)
     states = [together.state_of(site, "dam") for site in SITES]
     assert torch.equal(states[0]["conv1.weight"], states[1]["conv1.weight"])
     assert not torch.equal(states[0]["bn1.running_mean"], states[1]["bn1.running_mean"])
@@ -92,7 +94,7 @@ def test_heads_of_three_families_are_averaged_and_their_bodies_are_not(sites: An
         together.receive(site, 1)
     for site in SITES:
         trainer, sources = together.trainers[site], together.sources(site)
-        averaged, contributors = trainer.artifact_exchange.averaged(sources, samples=1)
+        averaged, contributors = trainer.artifact_exchange.average(sources, samples=1)
         assert contributors == list(SITES)
         heads = [trained[each] for each in SITES]
         for name in ("fc.weight", "fc.bias"):
@@ -109,8 +111,8 @@ def test_a_body_is_the_site_s_own_after_the_mean(sites: Any) -> None:
     together = sites("lg_fedavg")
     together.round(1)
     assert isinstance(event, events.Trained)
-    found = together.state_of("alpha", "dam")
-    assert all(torch.equal(value, found[name]) for name, value in body.items())
+    state = together.state_of("alpha", "dam")
+    assert all(torch.equal(value, state[name]) for name, value in body.items())
     heads = {site: together.state_of(site, "dam")["fc.weight"] for site in SITES}
     assert all(torch.equal(head, heads["alpha"]) for head in heads.values())
 

@@ -36,25 +36,25 @@ def test_stages_of_dflmoe_freeze_each_other(sites: Any, equal: Any) -> None:
 def test_with_no_other_head_the_mixture_says_what_the_own_head_says(sites: Any) -> None:
     together = sites("dflmoe")
     trainer = together.trainers["alpha"]
-    trainer.hold(together.state["alpha"])
+    trainer.load(together.state["alpha"])
     images = torch.randn(3, 2, 24)
-    assert torch.equal(trainer.predict(images), trainer.kept.dam(images).prediction)
+    assert torch.equal(trainer.predict(images), trainer.site_networks.dam(images).prediction)
 
 
 def test_the_order_in_which_heads_came_changes_nothing_and_a_lost_link_keeps_the_old_one(sites: Any) -> None:
     together = sites("dflmoe")
     together.round(1)
-    old = together.held["alpha"]["beta"]
+    old = together.sources_of["alpha"]["beta"]
     together.round(2, lost=frozenset({("beta", "alpha")}))
-    assert together.held["alpha"]["beta"] == old
-    assert together.held["gamma"]["beta"].artifact != old.artifact
+    assert together.sources_of["alpha"]["beta"] == old
+    assert together.sources_of["gamma"]["beta"].artifact != old.artifact
     trainer, images = together.trainers["alpha"], torch.randn(3, 2, 24)
-    said = []
+    predictions = []
     for sources in (together.sources("alpha"), together.sources("alpha")[::-1]):
-        trainer.hold(together.state["alpha"], sources)
-        said.append(trainer.predict(images))
-    assert torch.equal(*said)
-    assert not torch.equal(said[0], trainer.kept.dam(images).prediction)
+        trainer.load(together.state["alpha"], sources)
+        predictions.append(trainer.predict(images))
+    assert torch.equal(*predictions)
+    assert not torch.equal(predictions[0], trainer.site_networks.dam(images).prediction)
 
 
 def test_the_ablations_of_dflmoe(sites: Any) -> None:
@@ -79,11 +79,11 @@ def test_a_head_that_was_lost_since_is_left_out_of_the_measurement(sites: Any) -
     together = sites("dflmoe")
     together.round(1)
     whole = together.evaluated("alpha")
-    together.path_of(together.held["alpha"]["beta"].artifact, "alpha").unlink()
+    together.path_of(together.sources_of["alpha"]["beta"].artifact, "alpha").unlink()
     without = together.evaluated("alpha")
     assert without["samples"] == whole["samples"]
     assert without["loss"] != whole["loss"]
-    del together.held["alpha"]["beta"]
+    del together.sources_of["alpha"]["beta"]
     assert together.evaluated("alpha") == without
 
 
@@ -102,13 +102,13 @@ def stage_a(sites: Any, **options: Any) -> Any:
 def test_what_is_sent_is_the_head_and_the_mixture_as_the_last_round_left_it(sites: Any, equal: Any) -> None:
     together = sites("dflmoe_averaged")
     together.round(1)
-    left = together.state_of("alpha", "mixture")
+    mixture = together.state_of("alpha", "mixture")
     event = together.train("alpha", "local", together.sources("alpha"), number=2)
     together.artifact["alpha"] = event.artifact
-    sent = together.sent("alpha")
-    assert {name for name in sent if not name.startswith("mixture/")} == {"fc.weight", "fc.bias"}
-    assert equal({name.removeprefix("mixture/"): sent[name] for name in sent if name.startswith("mixture/")}, left)
-    assert {"transform.own.site:beta.weight", "transform.own.site:gamma.weight"} <= left.keys()
+    state = together.artifact_state("alpha")
+    assert {name for name in state if not name.startswith("mixture/")} == {"fc.weight", "fc.bias"}
+    assert equal({name.removeprefix("mixture/"): state[name] for name in state if name.startswith("mixture/")}, mixture)
+    assert {"transform.own.site:beta.weight", "transform.own.site:gamma.weight"} <= mixture.keys()
 
 
 def test_mixtures_start_alike_and_every_site_comes_to_the_same_mean(sites: Any, equal: Any) -> None:
@@ -116,16 +116,19 @@ def test_mixtures_start_alike_and_every_site_comes_to_the_same_mean(sites: Any, 
     first, *others = (together.state_of(site, "mixture") for site in SITES)
     assert all(equal(first, other) for other in others)
     together.forget()
-    together, sent = stage_a(sites), {}
+    together, states = stage_a(sites), {}
     for site in SITES:
         together.receive(site, 2)
-        sent[site] = together.sent(site)
+        states[site] = together.artifact_state(site)
     for site, trainer in together.trainers.items():
-        trainer.kept.hold(together.state[site])
-        mixture, received = trainer.kept.networks["mixture"], trainer.artifact_exchange.received(together.sources(site))
+        trainer.site_networks.load(together.state[site])
+        mixture, received = (
+            trainer.site_networks.networks["mixture"],
+            trainer.artifact_exchange.receive_all(together.sources(site)),
+        )
         mixture.average({origin: expert.mixture for origin, expert in received.items()})
         for name, value in mixture.state_dict().items():
-            of = [sent[each][f"mixture/{name}"].double() for each in SITES if f"mixture/{name}" in sent[each]]
+            of = [states[each][f"mixture/{name}"].double() for each in SITES if f"mixture/{name}" in states[each]]
             assert len(of) == (2 if "site:" in name else 3)
             assert torch.equal(value, (sum(of[1:], of[0]) / len(of)).float()), name
 
@@ -134,14 +137,14 @@ def test_an_older_mixture_is_in_no_mean_and_its_head_is_still_an_expert(sites: A
     together = stage_a(sites)
     together.receive("alpha", 2, lost=frozenset({("beta", "alpha")}))
     alpha = together.trainers["alpha"]
-    received = alpha.artifact_exchange.received(together.sources("alpha"))
+    received = alpha.artifact_exchange.receive_all(together.sources("alpha"))
     assert {origin: hasattr(expert, "mixture") for origin, expert in received.items()} == {"beta": False, "gamma": True}
     together.train("alpha", "decide", together.sources("alpha"), number=2)
-    alpha.hold(together.state["alpha"], together.sources("alpha"))
+    alpha.load(together.state["alpha"], together.sources("alpha"))
     images = torch.randn(3, 2, 24)
-    said = alpha.predict(images)
-    alpha.hold(together.state["alpha"], together.sources("alpha")[1:])
-    assert not torch.equal(alpha.predict(images), said)
+    mixed = alpha.predict(images)
+    alpha.load(together.state["alpha"], together.sources("alpha")[1:])
+    assert not torch.equal(alpha.predict(images), mixed)
 
 
 def test_what_is_averaged_has_a_fresh_adam_and_the_local_model_keeps_its_own(sites: Any) -> None:
@@ -177,11 +180,11 @@ CHANGES: Sequence[tuple[Callable[[dict[str, Tensor]], object], str]] = (
 def test_a_mixture_that_is_not_like_this_one_is_refused(sites: Any, equal: Any) -> None:
     together = stage_a(sites)
     together.receive("alpha", 2)
-    source, before = together.held["alpha"]["beta"], together.state_of("alpha", "mixture")
+    source, before = together.sources_of["alpha"]["beta"], together.state_of("alpha", "mixture")
     honest = source.artifact
     facts = {"spec": honest.spec, "kind": "head", "owner": honest.owner, "steps": 1, "training_samples": None}
     for change, reason in CHANGES:
-        state = together.sent("beta")
+        state = together.artifact_state("beta")
         change(state)
         artifact = write_artifact(together.path_of(honest, "alpha").parent, state, **facts)
         event = together.train("alpha", "decide", (dataclasses.replace(source, artifact=artifact),), number=2)

@@ -28,7 +28,7 @@ def test_feddal_reports_its_consensus_and_trains_both(sites: Any, equal: Any) ->
 
 @pytest.mark.slow
 def test_the_switches_of_feddal_change_what_is_learnt(sites: Any, equal: Any) -> None:
-    found = {}
+    states = {}
     for name, parameters in {
         "plain": {},
         "apart": {"alternating": False},
@@ -38,10 +38,10 @@ def test_the_switches_of_feddal_change_what_is_learnt(sites: Any, equal: Any) ->
     }.items():
         together = sites("feddal", parameters=parameters)
         together.round(1)
-        found[name] = {network: together.state_of("alpha", network) for network in ("dam", "proxy")}
+        states[name] = {network: together.state_of("alpha", network) for network in ("dam", "proxy")}
         together.forget()
-    assert not any(equal(found["plain"]["proxy"], found[name]["proxy"]) for name in ("apart", "supervised"))
-    assert not any(equal(found["plain"]["dam"], found[name]["dam"]) for name in ("apart", "composite"))
+    assert not any(equal(states["plain"]["proxy"], states[name]["proxy"]) for name in ("apart", "supervised"))
+    assert not any(equal(states["plain"]["dam"], states[name]["dam"]) for name in ("apart", "composite"))
 
 
 def test_the_optimiser_of_what_is_averaged_begins_anew_and_that_of_what_stays_goes_on(sites: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal
         assert isinstance(event, events.Trained)
         together.artifact[site] = event.artifact
     together.receive("alpha", 1)
-    source = together.held["alpha"]["beta"]
+    source = together.sources_of["alpha"]["beta"]
     reason = ""
     if change == "spec":
         spec = {**source.artifact.spec, "hyper": {**source.artifact.spec["hyper"], "width": 8}}
@@ -69,7 +69,7 @@ def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal
         bad = dataclasses.replace(source.artifact, tensors=source.artifact.tensors[1:])
         reason = "is only in the spec"
     else:
-        state = together.sent("beta")
+        state = together.artifact_state("beta")
         state["fc.bias"].fill_(float("nan"))
         bad = write_artifact(
             Path(together.settings["alpha"].home) / "artifacts",
@@ -93,7 +93,7 @@ def test_a_proxy_of_another_spec_or_with_bad_values_is_refused(sites: Any, equal
 def test_the_proxy_itself_has_learnt_the_task(readers: Any, accuracy: Any) -> None:
     together = readers("feddal", {"name": "resnet10", "width": 8}, learning_rate=1e-3, rounds=5)
     for site, trainer in together.trainers.items():
-        trainer.kept.hold(together.state[site])
-        proxy = trainer.kept.networks["proxy"].eval()
+        trainer.site_networks.load(together.state[site])
+        proxy = trainer.site_networks.networks["proxy"].eval()
         assert accuracy(trainer, lambda images, proxy=proxy: proxy(images).prediction) > 0.3  # chance is 0.1
         assert together.evaluated(site)["accuracy"] > 0.5
