@@ -16,11 +16,9 @@ SAFETENSORS_HEADER_BYTES_MAX = 4 << 20  # 10,000 entries of 400 bytes; the forma
 DISK_RESERVE_BYTES = 32 << 20  # no artifact takes these: journal, ledger and logs of a thousand rounds still fit
 TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, never parsed
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
-STEPS_MAX = (
-    1 << 40
-)  # optimiser steps of a travelling model: 30,000 years at one a second; a host's own steps never pass it
+STEPS_MAX = 1 << 40  # optimiser steps of a circulating model: 30,000 years at one a second
 CONNECTIONS_MAX = 512  # before TLS, in all: eight for each of 64 sites; one costs the daemon some 50 KB of memory
-DESCRIPTORS_RESERVED = 128  # journal, ledger, artifacts, worker and log keep these, however many strangers connect
+DESCRIPTORS_RESERVED = 128  # journal, ledger, artifacts, worker and log keep these, however many callers connect
 SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
 EVALUATION_SAMPLES_MIN = 10  # a site's default: sums over fewer test samples could tell of one of them

@@ -92,7 +92,7 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
         pulse = event.pulse
         if pulse is not None and max(pulse.round, pulse.committed_round) > site.rules.rounds:
             site.report_fault(event.site, f"claims a round after the last one ({site.rules.rounds})")
-            pulse = None  # the peer lives, and its claim counts for nothing
+            pulse = None  # the peer is heard, but its claim is ignored
         site.peers.hear(event.site, pulse, site.now_s)
         rounds.compare(site, (event.site,))
         check_wait(site)

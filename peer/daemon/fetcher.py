@@ -156,7 +156,7 @@ class ArtifactFetcher:
         if not all(task.done() for task in self._tasks.values()):
             return
         oldest_s = time.time() - self._rules.pace.wait_max_s
-        with contextlib.suppress(OSError):  # the next fetch looks again
+        with contextlib.suppress(OSError):  # the next fetch tries again
             for part in self._artifacts.glob(f"*{PART_SUFFIX}"):
                 if part.stat().st_mtime < oldest_s:
                     part.unlink()

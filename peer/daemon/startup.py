@@ -86,7 +86,7 @@ def run(folder: SiteFolder, options: Options) -> None:
 
 
 def allow_descriptors() -> None:
-    """Raise this process's soft limit of open files to its hard limit: shells and containers often set 1024."""
+    """Raise the soft limit of open files to the hard limit; shells and containers often set 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

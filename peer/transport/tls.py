@@ -69,10 +69,10 @@ SERVER_OPTIONS: tuple[Option, ...] = (
 
 
 def server_options() -> tuple[Option, ...]:
-    """The options of a server, with a bound on connections that leaves this process file descriptors of its own.
+    """The options of a server, with a bound on connections that leaves file descriptors to this process.
 
-    gRPC closes a connection above the bound before TLS begins, so a stranger without a certificate exhausts neither
-    memory nor descriptors.
+    gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
+    neither memory nor descriptors.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:

@@ -519,7 +519,9 @@ async def test_a_sender_runs_at_most_one_window_ahead_of_a_reader_that_stops(net
 
 def test_memory_does_not_grow_with_the_artifact():
     """Two sizes in processes of their own; the daemon's bound is 120 MiB, with imports and buffers."""
-    measure = "import json, sys, transfer; print(json.dumps([transfer.timed(int(mb), 1) for mb in sys.argv[1:]]))"
+    measure = (
+        "import json, sys, transfer; print(json.dumps([transfer.time_transfers(int(mb), 1) for mb in sys.argv[1:]]))"
+    )
     finished = subprocess.run(
         [sys.executable, "-c", measure, "16", "96"],
         capture_output=True,
