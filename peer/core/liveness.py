@@ -27,6 +27,8 @@ class Peers:
     began_s: float = 0.0
     heard: dict[SiteName, LastHeard] = field(default_factory=dict)
     begun: set[SiteName] = field(default_factory=set)
+    round_began_s: dict[SiteName, float] = field(default_factory=dict)
+    moved_s: dict[SiteName, float] = field(default_factory=dict)
 
     def hear(self, site: SiteName, pulse: Heartbeat | None, now_s: float) -> None:
         """Record an authenticated byte from the site, and its state if it came with a heartbeat."""
@@ -34,6 +36,24 @@ class Peers:
         self.heard[site] = replace(before, last_s=now_s, pulse=pulse if pulse is not None else before.pulse)
         if pulse is not None and pulse.round >= 1:
             self.begun.add(site)
+        if pulse is not None:
+            self._follow(site, before.pulse, pulse, now_s)
+
+    def _follow(self, site: SiteName, before: Heartbeat | None, pulse: Heartbeat, now_s: float) -> None:
+        """Note when the site's round grew last, and when it last did more of its work."""
+        if before is None or (pulse.round, pulse.committed_round) > (before.round, before.committed_round):
+            self.round_began_s[site] = self.moved_s[site] = now_s
+        elif pulse.phase != before.phase or pulse.progress > before.progress:
+            self.moved_s[site] = now_s
+
+    def stalled(self, site: SiteName, now_s: float, *, patience_s: float) -> bool:
+        """Whether the site is heard, and does not get on.
+
+        Words cost nothing: a site that only claims to work is stalled after ``PACING_WAITS_MAX``
+        times the patience in one round, a site that does not even claim it after the patience.
+        """
+        moved_s, began_s = self.moved_s.get(site, now_s), self.round_began_s.get(site, now_s)
+        return now_s >= min(moved_s + patience_s, began_s + limits.PACING_WAITS_MAX * patience_s)
 
     def pulse(self, site: SiteName) -> Heartbeat | None:
         """The newest known state of the site, however old."""
@@ -57,9 +77,10 @@ class Peers:
         """The sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
-    def rounds(self, sites: Iterable[SiteName], now_s: float) -> list[int]:
-        """The rounds of the sites that are present and not away, ascending."""
-        pulses = (self.pulse(site) for site in self.present(sites, now_s))
+    def rounds(self, sites: Iterable[SiteName], now_s: float, *, patience_s: float) -> list[int]:
+        """The rounds of the sites that are present, not away and not stalled, ascending."""
+        present = self.present(sites, now_s)
+        pulses = (self.pulse(site) for site in present if not self.stalled(site, now_s, patience_s=patience_s))
         return sorted(pulse.round for pulse in pulses if pulse is not None and pulse.phase not in AWAY)
 
 

@@ -283,7 +283,7 @@ def set_pace(site: SiteState) -> None:
         return
     site.alone = not present
     site.enter(Phase.PACING)
-    rounds = site.peers.rounds(rules.others, site.now_s)
+    rounds = site.peers.rounds(rules.others, site.now_s, patience_s=rules.pace.wait_max_s)
     middle = liveness.lower_median(rounds)
     following = memory.committed + 1
     if middle is not None and rules.circulating < following < middle - rules.pace.lag_rounds_max:

@@ -10,6 +10,7 @@ import pytest
 from peer.core import commands, events
 from peer.core.messages import Heartbeat, Unavailable
 from peer.core.phases import Phase
+from peer.core.roster import SiteName
 from peer.core.rules import PaceRules
 
 FIVE = ("africa", "america", "asia", "europe", "oceania")
@@ -163,6 +164,25 @@ def test_a_round_after_the_last_one_is_refused_by_name_and_moves_nobody(solo: An
     assert number(site) == 3, "the claim counts for nothing"
     reasons = [refusal["reason"] for refusal in site.site.refusals]
     assert reasons == ["claims a round after the last one (50)"]
+
+
+@pytest.mark.parametrize(("progress", "patience_s"), [(0.0, 60), (1e-6, 240)])
+def test_a_peer_that_beats_and_does_not_get_on_holds_nobody_for_ever(
+    solo: Any, progress: float, patience_s: float
+) -> None:
+    """One hung worker of three, or a liar who claims ever more progress: the lower median is its round."""
+    site = solo(sites=FIVE[:3], site="africa", rows=committed(5), rounds=50, pace=PaceRules(wait_max_s=60))
+    waited_s, claimed = 0, 0.0
+    while number(site) == 0:
+        claimed += progress
+        pulse = Heartbeat(1, 1, "train", claimed, 1, 1)
+        site.feed(events.PeerHeard(SiteName("asia"), pulse))
+        site.beat("america", 5, "pacing")
+        if number(site) == 0:
+            site.wait(5)
+            waited_s += 5
+        assert waited_s <= patience_s
+    assert (number(site), waited_s) == (6, patience_s)
 
 
 def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
