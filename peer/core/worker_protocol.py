@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from peer.core import commands, events
 from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName, sha256, site_name
 
 
@@ -77,7 +78,33 @@ FROM_WORKER: dict[str, type] = {
 
 def encode(message: object) -> bytes:
     """The message as one line of JSON with its type's name, line feed included."""
-    return json.dumps(to_json(message), separators=(",", ":"), allow_nan=True).encode() + b"\n"
+    return json.dumps(to_json(message), separators=(",", ":"), allow_nan=True, ensure_ascii=False).encode() + b"\n"
+
+
+def encode_order(order: commands.Command) -> bytes:
+    """The order as a line, without the tensor lists of its sources.
+
+    The daemon has compared each list with the header of the artifact's file, where the worker reads
+    it (``peer.training.artifact.with_tensors``). With the lists, a hundred honest sites, or a few
+    whose manifests are as long as permitted, would fill the line.
+    """
+    return encode(map_artifacts(order, lambda artifact: dataclasses.replace(artifact, tensors=())))
+
+
+def map_artifacts(order: commands.Command, change: Callable[[Artifact], Artifact]) -> commands.Command:
+    """The order with the artifact of each source changed."""
+
+    def changed(source: commands.Source) -> commands.Source:
+        return dataclasses.replace(source, artifact=change(source.artifact))
+
+    parts: dict[str, Any] = {}
+    for item in dataclasses.fields(order):
+        value = getattr(order, item.name)
+        if isinstance(value, commands.Source):
+            parts[item.name] = changed(value)
+        elif item.name == "sources":
+            parts[item.name] = tuple(map(changed, value))
+    return dataclasses.replace(order, **parts)
 
 
 def decode(line: bytes, table: Mapping[str, type]) -> Any:

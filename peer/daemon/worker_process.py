@@ -143,7 +143,7 @@ class WorkerProcess:
         except OSError as error:
             self._report(self._about_order("crash", f"the worker cannot be started: {error}"))
         else:
-            writer.write(worker_protocol.encode(order))  # if the worker is dead by now, `_listen` reports it
+            writer.write(worker_protocol.encode_order(order))  # if the worker is dead by now, `_listen` reports it
 
     async def close(self) -> None:
         """Close the worker's socket, which ends it; kill it if that does not."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 from torch import nn
 
 import models
 from models import Network
 from models.spec import remote_spec_problem
+from peer.core import commands
 from peer.core.commands import Source
 from peer.core.limits import ARTIFACT_BYTES_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
+from peer.core.worker_protocol import map_artifacts
 from peer.files import artifact_path, write_file
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.settings import TaskSettings
@@ -56,6 +60,26 @@ BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
 """Builds the network that travels with a head, from the head and the names of that network's state;
 ``ValueError`` says why it cannot.
 """
+
+
+def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
+    """The order with the tensor list of each source, which the daemon left out, from the file's header.
+
+    A list that cannot be read stays empty: the checks of the artifact then name the reason.
+    """
+
+    def read_list(artifact: Artifact) -> Artifact:
+        if artifact.tensors:
+            return artifact
+        try:
+            with safetensors.safe_open(artifact_path(folder, artifact.sha256), framework="pt") as file:
+                slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+                tensors = tuple(TensorSpec(name, at.get_dtype(), tuple(at.get_shape())) for name, at in slices.items())
+        except (OSError, safetensors.SafetensorError):
+            return artifact
+        return dataclasses.replace(artifact, tensors=tensors)
+
+    return map_artifacts(order, read_list)
 
 
 def read_network(folder: Path, source: Source, task: TaskSettings, *, allow: Collection[str]) -> Network:

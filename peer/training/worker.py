@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from peer.core import commands, events
@@ -87,11 +88,11 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
             raise ValueError(f"the first message must be a Setting, not {type(command).__name__}")
         # Not before the inbox reads: importing torch and monai takes seconds, in which the daemon
         # may end.
-        duty = _start_duty(command, inbox, send)
+        duty, artifacts = _start_duty(command, inbox, send), Path(command.home) / "artifacts"
         gc.freeze()  # imported objects stay: later collections look at networks alone and take no time
         while True:
             command = inbox.take()
-            if (event := _answer(duty, command)) is not None:
+            if (event := _answer(duty, command, artifacts)) is not None:
                 send(event)
     except Exception as error:
         from peer.training.errors import fault_of, reason_of
@@ -116,14 +117,15 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
     return Trainer(setting, report=send, halted=inbox.halted)
 
 
-def _answer(duty: WorkerCommands, command: commands.Command) -> events.Event | None:
+def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:
     """The event that answers the command; none if a halt ended it, which is answered itself."""
+    from peer.training.artifact import with_tensors
     from peer.training.errors import WorkInterrupted
 
     if isinstance(command, commands.Halt):
         return events.Halted(command.generation, command.attempt)
     try:
-        return duty.perform(command)
+        return duty.perform(with_tensors(command, artifacts))
     except WorkInterrupted:
         logger.info("work halted: command=%s", type(command).__name__)
         return None

@@ -13,7 +13,16 @@ from peer.core.commands import Source
 from peer.core.limits import WORKER_LINE_BYTES_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import FROM_WORKER, TO_WORKER, WorkerSetting, decode, encode, from_json, to_json
+from peer.core.worker_protocol import (
+    FROM_WORKER,
+    TO_WORKER,
+    WorkerSetting,
+    decode,
+    encode,
+    encode_order,
+    from_json,
+    to_json,
+)
 
 DIGEST = Sha256("ab" * 32)
 TENSORS = (TensorSpec("layer.weight", "F32", (3, 4)), TensorSpec("layer.bias", "F32", (3,)))
@@ -142,3 +151,15 @@ def test_whole_numbers_pass_for_seconds_and_metrics() -> None:
     assert isinstance(from_json(float, 3), float)
     with pytest.raises(ValueError, match="expected float, got bool"):
         from_json(float, True, path="x")
+
+
+def test_an_order_with_the_longest_lists_of_two_hundred_sites_fits_into_a_line() -> None:
+    """Ten thousand tensors with names of many bytes in each manifest: the worker reads the lists in the files."""
+    tensors = tuple(TensorSpec(f"é{number:05}" * 4, "F32", (1,)) for number in range(10_000))
+    artifact = Artifact("model", SiteName("asia"), Sha256("ab" * 32), 8, 1, {"name": "resnet10"}, tensors)
+    source = Source(SiteName("asia"), 7, artifact)
+    line = encode_order(commands.Aggregate(1, 7, 2, "state", (source,) * 200))
+    assert len(line) < WORKER_LINE_BYTES_MAX / 10
+    decoded = decode(line, TO_WORKER)
+    assert decoded.sources[0].artifact == dataclasses.replace(artifact, tensors=())
+    assert len(encode(commands.Adopt(1, 7, 2, "state", source))) > len(line)

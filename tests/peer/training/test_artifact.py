@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import models
+from peer.core import commands
 from peer.core.commands import Source
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.files import artifact_path
-from peer.training.artifact import read_network, write_artifact
+from peer.training.artifact import read_network, with_tensors, write_artifact
 from peer.training.errors import UnusableArtifact
 from peer.training.settings import TaskSettings
 from peer.training.tensors import State, state_of
@@ -149,3 +150,15 @@ def test_a_class_of_this_site_must_be_allowed(tmp_path: Path) -> None:
         read_network(tmp_path, source(artifact), TASK, allow=())
     with pytest.raises(UnusableArtifact, match="cannot be built"):
         read_network(tmp_path, source(artifact), TASK, allow=("torch.nn:Sequential",))
+
+
+def test_the_lists_that_an_order_leaves_out_are_in_the_files(tmp_path: Path) -> None:
+    state = {"b.weight": torch.ones(2, 3, dtype=torch.bfloat16), "a": torch.zeros((), dtype=torch.int64)}
+    common = {"spec": {"name": "resnet10"}, "kind": "model", "owner": SiteName("asia"), "steps": 1}
+    artifact = write_artifact(tmp_path, state, training_samples=None, **common)
+    source = Source(SiteName("asia"), 1, dataclasses.replace(artifact, tensors=()))
+    order = commands.Train(1, 1, 2, "train", "state", (source,))
+    assert with_tensors(order, tmp_path).sources[0].artifact == artifact
+    lost = dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=Sha256("ab" * 32)))
+    order = commands.Adopt(1, 1, 2, "state", lost)
+    assert with_tensors(order, tmp_path) == order
