@@ -117,7 +117,7 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     """
     used = {source.artifact.sha256: source.origin for source in site.opened.sources}
     if used.get(event.sha256, site.rules.site) == site.rules.site:
-        _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}")
+        _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}", suspect=None)
         return
     rounds.leave_out(site, event.sha256, event.reason)
     rounds.go_on(site)
@@ -137,20 +137,36 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
 
 @current
 def fail(site: SiteState, event: events.WorkFailed) -> None:
-    """Try again after a crash, from the last checkpoint; after another fault, stop the training."""
-    _fail(site, event.fault, event.reason)
+    """Try again after a crash, from the last checkpoint; after another fault, stop the training.
+
+    A lack of memory, and a crash that retries do not mend, cost a peer's artifact first if one was
+    in use, the largest of several. Only a failure without any is the site's own.
+    """
+    _fail(site, event.fault, event.reason, suspect=_largest_received(site))
 
 
-def _fail(site: SiteState, fault: str, reason: str) -> None:
+def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source | None) -> None:
     site.failures += 1
     site.persist(rows.WorkFailedRow(site.number, fault=fault, reason=reason, count=site.failures))
     if fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
+        rounds.go_on(site)
+    elif fault in ("crash", "memory") and suspect is not None:
+        site.failures = 0
+        rounds.leave_out(site, suspect.artifact.sha256, f"the worker failed while it used the artifact: {reason}")
         rounds.go_on(site)
     elif site.phase == Phase.INITIALISING:
         site.leave(fault, reason)
     else:
         site.failure = f"{fault}: {reason}"
         site.enter(Phase.FAILED)
+
+
+def _largest_received(site: SiteState) -> commands.Source | None:
+    """The largest artifact of a peer among those that the stage in hand uses."""
+    if site.phase not in (Phase.TRAIN, Phase.AGGREGATE):
+        return None
+    received = [source for source in site.opened.sources if source.origin != site.rules.site]
+    return max(received, key=lambda source: source.artifact.bytes, default=None)
 
 
 @current

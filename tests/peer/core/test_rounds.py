@@ -160,6 +160,27 @@ def test_a_worker_that_rejects_what_nobody_sent_fails_like_one_that_crashes(solo
     assert site.kinds.count("refused") == 0
 
 
+@pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4)])
+def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: str, failures: int) -> None:
+    """All sources are in use when the worker dies; the site goes on until it fails without any."""
+    site = begun(solo, method="feddal", sites=("africa", "america", "asia", "europe"))
+    site.finish()
+    for name in list(site.fetches):
+        site.deliver(name)
+    sizes = {source.origin: source.artifact.bytes for source in site.order.sources}
+    assert len(set(sizes.values())) == 3
+    for origin in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        assert origin in {source.origin for source in site.order.sources}
+        for _ in range(failures):
+            assert site.site.phase == Phase.AGGREGATE
+            site.fail(fault)
+        assert origin not in {source.origin for source in site.order.sources}
+        assert site.site.refusals[-1]["site"] == origin
+    for _ in range(failures):
+        site.fail(fault)
+    assert site.site.phase == Phase.FAILED
+
+
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:
     site = begun(solo, fallback="stale", staleness_rounds_max=3)
     site.deliver("asia")

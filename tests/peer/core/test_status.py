@@ -150,6 +150,7 @@ def test_a_site_that_is_done_names_who_is_not(solo: Any, stay: bool, deadline_s:
 def test_a_failure_says_why(solo: Any) -> None:
     site = training(solo)
     site.fail("memory", "CUDA out of memory")
+    site.fail("memory", "CUDA out of memory")
     assert (seen(site)["phase"], seen(site)["failure"]) == ("failed", "memory: CUDA out of memory")
     site.feed(events.ResumeRequested())
     assert (seen(site)["phase"], seen(site)["failure"]) == ("train", "")

@@ -80,7 +80,7 @@ def reach(phase: Phase, solo: Callable[..., Any]) -> Any:
     if phase in (Phase.LEAVING, Phase.GONE):
         site.feed(events.StopRequested())
     if phase == Phase.FAILED:
-        site.fail("memory", "out of memory")
+        site.fail("data", "the images are gone")
     return site
 
 
