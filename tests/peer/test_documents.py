@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from peer.documents import DOCUMENTS
+from peer import documents
+from peer.records import documents as record_documents
+
+DOCUMENTS = {**documents.DOCUMENTS, **record_documents.DOCUMENTS}
 
 
 def records(kind: Any) -> Iterator[Any]:
