@@ -162,7 +162,7 @@ def _reporting(progress: SweepProgress, runs: Sequence[Run], watch: Watch) -> It
             progress.underway = dict(_read_progress(runs))
             shares = (committed / max(1, rounds) for committed, rounds in progress.underway.values())
             runs_done = progress.finished - finished_before + sum(shares)
-            left = progress.total - finished_before - runs_done
+            left = max(0.0, progress.total - finished_before - runs_done)  # a run may have ended between both looks
             progress.seconds_left = (time.monotonic() - began_s) / runs_done * left if runs_done else None
             watch(progress)
             ended.wait(POLL_S)
