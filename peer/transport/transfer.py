@@ -99,7 +99,7 @@ class OutgoingArtifact:
         """Pass the file from the offset on to ``write``, chunk by chunk, and close it in any case.
 
         The event loop never waits for the disk: what the page cache lacks is read in a thread. What
-        the cache has is read at once, since a thread for each chunk costs a third of the speed.
+        the cache has is read at once, since a thread for each chunk is slower.
 
         Raises:
             OSError: the file cannot be read.
