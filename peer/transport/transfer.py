@@ -98,8 +98,8 @@ class OutgoingArtifact:
     ) -> None:
         """Pass the file from the offset on to ``write``, chunk by chunk, and close it in any case.
 
-        The event loop never waits for the disk: what the page cache lacks is read in a thread. What
-        the cache has is read at once, since a thread for each chunk is slower.
+        The event loop reads a chunk itself only if the page cache has both its ends, and then hardly
+        ever waits for the disk. A thread reads every other chunk; a thread for each one is slower.
 
         Raises:
             OSError: the file cannot be read.
@@ -144,7 +144,6 @@ class OutgoingArtifact:
         size = os.fstat(self._file.fileno()).st_size
         if self._offset > size:
             raise ValueError(f"offset {self._offset} is beyond the {size} bytes of the artifact")
-        self._file.seek(self._offset)
 
     def _read(self, size: int) -> bytes:
         assert self._file is not None

@@ -56,6 +56,10 @@ LAYER = {
     "peer.training": "training",
     "peer.transport": "transport",
 }
+OPERATION = frozenset(
+    {"ground", "plans", "core", "config", "identity", "records", "transport", "audit", "daemon", "data", "model files"}
+)
+"""The rooms below those that operators start from."""
 # Layer -> the layers that it may import beside itself; a module's name allows this module alone.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "losses": frozenset(),
@@ -73,21 +77,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "audit": frozenset({"ground", "core", "config", "identity", "records", "transport"}),
     "daemon": frozenset({"ground", "core", "config", "identity", "records", "transport", "audit"}),
     "model files": frozenset({"ground", "plans", "core", "config", "records", "spec", "transport"}),
-    "preflight": frozenset(
-        {
-            "ground",
-            "plans",
-            "core",
-            "config",
-            "identity",
-            "records",
-            "transport",
-            "audit",
-            "daemon",
-            "data",
-            "model files",
-        }
-    ),
+    "preflight": OPERATION,
     "tracking": frozenset({"ground", "core", "config", "records"}),
     "methods": frozenset({"peer.core.plan", "models", "losses"}),
     "training": frozenset({"ground", "core", "plans", "methods", "models", "spec", "losses", "peer.data.datalist"}),
@@ -117,19 +107,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "notebook": frozenset({"ground", "core", "config", "records", "transport", "model files", "inference", "training"}),
     "cli": frozenset(
-        {
-            "ground",
-            "plans",
-            "core",
-            "config",
-            "identity",
-            "records",
-            "transport",
-            "audit",
-            "daemon",
-            "data",
-            "model files",
-        }
+        OPERATION
         | {"preflight", "tracking", "partition", "statistics", "report", "research", "demo", "spec", "models.footprint"}
     ),
 }
