@@ -27,6 +27,7 @@ TOPICS: Mapping[str, str] = {
     "data": "data.md",
     "model": "model.md",
     "audit": "audit.md",
+    "guarantees": "guarantees.md",
     "reference": "reference.md",
     "prometheus": "prometheus/README.md",
     "kubernetes": "kubernetes/README.md",

@@ -145,7 +145,8 @@ def test_every_link_leads_somewhere(root: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in ("deploy/reference.md", "proto/README.md")])
 def test_prose_is_wrapped(root: Path, name: str) -> None:
     prose = FENCE.sub("", (root / name).read_text())
-    long = [line for line in prose.splitlines() if len(line) > PROSE_COLUMNS_MAX and not line.startswith("|")]
+    exempt = ("|", "  `tests/")  # a row of a table, the name of a test
+    long = [line for line in prose.splitlines() if len(line) > PROSE_COLUMNS_MAX and not line.startswith(exempt)]
     assert not long
 
 
