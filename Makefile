@@ -10,7 +10,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench dist node clean
+.PHONY: help demo test lint bench gpu dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,12 @@ lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)
+
+gpu: $(VENV)/.test ## tests and figures that only a GPU can show; ends with status 77 without one
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 77)' || { \
+		echo "no GPU that this PyTorch can use: install torch for its CUDA version into $(VENV) (see constraints.txt)" >&2; exit 77; }
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python tests/bench/run.py gpu
 
 dist: $(VENV)/.release ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
 	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))
