@@ -23,8 +23,6 @@ def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = No
     """Raise an error unless the modules of an extra are installed; none of them is imported.
 
     Args:
-        extra: a key of ``EXTRAS``.
-        needed_by: the command or option, for the message.
         modules: the modules of the extra that are needed; default: all.
 
     Raises:

@@ -88,13 +88,6 @@ def show(
     """Show a document of the site once, or again whenever it changes.
 
     Args:
-        settings: values of the shared options.
-        site_name: value of ``--site``, if it was given.
-        name: the document's name.
-        render: draws the document for people.
-        arguments: arguments of the document.
-        as_json: print JSON instead.
-        watch: show the document again whenever it changes, until Ctrl-C.
         select: takes the document and returns the part to show.
     """
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)

@@ -239,11 +239,8 @@ def must_be_new(path: Path) -> None:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace the file's content in one step, durably: after a crash the file has the old content
-    or the new one.
-
-    Raises:
-        DiskError: the file cannot be written; the old one is untouched, and no other file is left
-            behind.
+    or the new one. ``DiskError`` where the file cannot be written; the old one is untouched, and no
+    other file is left behind.
     """
     try:
         write_file(path, content, mode)

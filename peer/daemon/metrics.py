@@ -115,8 +115,6 @@ def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_
     Args:
         daemon: is only read; to be called in its event loop.
         counts: read up to now.
-        surroundings: the disk.
-        now_s: Unix time.
     """
     status = daemon.status()
     metrics: dict[str, Metric] = {}

@@ -49,13 +49,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class BoundedServer(ThreadingWSGIServer):
-    """A thread for each connection: ``CONNECTIONS_MAX`` at most, and each for a limited time.
-
-    Args:
-        address: what ``socket.getaddrinfo`` says of it.
-        silence_s: how long a connection may be silent.
-        connection_s: how long a connection may last.
-    """
+    """A thread for each connection: ``CONNECTIONS_MAX`` at most, and each for a limited time."""
 
     def __init__(self, address: tuple[Any, ...], *, silence_s: float, connection_s: float) -> None:
         self.address_family, self.silence_s, self._connection_s = address[0], silence_s, connection_s
@@ -126,12 +120,7 @@ class Handler(WSGIRequestHandler):
 
 
 class DaemonCollector(Collector):
-    """The daemon's metrics at this moment, for a registry that collects in a thread.
-
-    Args:
-        daemon: is only read.
-        loop: the daemon's event loop.
-    """
+    """The daemon's metrics at this moment, for a registry that collects in a thread."""
 
     def __init__(self, daemon: Daemon, loop: asyncio.AbstractEventLoop) -> None:
         self._daemon, self._loop = daemon, loop
@@ -168,13 +157,7 @@ class DaemonCollector(Collector):
 
 
 class MetricsServer:
-    """Serves ``/metrics`` for one daemon; to be made in its event loop.
-
-    Args:
-        daemon: is only read.
-        silence_s: how long a connection may be silent, in seconds.
-        connection_s: how long a connection may last, in seconds.
-    """
+    """Serves ``/metrics`` for one daemon; to be made in its event loop."""
 
     def __init__(self, daemon: Daemon, *, silence_s: float = SILENCE_S, connection_s: float = CONNECTION_S) -> None:
         self._silence_s, self._connection_s = silence_s, connection_s
@@ -191,9 +174,7 @@ class MetricsServer:
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
-
-        Raises:
-            PortInUse: the address cannot be bound; the message says why.
+        ``PortInUse`` where the address cannot be bound; the message says why.
         """
         try:
             await asyncio.to_thread(self._bind, *split_address(address))

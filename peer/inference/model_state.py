@@ -58,9 +58,7 @@ class ModelState:
 
 def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> ModelState:
     """The newest state of a site's newest generation, from its journal; the daemon may be running.
-
-    Raises:
-        StateError: the site has no model yet.
+    ``StateError`` where the site has no model yet.
     """
     number = max(folder.generations(), default=0)
     home = folder.generation(number)
@@ -97,7 +95,6 @@ def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple
     the daemon continues.
 
     Args:
-        folder: of the site.
         round: after which the state was finished; default: the newest.
 
     Raises:
@@ -247,9 +244,6 @@ def run_module(module: str, request: Mapping[str, Any], *, name: str, limit_s: f
     Args:
         module: is run with ``python -m``; it reads the request from standard input and answers on
             standard output.
-        request: JSON values.
-        name: of the answer, in errors.
-        limit_s: it must have answered by then.
 
     Raises:
         WorkerFailed: the process ended without an answer; the message has its last line of standard

@@ -57,8 +57,6 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     """Predict every image of the inputs, in their order; write each result at once.
 
     Args:
-        model: predicts.
-        inputs: images, folders of images, and datalists.
         out: the folder for label maps and larger images; probabilities of classes are only
             returned.
 
@@ -164,9 +162,7 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
 
 def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | str:
     """The image on its own grid and its prediction; or the reason, in words, why there is none.
-
-    Raises:
-        UnusableConfigurationError: this installation can predict no image.
+    ``UnusableConfigurationError`` where this installation can predict no image.
     """
     _, finish = image_reader(model.settings.task, model.settings.data)
     try:

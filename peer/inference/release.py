@@ -63,14 +63,6 @@ def export_model(
     The file moves from a staging folder to its path only after the comparison, and once the ledger
     holds the intent. A failure leaves nothing.
 
-    Args:
-        folder: of the site.
-        federation: its own.
-        state: the finished state.
-        form: ``bundle``, ``pt2`` or ``onnx``.
-        out: the new file or folder.
-        licence: for the model card, in words.
-
     Raises:
         UsageError: the name's ending is not the form's.
         ConfigError: a package of the extra ``export`` is not installed.

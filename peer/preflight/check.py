@@ -29,10 +29,8 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     Import this module only after ``local.check_packages`` found nothing.
 
     Args:
-        folder: the site's folder.
         train: also start a worker, load the data, build the model and try a step of each stage.
             That takes a while, and is not done while a daemon runs.
-        worker: the worker's command.
     """
     try:
         federation, site, own = startup.load(folder)

@@ -94,9 +94,7 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
     """Whether the site's folder is writable, and its disk has room for the files of several rounds.
 
     Args:
-        folder: the site's folder.
         federation: its rules give the number of artifacts to keep.
-        artifact_bytes: the size of the artifact that the site sends, if known.
     """
     path = folder.path
     try:

@@ -99,10 +99,6 @@ class ReachabilityCheck:
     """One check of all peers.
 
     Args:
-        folder: the site's folder.
-        federation: the federation's configuration.
-        site: the site's private configuration.
-        own: the site's name.
         status: the status of the running daemon; ``None`` while none runs.
     """
 

@@ -52,16 +52,7 @@ async def rehearse(
     worker: Sequence[str],
     samples: int,
 ) -> Trial:
-    """Have a worker do the first steps of a round, in a temporary folder.
-
-    Args:
-        folder: the site's folder; nothing is written to it.
-        federation: the federation's configuration.
-        site: the site's private configuration.
-        name: the site's name.
-        worker: the worker's command.
-        samples: the number of samples that it has to read.
-    """
+    """Have a worker do the first steps of a round, in a temporary folder."""
     try:
         return await _rehearse(folder, federation, site, name, worker=worker, samples=samples)
     except OSError as error:  # no temporary folder, or no room in it

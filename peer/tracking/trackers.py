@@ -39,10 +39,8 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each generation.
-
-    Raises:
-        ConfigError: the package is not installed.
+    """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each
+    generation; ``ConfigError`` where the package is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,9 +99,6 @@ class TensorBoard:
 class MLflow:
     """A SQLite file of MLflow's: an experiment for each federation, a run for each generation of a
     site.
-
-    Args:
-        database: the file, from ``database_file``.
 
     Raises:
         ConfigError: the package is not installed.

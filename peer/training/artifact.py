@@ -113,9 +113,6 @@ def read_head(
     of a whole model.
 
     Args:
-        folder: where the artifact's file is.
-        source: the artifact.
-        task: of the federation.
         allow: classes beyond the registry that its spec may name.
         with_head: the name and the builder of the network that must come with the head.
 

@@ -68,11 +68,7 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
     """The channels of all files as one image, float32 ``(channels, *space)``.
 
     Args:
-        paths: the files.
-        spatial_dims: of the task.
         channels: how many there must be in all.
-        key: the key of ``[task]`` that says so.
-        unit: as :func:`load_image` has it.
 
     Raises:
         ValueError: the number of channels differs, or a value is not finite.
@@ -93,8 +89,6 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
     bad.
 
     Args:
-        path: the file.
-        spatial_dims: of the task.
         key: the array to take from an ``.npz``; without one of that name the first.
         unit: scale 8-bit pictures to [0, 1].
     """

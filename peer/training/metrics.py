@@ -36,7 +36,6 @@ def measure(
         predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
             ``(b, c, *space)``; on any device.
         supervised_loss: the mean over a batch, of predictions and targets.
-        batches: images and targets, on the CPU.
         task: its kind; it chooses :func:`classification`, :func:`segmentation` or
             :func:`super_resolution`.
     """

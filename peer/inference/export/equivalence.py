@@ -76,10 +76,8 @@ def compare(
     Each image is run by itself; the first also in a batch of two.
 
     Args:
-        subject: of the comparison, in words.
         run: gives output ``(b, ...)`` for images ``(b, c, *space)``.
         reference: gives the expected output.
-        samples: the images.
         tolerance: of the largest absolute difference, relative where values are larger than 1.
 
     Raises:

@@ -50,9 +50,6 @@ def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays
     constructor.
 
     Args:
-        folder: the bundle's root.
-        predictor: of the site, on the CPU.
-        card: the model card's facts so far.
         arrays: the name of the image in an ``.npz``.
     """
     network, weights = network_def(predictor, card["network"], card["input"]["size"])
@@ -105,10 +102,7 @@ def read_config(folder: Path) -> ConfigParser:
 
 def load(folder: Path) -> tuple[nn.Module, Any]:
     """The network that MONAI's tools build from the bundle, with its weights, and the
-    preprocessing.
-
-    Raises:
-        Exception: MONAI's own check fails.
+    preprocessing; ``Exception`` where MONAI's own check fails.
     """
     files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
     with quiet():

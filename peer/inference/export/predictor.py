@@ -27,7 +27,6 @@ class Predictor(nn.Module):
     sites.
 
     Args:
-        dam: the local network.
         site: its owner; only a mixture uses it.
         mixture: of the local feature; None where the local network predicts alone.
         experts: heads or networks of other sites, by site.
@@ -59,7 +58,6 @@ class Shares(nn.Module):
     """A predictor with final outputs: probabilities of classes, or the image as it is.
 
     Args:
-        predictor: gives logits, or images.
         classes: whether its outputs are logits of classes on dimension 1.
     """
 
@@ -79,7 +77,6 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     Args:
         trainer: of the site; afterwards it has loaded the state, and the predictor owns its
             networks.
-        state: the checkpoint.
         sources: the artifacts of other sites that the predictor may include; without any, the local
             network predicts alone, as a mixture of one expert does.
 
@@ -121,7 +118,6 @@ def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
     this function.
 
     Args:
-        network: the local network's spec.
         mixing: ``site``, ``mixture`` and ``experts`` of a description that has them.
 
     Raises:

@@ -98,7 +98,6 @@ def stratify(
     or where none lacks more than a fraction, it goes to the part that lacks most samples.
 
     Args:
-        groups: each may hold several classes.
         quotas: how many of n groups, or of n samples, each part should have; the sum is n.
         rng: shuffles groups of one size.
 
@@ -151,10 +150,6 @@ class SampleCount:
 
 def counts(sites: Mapping[str, Mapping[str, Sequence[Entry]]], *, by: str = SUBJECT) -> list[SampleCount]:
     """Count the samples of every site, split and class; a row also where there are none.
-
-    Args:
-        sites: entries by site and split.
-        by: the key with an entry's subject.
 
     Returns:
         Rows in the order of the given sites and splits, classes ascending.

@@ -53,11 +53,8 @@ class ReportContents:
     """The content of a report, in any format.
 
     Attributes:
-        title: of the experiment.
         lead: paragraphs at the top.
-        missing: sentences about missing runs.
         sections: in order; none is empty.
-        comparisons: by setting and metric.
     """
 
     title: str
@@ -80,12 +77,8 @@ class SectionSource:
     """The data from which the sections of one setting are built.
 
     Attributes:
-        results: the whole experiment.
-        setting: partition and set of networks.
         suffix: of the names of files, where there is more than one setting.
         published: the tables of the paper that the experiment refers to.
-        comparisons: by metric.
-        styles: of the figures, by label.
     """
 
     results: Results

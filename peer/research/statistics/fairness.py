@@ -41,8 +41,6 @@ def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequenc
     """The AUC of each subgroup's samples, by the text of its value.
 
     Args:
-        probabilities: ``(n, classes)``.
-        labels: ``(n,)``, in [0, classes).
         values: the key's value of each sample; samples with None are in no subgroup.
 
     Raises:

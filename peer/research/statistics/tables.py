@@ -82,9 +82,6 @@ def over_folds(averages: Sequence[Average]) -> Spread:
 def local_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on its own test split.
 
-    Args:
-        folds: the matrix of each fold.
-
     Returns:
         The row. Its "Mean" averages over the sites of each fold, then over the folds.
 
@@ -97,9 +94,6 @@ def local_test(folds: Sequence[Matrix]) -> ResultRow:
 def global_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on every site's test split, its own included.
 
-    Args:
-        folds: the matrix of each fold.
-
     Returns:
         As of :func:`local_test`. Where all sites share one model, all cells are the same as "Mean".
 
@@ -111,10 +105,8 @@ def global_test(folds: Sequence[Matrix]) -> ResultRow:
 
 def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
     """The Global Test before it is averaged over test splits: every cell of the matrix over the
-    folds.
-
-    Raises:
-        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
+    folds; ``ValueError`` where there is no fold, the folds' sites differ, or a model lacks its own
+    split.
     """
     sites = _sites(folds)
     return {
