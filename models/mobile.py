@@ -196,9 +196,7 @@ class ShuffleNetV2(Classifier):
 
 
 class ShuffleUnit(nn.Module):
-    """Convolves half of the channels, passes and interleaves the others; at stride 2 uses all
-    twice.
-    """
+    """Convolves half of the channels and interleaves the others; at stride 2 uses all twice."""
 
     def __init__(self, dims: int, channels: int, out: int, *, stride: int) -> None:
         super().__init__()

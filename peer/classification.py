@@ -77,9 +77,7 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
 
 
 def auc(probabilities: Probabilities, labels: Labels) -> float | None:
-    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or there is no sample.
-    ``ValueError`` where the shapes or labels do not fit.
-    """
+    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or without samples."""
     return class_scores(probabilities, labels).auc if len(labels) else None
 
 

@@ -423,9 +423,7 @@ class SiteConfig(StrictTable):
 
 
 def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> None:
-    """Raise a ``ConfigError`` that lists every reason why the site cannot take part in this
-    federation.
-    """
+    """``ConfigError`` with every reason why the site cannot take part in this federation."""
     if name not in federation.roster:
         raise ConfigError(
             f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",

@@ -67,9 +67,7 @@ class SiteFolder:
 
     @property
     def control_path(self) -> Path:
-        """The file with the path of the control socket, where this folder's own path is too long
-        for one.
-        """
+        """The file with the control socket's path, where this folder's own is too long for one."""
         return self.path / "control.path"
 
     def generation(self, number: int) -> Path:

@@ -43,9 +43,7 @@ Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PredictionInput:
-    """One image to predict: its name, files and its result's path under the output folder; or a
-    problem.
-    """
+    """One image: its name, files and its result's path under the output folder; or a problem."""
 
     name: str
     images: tuple[Path, ...] = ()

@@ -80,9 +80,7 @@ def _check_folder(
 
 
 def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
-    """A finding if another process has locked the folder, and its status if it is a daemon that
-    answers.
-    """
+    """A finding if another process has locked the folder, and the status if a daemon answers."""
     try:
         with folder.locked():
             return None, None

@@ -66,9 +66,7 @@ def history_document(history: History, name: str) -> list[RoundRecord] | list[Tr
 def evaluation(
     journals: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[EvaluationRecord]:
-    """The site's own model on every site's test split: a record for each evaluated round, oldest
-    first.
-    """
+    """The own model on every site's test split: a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
     return cast(list[EvaluationRecord], [record for journal in journals for record in journal.fold(records, kinds)])

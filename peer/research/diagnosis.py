@@ -27,9 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def diagnose(arrays: Arrays, name: SiteName, sites: Mapping[SiteName, FinishedSite], split: DataSplit) -> None:
-    """Add the diagnoses that the site's method allows: ``similarity/``, ``experts/`` and ``basis/``
-    of the site.
-    """
+    """Add what the site's method allows: its ``similarity/``, ``experts/`` and ``basis/``."""
     site = sites[name]
     if not len(split):
         return

@@ -15,9 +15,7 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is determini
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is
-    missing.
-    """
+    """The device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)

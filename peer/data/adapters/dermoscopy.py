@@ -94,9 +94,7 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
 
 
 def read_patches(source: Path) -> list[Patch]:
-    """The "a" patches in a folder and below, by number; ``DataError`` where there is no patch, or a
-    file is not a picture of 32 by 32 pixels.
-    """
+    """The "a" patches in a folder and below, by number; ``DataError`` where a file is none."""
     files = {int(match[1]): path for path in source.rglob("*.bmp") if (match := FILE.fullmatch(path.name))}
     if not files:
         raise DataError(f"{source} holds no patch<number>a.bmp", PINNED)

@@ -69,9 +69,7 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None:
-    """Add the epochs of the first ``subjects``, one of `SUBJECTS`; write
-    ``signals/<recording>/<epoch>.npy``.
-    """
+    """Add the epochs of the first ``subjects``; write ``signals/<recording>/<epoch>.npy``."""
     pool.publication = dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects])
     base = first.parent
     nights = [(path, match) for path in sorted(base.iterdir()) if (match := FILE.fullmatch(path.name))]

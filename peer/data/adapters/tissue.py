@@ -140,9 +140,7 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
 
 
 def read_template(source: Path) -> Template:
-    """The template from a folder with its three files; ``DataError`` where a file cannot be read,
-    or does not hold bytes on the template's grid.
-    """
+    """The template from a folder with its three files; ``DataError`` where one is another."""
     image, grey, white = (_read(source / FILE.format(kind)) for kind in ("t1", "gm", "wm"))
     inside = np.argwhere(image)
     start = (inside.min(axis=0) + inside.max(axis=0) + 1) // 2 - SIDE_MM // 2

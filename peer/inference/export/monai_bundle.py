@@ -101,9 +101,7 @@ def read_config(folder: Path) -> ConfigParser:
 
 
 def load(folder: Path) -> tuple[nn.Module, Any]:
-    """The network that MONAI's tools build from the bundle, with its weights, and the
-    preprocessing; ``Exception`` where MONAI's own check fails.
-    """
+    """The network that MONAI's tools build from the bundle, with weights; and the preprocessing."""
     files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
     with quiet():
         verify_net_in_out(net_id="network_def", **files, device="cpu", any=FREE_SIDE)

@@ -90,9 +90,7 @@ class RunResult:
         return scores
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of ``<name>.npz``; empty where the run has no such file. ``StateError`` where
-        the file is damaged, or holds objects.
-        """
+        """The arrays of ``<name>.npz``, or none; ``StateError`` where the file is damaged."""
         import numpy as np
 
         path = self.folder / f"{name}.npz"
