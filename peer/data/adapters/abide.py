@@ -58,7 +58,6 @@ SEXES = {"1": "male", "2": "female"}
 PUBLICATION = Publication(
     task="abide",
     title="ABIDE I (PCP): ReHo, degree centrality, LFCD, VMHC",
-    kind="classification",
     spatial_dims=3,
     channels=("ReHo", "degree centrality", "LFCD", "VMHC"),
     classes=CLASSES,
@@ -114,17 +113,14 @@ def _add(
         pool.dropped["a map is absent"] += 1
         return
     pool.add(
-        {
-            "image": [str(files[name]) for name in names],
-            "label": label,
-            "subject": row["SUB_ID"],
-            "site": region,
-            "institution": site_name(institution),
-            "sex": SEXES.get(row["SEX"]),
-            "age": parse_number(row["AGE_AT_SCAN"]),
-        }
+        image=[str(files[name]) for name in names],
+        label=label,
+        subject=row["SUB_ID"],
+        site=region,
+        institution=site_name(institution),
+        sex=SEXES.get(row["SEX"]),
+        age=parse_number(row["AGE_AT_SCAN"]),
     )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[PHENOTYPES], [MAPS]], {"degree": DEGREES})
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[PHENOTYPES], [MAPS]], {"degree": DEGREES}).prepare

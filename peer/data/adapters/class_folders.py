@@ -47,7 +47,7 @@ def make_adapter(
                     if mode is not None:
                         copy = Path("images") / f"{side}-{path.stem}.png"
                         image = picture_files.readable_path(path, mode=mode, out=pool.out, copy=copy)
-                    entry = {"image": image, "label": label, "subject": match[1], "site": site}
-                    pool.add({**entry, **extra_keys(path), "published_split": side})
+                    keys = {**extra_keys(path), "published_split": side}
+                    pool.add(image=image, label=label, subject=match[1], site=site, **keys)
 
     return Adapter(publication, gather, [[marker]])

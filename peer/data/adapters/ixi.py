@@ -54,15 +54,12 @@ def gather(pool: PublicSet, base: Path, table: Path) -> None:
         else:
             image, label = (matches[0] for matches in files)
             pool.add(
-                {
-                    "image": str(image),
-                    "label": str(label),
-                    "subject": f"IXI{match['number']}",
-                    "site": SITES[match["hospital"]],
-                },
+                image=str(image),
+                label=str(label),
+                subject=f"IXI{match['number']}",
+                site=SITES[match["hospital"]],
                 side=SIDES[sides[match["number"]]],
             )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[SUBJECTS], [TABLE]])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[SUBJECTS], [TABLE]]).prepare

@@ -24,8 +24,6 @@ PATHOGENS = ("bacteria", "virus")
 PUBLICATION = Publication(
     task="pneumonia",
     title="Chest X-ray images (pneumonia)",
-    kind="classification",
-    spatial_dims=2,
     channels=("grey",),
     classes=CLASSES,
     layout="{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg (chest_xray)",
@@ -44,7 +42,6 @@ def pathogen(path: Path) -> dict[str, str | None]:
     return {"pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None)}
 
 
-ADAPTER = class_folders.make_adapter(
+prepare = class_folders.make_adapter(
     PUBLICATION, marker="train/PNEUMONIA", site="guangzhou", name=FILE, mode="L", extra_keys=pathogen
-)
-prepare = ADAPTER.prepare
+).prepare

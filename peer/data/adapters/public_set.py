@@ -67,7 +67,7 @@ class PublishedCount:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The description of a published data set.
+    """The description of a published data set; by default, its samples are colour pictures.
 
     Attributes:
         task: its name on the command line.
@@ -80,13 +80,13 @@ class Publication:
 
     task: str
     title: str
-    kind: str
-    spatial_dims: int
-    channels: tuple[str, ...]
     classes: tuple[str, ...]
     layout: str
     reference: str
     licence: str
+    kind: str = "classification"
+    spatial_dims: int = 2
+    channels: tuple[str, ...] = ("red", "green", "blue")
     counts: tuple[PublishedCount, ...] = ()
     federated: bool = False
 
@@ -117,7 +117,7 @@ class PublicSet:
     absent: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def add(self, entry: Entry, *, side: str = "training") -> None:
+    def add(self, *, side: str = "training", **entry: Any) -> None:
         """Add a sample, without the keys whose value is None."""
         (self.test if side == "test" else self.training).append(
             {key: value for key, value in entry.items() if value is not None}

@@ -125,15 +125,13 @@ def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night:
     _save(pool.out, files, epochs)
     for file, label in zip(files, labels, strict=True):
         pool.add(
-            {
-                "image": file.as_posix(),
-                "label": int(label),
-                "subject": f"SC4{subject}",
-                "site": SITE,
-                "recording": night,
-                "night": int(night[-1]),
-                **person,
-            }
+            image=file.as_posix(),
+            label=int(label),
+            subject=f"SC4{subject}",
+            site=SITE,
+            recording=night,
+            night=int(night[-1]),
+            **person,
         )
 
 
@@ -146,5 +144,4 @@ def _save(out: Path, files: Sequence[Path], epochs: NDArray[np.float32]) -> None
         raise DiskError(f"{out / files[0].parent} cannot be written: {error.strerror}") from error
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [["SC4*-PSG.edf"]], {"subjects": SUBJECTS})
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [["SC4*-PSG.edf"]], {"subjects": SUBJECTS}).prepare
