@@ -214,10 +214,7 @@ COMMANDS: Mapping[str, _DatasetCommand] = {
     "sleep-edf": _DatasetCommand(
         "Sleep-EDF: five stages of sleep from 30 s of EEG (Fpz-Cz), nights of 20 or 78 subjects.",
         option=_choice(
-            "--subjects",
-            choices=(20, 78),
-            default=20,
-            text="Sleep-EDF-20 (writes 0.5 GB) or Sleep-EDF-78 (2.3 GB).",
+            "--subjects", choices=(20, 78), default=20, text="Sleep-EDF-20 (writes 0.5 GB) or Sleep-EDF-78 (2.3 GB)."
         ),
     ),
 }

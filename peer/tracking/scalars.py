@@ -22,17 +22,7 @@ from peer.records.history import OPEN, CommittedRound, History, HistoryRow, Tran
 EXPORT = "export"
 """The purpose of a ledger row of an export, which sends nothing to a peer."""
 OTHER_SPLIT = global_test_memory.OTHER_SPLIT
-KINDS = (
-    "began",
-    "committed",
-    "configured",
-    "evaluated",
-    "finished",
-    "lapsed",
-    "left",
-    "regenerated",
-    "report",
-)
+KINDS = ("began", "committed", "configured", "evaluated", "finished", "lapsed", "left", "regenerated", "report")
 PATHS = frozenset({"data.datalist", "data.root", "data.regions"})
 """Settings with paths of this site's data, which are left out: operators show a table of runs to
 others.

@@ -22,11 +22,7 @@ K1, K2 = 0.01, 0.03
 
 
 def measure(
-    predict: Callable[[Tensor], Tensor],
-    supervised_loss: Loss,
-    batches: Pairs,
-    *,
-    task: str,
+    predict: Callable[[Tensor], Tensor], supervised_loss: Loss, batches: Pairs, *, task: str
 ) -> dict[str, float]:
     """The task's metrics over all batches, and the mean ``loss`` a sample; empty without samples.
 

@@ -44,10 +44,7 @@ PUBLICATION = Publication(
     layout=f"{FOLDERS[0]} and FLamby's train_test_split (flamby/datasets/fed_isic2019/dataset_creation_scripts)",
     reference="Ogier du Terrail et al., FLamby, NeurIPS 2022; ISIC 2019: BCN20000, HAM10000, MSK",
     licence="CC BY-NC 4.0",
-    counts=(
-        PublishedCount("samples", 23247),
-        *by_site(SITES, SIZES),
-    ),
+    counts=(PublishedCount("samples", 23247), *by_site(SITES, SIZES)),
     federated=True,
 )
 

@@ -29,10 +29,7 @@ PUBLICATION = Publication(
     layout=f"{SUBJECTS} and FLamby's {TABLE} (flamby/datasets/fed_ixi/metadata)",
     reference="Ogier du Terrail et al., FLamby, NeurIPS 2022; IXI data set, brain-development.org",
     licence="CC BY-SA 3.0",
-    counts=(
-        PublishedCount("samples", 566),
-        *by_site(tuple(SITES.values()), SIZES),
-    ),
+    counts=(PublishedCount("samples", 566), *by_site(tuple(SITES.values()), SIZES)),
     federated=True,
 )
 

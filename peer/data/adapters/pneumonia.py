@@ -29,11 +29,7 @@ PUBLICATION = Publication(
     layout="{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg (chest_xray)",
     reference="Kermany et al., Cell 172(5), 2018, 1122-1131",
     licence="CC BY 4.0",
-    counts=(
-        PublishedCount("samples", 5856),
-        *by_class(CLASSES, (1583, 4273)),
-        *by_split(SIDES, (5216, 16, 624)),
-    ),
+    counts=(PublishedCount("samples", 5856), *by_class(CLASSES, (1583, 4273)), *by_split(SIDES, (5216, 16, 624))),
 )
 
 

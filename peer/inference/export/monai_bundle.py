@@ -169,10 +169,7 @@ def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
         _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
     ]
     if input_facts["free_size"]:
-        return [
-            *steps,
-            _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"),
-        ]
+        return [*steps, _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)")]
     size = list(input_facts["size"])
     smaller = f"[min(pair) for pair in zip(image.shape[1:], {size})]"
     resize = "torch.nn.functional.interpolate(image[None], size={}, mode={!r}{})[0]"

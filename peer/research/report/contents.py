@@ -221,10 +221,7 @@ def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
     yield curves.disconnection(
-        lost_links.by_loss(results, setting, main),
-        source.styles,
-        axis=main.unit.axis,
-        name=source.name("link-loss"),
+        lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )
 
 
@@ -353,12 +350,7 @@ def _reproduction(results: Results) -> Iterator[ReportPart]:
     rows = [
         TableRow(
             run.id,
-            text_cells(
-                (
-                    _join_pairs(run.manifest.get("versions")),
-                    *(_shorten(run.manifest.get(key)) for key in keys),
-                )
-            ),
+            text_cells((_join_pairs(run.manifest.get("versions")), *(_shorten(run.manifest.get(key)) for key in keys))),
         )
         for run in results.runs
         if run.manifest
