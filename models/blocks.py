@@ -63,7 +63,6 @@ class Residual(nn.Module):
         self.branch, self.shortcut, self.act = branch, shortcut, act
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of branch and shortcut."""
         summed: Tensor = self.branch(x) + (x if self.shortcut is None else self.shortcut(x))
         return summed if self.act is None else self.act(summed)
 

@@ -75,7 +75,6 @@ class VectorMessenger(Network):
         self.lone_side = math.inf
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         first, second, third = self.body
         near = self.pool(F.relu(first(x)))
@@ -136,7 +135,6 @@ class DenseMessenger(Network):
             self.decoder.extend([nn.ReLU(), up(width, out)])
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.body, x)
         return Output(self.decoder(taps[-1]), tuple(taps), taps[-1], taps[-1])

@@ -205,7 +205,6 @@ class ShuffleUnit(nn.Module):
         self.long = conv_norm_act(dims, convolved, half, 1).extend(_separable(dims, half, half, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of ``out`` channels."""
         if self.short is None:
             short, x = x.chunk(2, dim=1)
         else:
@@ -290,6 +289,5 @@ class Fire(nn.Module):
         self.wide = conv_norm_act(dims, squeezed, 4 * squeezed, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of ``out`` channels."""
         x = self.squeeze(x)
         return torch.cat([self.narrow(x), self.wide(x)], dim=1)

@@ -111,7 +111,6 @@ class ResNet(Classifier):
         self.lone_side = stem_stride * (2 if max_pool else 1) * 2 ** (len(blocks) - 1)
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """The features after each stage."""
         x = self.maxpool(self.act(self.bn1(self.conv1(x))))
         return run_stages((self.get_submodule(name) for name in self.stage_names), x)
 

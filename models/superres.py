@@ -76,7 +76,6 @@ class SRResNet(Network):
         self.lone_side = 1
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages([self.first, *self.stages], x)
         bottleneck = taps[0] + self.skipped(taps[-1])
@@ -138,7 +137,6 @@ class SRCNN(Network):
         self.interpolation = "bicubic" if spatial_dims == 2 else LINEAR[spatial_dims]
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         enlarged = F.interpolate(x, scale_factor=self.spec["hyper"]["scale"], mode=self.interpolation)
         taps = run_stages(self.stages, enlarged)

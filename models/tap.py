@@ -74,7 +74,6 @@ class Tapped(Network):
         self._verified = False
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         features, head = self.spec["features"], self.spec["head"]
         with _recording(self.network, features, head) as (outputs, head_inputs):

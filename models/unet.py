@@ -75,7 +75,6 @@ class UNet(Network):
         self.smallest, self.lone_side = _sides(depth, rounded_up=residual)
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         feature = taps[-1]
@@ -137,7 +136,6 @@ class UNetPlusPlus(Network):
         self.smallest, self.lone_side = _sides(depth, rounded_up=False)
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         rows = [[tap] for tap in taps]

@@ -129,7 +129,6 @@ class FCN(Network):
         self.lone_side = LONE_SIDE
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         grids = [above.shape[2:] for above in reversed([x, *taps[:-1]])]

@@ -146,8 +146,7 @@ class ExitCode(NamedTuple):
 
 
 EXIT_CODES: dict[int, ExitCode] = {
-    kind.exit_code: ExitCode(kind.__name__, kind.meaning, kind.usual_remedy)
-    for kind in PeerError.__subclasses__()
+    kind.exit_code: ExitCode(kind.__name__, kind.meaning, kind.usual_remedy) for kind in PeerError.__subclasses__()
 }
 
 

@@ -58,7 +58,6 @@ class BoundedServer(ThreadingWSGIServer):
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return len(self._since_s)
 
     def server_bind(self) -> None:
@@ -80,7 +79,6 @@ class BoundedServer(ThreadingWSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection is over."""
         self._since_s.pop(request, None)
         super().shutdown_request(request)
 
@@ -107,7 +105,6 @@ class Handler(WSGIRequestHandler):
     server_version, sys_version = SERVER, ""
 
     def setup(self) -> None:
-        """Bound every read and write."""
         self.request.settimeout(self.server.silence_s)
         super().setup()
 

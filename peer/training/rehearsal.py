@@ -49,17 +49,13 @@ class RehearsedTrainer(Protocol):
     artifact_exchange: ArtifactExchange
 
     @property
-    def data(self) -> SiteData:
-        """See ``Trainer.data``."""
+    def data(self) -> SiteData: ...
 
-    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]:
-        """See ``Trainer.prepare``."""
+    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]: ...
 
-    def load(self, state: str) -> None:
-        """See ``Trainer.load``."""
+    def load(self, state: str) -> None: ...
 
-    def predict(self, images: Tensor) -> Tensor:
-        """See ``Trainer.predict``."""
+    def predict(self, images: Tensor) -> Tensor: ...
 
 
 def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Rehearsed:
