@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import CONVOLUTION, TRANSPOSED, conv, mean_over_space, pool, run_stages
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Features of the body in units of width: 512 and, for time series, 128, at width 64.
 FACTOR = 8
@@ -39,12 +40,9 @@ class VectorMessenger(Network):
         the last; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         series: whether it is the form for time series.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first two convolutions.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -56,12 +54,9 @@ class VectorMessenger(Network):
 
     head_name = "classifier"
 
-    def __init__(
-        self, *, name: str, series: bool, spatial_dims: int, in_channels: int, classes: int, width: int = 64
-    ) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, series: bool, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         features = width * (TIME_SERIES_FACTOR if series else FACTOR)
         self.body = nn.Sequential(
             conv(spatial_dims, in_channels, width, 3, stride=2, bias=True),
@@ -97,11 +92,8 @@ class DenseMessenger(Network):
         ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first three convolutions and of the head.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -115,10 +107,9 @@ class DenseMessenger(Network):
     head_name = "decoder"
     multiple = 16
 
-    def __init__(self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         features = FACTOR * width
         self.body = nn.ModuleList(
             nn.Sequential(layer, nn.ReLU(), pool(spatial_dims))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from models.blocks import Residual, conv_norm, conv_norm_act, initialise, pool
 from models.classifier import Classifier
+from models.network import Sizes
 
 
 class MobileNetV1(Classifier):
@@ -18,12 +21,9 @@ class MobileNetV1(Classifier):
         to 1/32; penultimate ``(b, 32 * width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -32,23 +32,9 @@ class MobileNetV1(Classifier):
         [(8, 32, 32), (16, 16, 16), (32, 8, 8), (64, 4, 4), (128, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 16,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2)
         self.stages = nn.ModuleList()
         channels = width
@@ -76,12 +62,9 @@ class MobileNetV2(Classifier):
         ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is not a multiple of 4, or the input does not fit.
     Example:
@@ -90,23 +73,9 @@ class MobileNetV2(Classifier):
         [(2, 32, 32), (3, 16, 16), (4, 8, 8), (12, 4, 4), (1280, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2, act=nn.ReLU6)
         self.stages = nn.ModuleList()
         channels, last = width, 1280
@@ -150,12 +119,9 @@ class ShuffleNetV2(Classifier):
         ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, even.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
     Example:
@@ -164,23 +130,9 @@ class ShuffleNetV2(Classifier):
         [(8, 8, 8), (16, 4, 4), (1024, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 48,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 48, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels, last = 24, 1024
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 3, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()
@@ -228,12 +180,9 @@ class SqueezeNet(Classifier):
         ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels that the first module squeezes to.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -242,23 +191,9 @@ class SqueezeNet(Classifier):
         [(32, 16, 16), (64, 8, 8), (64, 4, 4)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 16,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels = 6 * width
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 7, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from models.blocks import Residual, conv, conv_norm, conv_norm_act, initialise, norm, pool, run_stages
 from models.classifier import Classifier
+from models.network import Sizes
 
 # Output channels of a block for each channel of its stage.
 EXPANSION = {"basic": 1, "bottleneck": 4, "squeeze": 1, "grouped": 4}
@@ -51,17 +53,14 @@ class ResNet(Classifier):
         ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         blocks: of each stage.
         block: the kind of block, one of ``EXPANSION``.
         factors: of each stage, its channels in units of ``width``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem; FedSKD's sites have 64, 62, 60 and 58.
         stem_stride: 1 or 2; None takes 2 in 1-D and 2-D, 1 in 3-D.
         max_pool: whether the stem ends in a max pool of stride 2.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2, resnext14's width is not a
             multiple of 16, or the input does not fit.
@@ -76,26 +75,20 @@ class ResNet(Classifier):
     def __init__(
         self,
         *,
-        name: str,
         blocks: Sequence[int],
         block: str = "basic",
         factors: Sequence[int] = (1, 2, 4, 8),
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
         width: int = 64,
         stem_stride: int | None = None,
         max_pool: bool = True,
         projection: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> None:
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         if stem_stride is None:
             stem_stride = 1 if spatial_dims == 3 else 2
         super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection},
+            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection}, **sizes
         )
         self.conv1 = conv(spatial_dims, in_channels, width, 7, stride=stem_stride)
         self.bn1 = norm(spatial_dims, width)

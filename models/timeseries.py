@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import Tensor, nn
 
 from models.blocks import norm
 from models.classifier import Classifier
+from models.network import Sizes
 
 DROPOUT = 0.1
 HEADS = 4
@@ -23,12 +26,9 @@ class TCN(Classifier):
         penultimate ``(b, 2 * width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first block, half those of the others.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the spatial dimension is not 1, or the input does not fit.
     Example:
@@ -38,23 +38,9 @@ class TCN(Classifier):
         [(32, 501), (64, 252), (64, 127)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
             (
@@ -77,12 +63,9 @@ class Transformer(Classifier):
         ``(b, width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of all features, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the width is not a multiple of 4, the spatial dimension is
             not 1, or the input does not fit.
@@ -93,23 +76,9 @@ class Transformer(Classifier):
         [(32, 501), (32, 501), (32, 251)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
             (
@@ -132,12 +101,9 @@ class RNN(Classifier):
         about 1/6; penultimate ``(b, width // 2)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the convolution, twice the hidden size.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the width is odd, the spatial dimension is not 1, or the
             input does not fit.
@@ -148,23 +114,9 @@ class RNN(Classifier):
         [(32, 501), (16, 501), (16, 501), (16, 501)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         hidden = width // 2
         self.stem = nn.Identity()
         self.stages = nn.ModuleList([_block(in_channels, width, 33, stride=3).append(nn.Dropout(DROPOUT))])

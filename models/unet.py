@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from models.blocks import MAX_POOL, Residual, conv, conv_norm, conv_norm_act, resize, run_stages
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Of MONAI's blocks: the activation and the norm of all networks here, and no bias before the norm.
 STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
@@ -30,13 +30,10 @@ class UNet(Network):
         ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         residual: whether it is the residual one.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, and of the head's input.
         depth: how often the grid is halved, 1 to 6.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
     Example:
@@ -47,24 +44,9 @@ class UNet(Network):
 
     head_name = "final_conv"
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        residual: bool,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 64,
-        depth: int = 4,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "depth": depth},
-        )
+    def __init__(self, *, residual: bool, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = (_double, _down, ResidualUp) if residual else _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
         steps = list(pairwise(widths))
@@ -93,12 +75,9 @@ class UNetPlusPlus(Network):
         ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction ``(b, classes, *space)``.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, and of the head's input.
         depth: how often the grid is halved, 1 to 6.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
     Example:
@@ -110,16 +89,9 @@ class UNetPlusPlus(Network):
 
     head_name = "final_conv"
 
-    def __init__(
-        self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64, depth: int = 4
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "depth": depth},
-        )
+    def __init__(self, *, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
         self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import MAX_POOL, TRANSPOSED, conv, conv_norm_act, crop, initialise, norm, run_stages
 from models.classifier import Classifier
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Channels of the five stages, in units of width.
 FACTORS = (1, 2, 4, 8, 8)
@@ -32,13 +33,10 @@ class VGG(Classifier):
         ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         layers: convolutions of each stage.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -49,23 +47,10 @@ class VGG(Classifier):
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        layers: Sequence[int],
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 64,
-        projection: int | None = None,
+        self, *, layers: Sequence[int], width: int = 64, projection: int | None = None, **sizes: Unpack[Sizes]
     ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = _stages(spatial_dims, in_channels, width, layers)
         self.add_head(FACTORS[-1] * width)
@@ -97,11 +82,8 @@ class FCN(Network):
         prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
     Example:
@@ -113,10 +95,9 @@ class FCN(Network):
 
     head_name = "final_conv"
 
-    def __init__(self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         self.encoder = _stages(spatial_dims, in_channels, width, VGG16)
         widths = (8 * width, 8 * width, 4 * width, 2 * width, width, width // 2)
         self.ups = nn.ModuleList(
