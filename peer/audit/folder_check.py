@@ -37,11 +37,6 @@ def check_folder(folder: SiteFolder, federation: FederationConfig, own: certific
     generation and the newest rows of the ledger, which takes milliseconds. A ledger that is newer
     than the journal is no fault: the operator kept the evidence and restored the work.
 
-    Args:
-        folder: the site's folder, locked by this process.
-        federation: the federation's configuration as it is now.
-        own: the site's identity, which ``Identity.load`` has checked.
-
     Raises:
         StateError: a journal or the ledger is another site's, the ledger lost rows, or the
             certificate is older than the one that the journal was written with. The message says

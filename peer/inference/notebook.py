@@ -24,9 +24,9 @@ from peer.inference.predict import (
     existing_files,
     find_images,
     image_reader,
-    in_unit_range,
     predict_image,
 )
+from peer.training.images import in_unit_range
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 

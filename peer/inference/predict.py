@@ -26,7 +26,7 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.inference import output_files
 from peer.inference.export.load import Exported, open_model
 from peer.training.errors import UnusableConfigurationError, reason_of
-from peer.training.images import ARRAYS, READERS, Preparation, load_images
+from peer.training.images import ARRAYS, READERS, Preparation, in_unit_range, load_images
 from peer.training.settings import DataSettings, TaskSettings
 from peer.training.trainer import Trainer
 
@@ -193,14 +193,6 @@ def image_reader(task: TaskSettings, data: DataSettings) -> tuple[Read, Finish]:
 def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
     """An image of super-resolution as in training: 8-bit pictures are scaled to [0, 1]."""
     return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
-
-
-def in_unit_range(image: Tensor) -> Tensor:
-    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
-    lowest, highest = (float(bound) for bound in image.aminmax())
-    if lowest < 0 or highest > 1:
-        raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
-    return image
 
 
 def describe_classes(logits: Tensor) -> dict[str, Any]:

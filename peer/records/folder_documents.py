@@ -76,8 +76,6 @@ def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything:
     """The newest journal rows, oldest first, without tensor lists and manifests.
 
     Args:
-        journals: the site's journals, oldest first.
-        last: the largest number of rows.
         everything: show rows of the ``HIDDEN_KINDS`` too.
     """
     shown: list[EventRecord] = []

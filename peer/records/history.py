@@ -176,11 +176,6 @@ class Transfer:
 class HistoryReader:
     """Reads every row of a site's journals and ledger once, and passes it to the methods of a
     subclass.
-
-    Args:
-        folder: the site's folder.
-        kinds: the kinds of journal rows to read.
-        ledger: whether to read the egress ledger.
     """
 
     def __init__(self, folder: SiteFolder, *, kinds: Iterable[str], ledger: bool) -> None:
@@ -260,10 +255,6 @@ class History(HistoryReader):
     """All committed rounds and all transfers of a site, over its generations.
 
     Args:
-        folder: the site's folder.
-        rounds: whether to read committed rounds.
-        received: whether to read received transfers.
-        sent: whether to read sent transfers.
         kinds: the kinds of journal rows to collect in ``rows_of``.
     """
 

@@ -114,6 +114,14 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
     return image
 
 
+def in_unit_range(image: Tensor) -> Tensor:
+    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
+    lowest, highest = (float(bound) for bound in image.aminmax())
+    if lowest < 0 or highest > 1:
+        raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
+    return image
+
+
 def resize(image: Tensor, size: tuple[int, ...]) -> Tensor:
     """The image ``(c, *space)`` at another size: averaged along axes that shrink, interpolated
     along those that grow.

@@ -27,9 +27,7 @@ class Loop:
 
     Args:
         work: learning rate and weight decay of every optimiser.
-        steps: batches of one pass.
         precision: of the forward passes; losses are computed in float32 or better.
-        seed: of the site, round and stage.
     """
 
     def __init__(

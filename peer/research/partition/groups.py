@@ -63,7 +63,6 @@ def groups_of(entries: Sequence[Entry], by: str = SUBJECT) -> list[Group]:
     """Group the entries, in an order that does not depend on the order of the entries.
 
     Args:
-        entries: of one pool, in which a subject's name means the same person everywhere.
         by: the key whose value the entries of a group share, such as ``subject`` or ``slide``; an
             entry without it is a group by itself. ``image`` splits by image, as some papers do.
 
