@@ -147,7 +147,7 @@ def forward_kl(private_logits: Tensor, proxy_logits: Tensor, *, updates_private:
 
 
 def top_classes(logits: Tensor, top: int) -> Tensor:
-    """The indices of the ``top`` highest of the logits ``(b, classes, *space)``, ``(b, top, *space)``, best first."""
+    """The indices of the ``top`` highest logits, ``(b, top, *space)``, best first."""
     classes = logits.shape[1]
     if not 1 <= top < classes:
         raise ValueError(f"top is {top}, but must be at least 1 and less than the {classes} classes; lower top")

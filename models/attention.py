@@ -70,7 +70,7 @@ class ChannelAttention(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """The common part of receiver and transmitter: projection W_d of the local feature, attention."""
+    """The common part of receiver and transmitter: the local feature's projection, attention."""
 
     def __init__(
         self,

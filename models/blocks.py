@@ -77,7 +77,7 @@ def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def resize(x: Tensor, space: Sequence[int]) -> Tensor:
-    """Features ``(b, c, *space)`` on another grid, by linear interpolation between the centres of its cells."""
+    """Features ``(b, c, *space)`` on another grid, interpolated between the centres of cells."""
     if x.shape[2:] == tuple(space):
         return x
     return F.interpolate(x, size=tuple(space), mode=LINEAR[x.ndim - 2], align_corners=False)

@@ -1,4 +1,4 @@
-"""Small classifiers of depthwise, grouped and squeezed convolutions, in one, two and three dimensions."""
+"""Small classifiers of depthwise, grouped and squeezed convolutions, in 1-D, 2-D and 3-D."""
 
 from __future__ import annotations
 

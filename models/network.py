@@ -96,11 +96,11 @@ class Network(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The part from the penultimate feature to the prediction: dFLMoE shares it, FedSKD freezes it."""
+        """The part after the penultimate feature: dFLMoE shares it, FedSKD freezes it."""
         return self.get_submodule(self.head_name)
 
     def check_input(self, x: Tensor) -> None:
-        """``ValueError`` unless ``x`` is a non-empty ``(b, in_channels, *space)`` of a size that fits this network."""
+        """``ValueError`` unless ``x`` is ``(b, in_channels, *space)`` of a size that fits."""
         name, dims, channels = self.spec["name"], self.spec["spatial_dims"], self.spec["in_channels"]
         if x.ndim != dims + 2 or x.shape[1] != channels or not x.numel():
             raise ValueError(

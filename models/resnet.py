@@ -1,4 +1,4 @@
-"""Residual networks in one, two and three dimensions: from FedSKD's local models to dFLMoE's and MH-pFLID's clients."""
+"""Residual networks in 1-D, 2-D and 3-D: FedSKD's models, dFLMoE's and MH-pFLID's clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Super-resolution in one, two and three dimensions: SRResNet of three depths and SRCNN, dFLMoE's clients."""
+"""Super-resolution in 1-D, 2-D and 3-D: SRResNet of three depths and SRCNN, dFLMoE's clients."""
 
 from __future__ import annotations
 

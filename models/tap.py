@@ -1,4 +1,4 @@
-"""Features of any network by layer name, so that a site can use its network without rewriting it."""
+"""Features of any network by layer name, so that a site need not rewrite its network."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Tapped(Network):
 
 
 def layer_names(network: nn.Module) -> list[str]:
-    """The names that ``features`` and ``head`` may use, in the order of the layers' construction."""
+    """The names that ``features`` and ``head`` may use, in the order of construction."""
     return [name for name, _ in network.named_modules() if name]
 
 

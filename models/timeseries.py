@@ -1,4 +1,4 @@
-"""Classifiers of time series of any length: convolutional, attentive and recurrent, MH-pFLID's and dFLMoE's clients."""
+"""Classifiers of time series of any length: MH-pFLID's and dFLMoE's clients."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _monai_blocks() -> tuple[Any, Any, Any]:
 
 
 def _sides(depth: int, *, rounded_up: bool) -> tuple[int, int]:
-    """The shortest side that survives, and the longest of which one cell is left at the bottleneck."""
+    """The shortest side that survives, and the longest that leaves one cell at the bottleneck."""
     return (1, 2**depth) if rounded_up else (2**depth, 2 ** (depth + 1) - 1)
 
 

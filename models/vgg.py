@@ -1,4 +1,4 @@
-"""VGG with batch norm in one, two and three dimensions, and the FCN-8s that segments with its layers."""
+"""VGG with batch norm in 1-D, 2-D and 3-D, and the FCN-8s that segments with its layers."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def open_site(name: str | None = None, *, home: str | Path | None = None) -> Sit
 
 
 class SiteHandle:
-    """The folder of a site. Each call reads it again, so that a notebook can follow a running site."""
+    """A site's folder. Each call reads it again, so that a notebook can follow a running site."""
 
     def __init__(self, folder: SiteFolder) -> None:
         """Use ``open_site``, which finds the folder."""
@@ -81,7 +81,7 @@ class SiteHandle:
 
     @cached_property
     def federation(self) -> FederationConfig:
-        """The settings in federation.toml, with defaults; ``ConfigError`` where the file is wrong."""
+        """The settings in federation.toml with defaults; ``ConfigError`` where it is wrong."""
         return FederationConfig.load(self.folder.federation_toml)
 
     @cached_property

@@ -151,5 +151,5 @@ EXIT_CODES: dict[int, ExitCode] = {
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line: names and reasons from other sites may hold line feeds and terminal escapes."""
+    """The text as one printable line: names from other sites may hold terminal escapes."""
     return "".join(character if character.isprintable() else " " for character in text).strip()

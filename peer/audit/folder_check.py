@@ -98,7 +98,7 @@ def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] 
 
 
 def _refuse_older(own: certificates.Identity, former: x509.Certificate, journal: Path) -> None:
-    """A backup must not bring a certificate back that was renewed: other sites may refuse it by now."""
+    """A backup must not bring back a renewed certificate: other sites may refuse it by now."""
     if own.certificate.not_valid_before_utc < former.not_valid_before_utc:
         raise StateError(
             f"cert.pem is of {_day(own.certificate)}, but {journal} was written with one of {_day(former)} "

@@ -96,7 +96,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
 
 
 class DatasetGroup(click.Group):
-    """One command a data set; the group looks up those of installed packages when a user calls it."""
+    """One command a data set; those of installed packages are looked up when a user calls it."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({*super().list_commands(context), *installed_datasets()})
@@ -294,7 +294,7 @@ def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _render_packaged(document: Mapping[str, Any]) -> output.RenderableType:
-    """One row for each site and split, where there are sites; below them the rest of the summary."""
+    """One row for each site and split; below them the rest of the summary."""
     from rich.console import Group
 
     rows = []

@@ -142,7 +142,7 @@ def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tu
 
 
 def _describe_split(split: Mapping[str, Any]) -> str:
-    """The number of samples; of patients, and the malignant share, where the data set counts them."""
+    """The number of samples; where the set counts them, of patients, and the malignant share."""
     text = next(f"{split[key]} {key}" for key in SAMPLE_KEYS if key in split)
     text += f" of {split['patients']} patients" if "patients" in split else ""
     return text + (f", {split['malignant_share']:.0%} malignant" if "malignant_share" in split else "")

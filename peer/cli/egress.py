@@ -93,7 +93,7 @@ def egress(
 
 
 def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
-    """Refuse a name that is not in the roster: an empty list would say that nothing was sent to it."""
+    """Refuse a name outside the roster: an empty list would say that nothing was sent to it."""
     from peer.config.toml import suggestion
     from peer.records import folder_documents
 

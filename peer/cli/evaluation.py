@@ -1,4 +1,4 @@
-"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data (Global Test)."""
+"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``time, level, logger, message``, the ids given here, and the record's fields."""
+    """One JSON object a record: time, level, logger, message, these ids, the record's fields."""
 
     def __init__(self, ids: Mapping[str, Any]) -> None:
         super().__init__()

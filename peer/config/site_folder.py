@@ -188,7 +188,7 @@ def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.en
 
 
 def sites(home: Path) -> tuple[SiteFolder, ...]:
-    """Every site under the home folder, by federation and name: each folder with a federation.toml."""
+    """Every site under the home folder: each folder with a federation.toml, sorted."""
     return tuple(
         SiteFolder(home, path.parent.parent.name, SiteName(path.parent.name))
         for path in sorted(home.glob("*/*/federation.toml"))
@@ -217,7 +217,7 @@ def find_site(home: Path, name: str | None = None) -> SiteFolder:
 
 
 def make_private(path: Path) -> None:
-    """Make the folder and its missing parents with mode 0700, durably; folders that exist stay as they are."""
+    """Make the missing ones of the folder and its parents with mode 0700, durably."""
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):

@@ -22,7 +22,7 @@ from peer.records.counts import Counts, TransferLabels, known_or_other
 
 
 class Meaning(NamedTuple):
-    """Of one metric what it says, and its labels. ``_total`` makes it a counter, ``_info`` an info."""
+    """The text and labels of a metric. ``_total`` makes it a counter, ``_info`` an info."""
 
     text: str
     labels: tuple[str, ...] = ()

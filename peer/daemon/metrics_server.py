@@ -83,7 +83,7 @@ class BoundedServer(ThreadingWSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on connections that are too old: who sends a byte now and then holds none for good."""
+        """Hang up on connections that are too old: a byte now and then holds none for good."""
         oldest_s = time.monotonic() - self._connection_s
         self.hang_up([request for request, since_s in list(self._since_s.items()) if since_s < oldest_s])
 
@@ -94,7 +94,7 @@ class BoundedServer(ThreadingWSGIServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a caller that left or was silent; a bug of this program is named in the log."""
+        """Say nothing of a caller that left or was silent."""
         log.debug("metrics connection ended", exc_info=True)
 
 
@@ -138,7 +138,7 @@ class DaemonCollector(Collector):
         yield from metrics
 
     def catch_up(self) -> None:
-        """Read what former runs left, so that the first scrape need not; years of rows take a second."""
+        """Read the rows of former runs, so that the first scrape need not."""
         with contextlib.suppress(PeerError), self._lock:  # the scrape says it
             self._counts.read_all()
 
@@ -146,7 +146,7 @@ class DaemonCollector(Collector):
         return families(self._daemon, self._counts, surroundings, now_s=time.time())
 
     def _look_around(self) -> Surroundings:
-        """The disk, and the certificate on it, which may have been renewed; if it is not usable, the start's."""
+        """The disk, and the certificate on it, which may be renewed, or else that of the start."""
         own, ca = find_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
         disk = shutil.disk_usage(self._daemon.folder.path)
         expiry_s = {"site": own.not_valid_after_utc.timestamp(), "ca": ca.not_valid_after_utc.timestamp()}
@@ -221,7 +221,7 @@ class MetricsServer:
         return [b"" if method == "HEAD" else body]
 
     def _scrape(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Every metric now, in the format that the headers ask for, as ``prometheus_client`` understands them."""
+        """Every metric now, in the format that the headers ask for."""
         try:
             encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
         except (TypeError, ValueError):  # a version that is no number

@@ -113,7 +113,7 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
-    """A certificate signing request (PEM): the site's name is the common name and the only DNS name."""
+    """A signing request (PEM) with the site's name as common name and only DNS name."""
     builder = x509.CertificateSigningRequestBuilder(_subject(name))
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

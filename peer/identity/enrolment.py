@@ -201,7 +201,7 @@ class Authority:
         )
 
     def admissions(self) -> dict[str, tuple[Admission, ...]]:
-        """Every certificate issued, by site, oldest first; ``StateError`` when the record cannot be read."""
+        """Every issued certificate by site, oldest first; ``StateError`` where none can be read."""
         path = self.folder / ADMITTED_FILE
         try:
             document = json.loads(path.read_bytes())

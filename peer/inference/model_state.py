@@ -193,7 +193,7 @@ def _private_folder(base: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another process holds it."""
+    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another one does."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -49,7 +49,7 @@ ROUNDS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """Other sites' artifacts that the export may include, and the sites left out, with the reason."""
+    """Other sites' artifacts that the export may include, and why sites are left out."""
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()

@@ -37,7 +37,7 @@ TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The findings of a rehearsal, and the size of the artifact that the site will send, if known."""
+    """The findings of a rehearsal, and the size of the artifact to send, if known."""
 
     findings: tuple[Finding, ...]
     artifact_bytes: int | None = None

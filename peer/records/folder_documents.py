@@ -1,4 +1,4 @@
-"""The documents of a site, read from its folder: the same whether the daemon or a command reads it."""
+"""The documents of a site, read from its folder by the daemon or by a command."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
 
 
 def sites(folder: SiteFolder) -> list[str]:
-    """The site names in the site's federation.toml, sorted; the file is not checked as at a start."""
+    """The sorted site names in the site's federation.toml, without the checks of a start."""
     return list(_read_federation(folder)["sites"])
 
 
@@ -195,7 +195,7 @@ def _read_federation(folder: SiteFolder) -> dict[str, Any]:
 
 
 def _certificate_days(folder: SiteFolder) -> int | None:
-    """Whole days until the certificate on disk expires; ``None`` where no certificate can be read."""
+    """Whole days until the certificate on disk expires; ``None`` where none can be read."""
     from peer.identity import certificates
 
     certificate = certificates.find_certificate(folder.pki)

@@ -107,7 +107,7 @@ class CommittedRound:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An artifact, figures or an export, received or sent. ``ended_s`` is the time of the outcome."""
+    """An artifact, figures or an export, received or sent; ``ended_s`` is its outcome's time."""
 
     time_s: float
     ended_s: float
@@ -372,7 +372,7 @@ def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
 def add_to_rounds(
     rounds: dict[int, CommittedRound], kind: str, round: int, body: Mapping[str, Any], *, time_s: float
 ) -> None:
-    """Fold a row into the committed rounds of its generation; rows of other kinds change nothing."""
+    """Fold a row into its generation's committed rounds; other kinds change nothing."""
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:

@@ -197,7 +197,7 @@ def _evaluate_everywhere(
 
 
 def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of a trainer's predictions, and with ``keep_outputs`` the batches ``(b, ...)``."""
+    """The metrics of a trainer's predictions; with ``keep_outputs`` also the batches."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:

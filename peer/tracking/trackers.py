@@ -141,7 +141,7 @@ class MLflow:
         """Nothing is open between two calls."""
 
     def _run_id(self, run: GenerationScalars) -> str:
-        """The id of MLflow's run with the generation's tags, which is created if it does not exist."""
+        """The id of MLflow's run with the generation's tags; a missing run is created."""
         tags = {"mhfl.federation": run.digest, "mhfl.site": run.site, "mhfl.generation": str(run.generation)}
         experiment = self._client.get_experiment_by_name(run.federation)
         if experiment is None:

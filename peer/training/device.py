@@ -44,7 +44,7 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: ``bf16`` uses autocast, ``fp32`` leaves the network as it is."""
+    """The context of a forward pass: ``bf16`` uses autocast."""
     if name not in PRECISIONS:
         raise UnusableConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")

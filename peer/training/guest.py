@@ -63,7 +63,7 @@ class GuestEvaluator:
 
     @cached_property
     def test(self) -> DataSplit:
-        """The readable samples of the test split, on which the site evaluates its own model, too."""
+        """The readable samples of the test split, as the site evaluates its own model on them."""
         settings = self._settings
         task, data = settings.task, settings.data
         datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)

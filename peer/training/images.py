@@ -1,4 +1,4 @@
-"""Load a sample's image, or the atlas of regions, from files, at the size that the network takes."""
+"""Load a sample's image, or the atlas of regions, at the size that the network takes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Preparation:
     normalise: str = "none"
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
-        """The image in these files, float32 ``(in_channels, *input_size)``; ``ValueError`` says what does not fit."""
+        """The image, float32 ``(in_channels, *input_size)``; ``ValueError`` if it does not fit."""
         return self.finish(self.load(paths))
 
     def load(self, paths: Sequence[Path]) -> Tensor:

@@ -110,7 +110,7 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:
-    """Run the first steps of each pass of a stage: the seconds of a step, and those of the whole stage."""
+    """Run the first steps of each pass: the seconds of a step, and of the whole stage."""
     loop, batches = trainer.prepare(command)
     whole_s = 0.0
     try:

@@ -49,7 +49,7 @@ class SiteNetworks:
 
     @cached_property
     def output(self) -> Output:
-        """The local model's output for one image of zeros: it fits the task, and shows its shapes."""
+        """The local model's output for an image of zeros: it fits the task, and has its shapes."""
         return self._probe(self.dam, f"[model] {self.dam.spec['name']}")
 
     @property

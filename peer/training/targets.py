@@ -95,7 +95,7 @@ class LargeImage:
     scale: int
 
     def __call__(self, sample: Sample) -> Example:
-        """The small image ``(c, *input_size)`` and the large one ``(classes, *(scale * input_size))``."""
+        """The small image, and the large one ``(classes, *(scale * input_size))``."""
         image = self._load(sample.images, channels=self.in_channels, key="in_channels")
         if sample.label is None:
             if self.classes != self.in_channels:

@@ -92,7 +92,7 @@ def gather(pool: PublicSet, table: Path, maps: Path, *, degree: str = DEGREES[0]
 
 
 def region_of(site_id: str) -> tuple[str, str]:
-    """The region and the institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
+    """The region and institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
     institution = site_id.removesuffix("_1").removesuffix("_2")
     return {member: region for region, members in REGIONS.items() for member in members}[institution], institution
 

@@ -166,7 +166,7 @@ def read_cases(path: Path, recordings: Recordings) -> list[Case]:
 
 
 def without_repeats(training: Iterable[Case], test: Iterable[Case]) -> list[Case]:
-    """The training cases without repetitions and without those whose signals are in the test file."""
+    """The training cases without repetitions, and without those of the test file."""
     seen = {case.signals.tobytes() for case in test}
     unique = []
     for case in training:

@@ -30,7 +30,7 @@ READ = "test samples of the site"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Prepared images ``(c, *space)``, their files (none for drawn images), their source in words."""
+    """Prepared images ``(c, *space)``, their files (none if drawn), their source in words."""
 
     images: tuple[Tensor, ...]
     files: tuple[tuple[Path, ...], ...]
@@ -97,7 +97,7 @@ def compare(
 def compare_pairs(
     subject: str, pairs: Sequence[tuple[Tensor, Tensor]], *, tolerance: float = TOLERANCE, samples: int, source: str
 ) -> dict[str, Any]:
-    """Compare pairs of computed and expected outputs; returns and raises as :func:`compare` does."""
+    """Compare pairs of computed and expected outputs, as :func:`compare` does."""
     difference = 0.0
     for computed, expected in pairs:
         if computed.shape != expected.shape:

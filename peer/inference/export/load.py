@@ -68,7 +68,7 @@ class Exported:
     _run: Callable[[Tensor], Tensor]
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits (their softmax are the file's probabilities) or images, as a site's own model gives them."""
+        """Logits or images, as a site's own model gives them."""
         output = self._run(images)
         return output if self.settings.task.kind == "super_resolution" else output.log()
 

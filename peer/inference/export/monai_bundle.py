@@ -157,7 +157,7 @@ _TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "pred
 
 
 def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
-    """The steps of ``peer.training.images.Preparation``, in MONAI's transforms and torch's own functions."""
+    """The steps of ``peer.training.images.Preparation``, in MONAI's and torch's functions."""
     input_facts, dims = card["input"], card["task"]["spatial_dims"]
     readers: list[Any] = [
         {"_target_": reader, **({"npz_keys": arrays} if reader == "NumpyReader" else {})} for reader in READERS

@@ -45,7 +45,7 @@ class Predictor(nn.Module):
         self.experts = nn.ModuleDict({_key(origin): expert for origin, expert in (experts or {}).items()})
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits ``(b, classes)`` or ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
+        """Logits ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
         if self.mixture is None:
             output: Output = self.dam(image)
             return output.prediction
@@ -169,7 +169,7 @@ def _build_mixture(description: Mapping[str, Any], experts: Mapping[str, nn.Modu
 
 
 def _without_mixture(expert: nn.Module) -> nn.Module:
-    """The expert without the mixture that came with a head: the site averaged it in its own round."""
+    """The expert without the mixture that came with a head, which the site averaged itself."""
     return expert.head if isinstance(expert, Expert) else expert
 
 
