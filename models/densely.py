@@ -15,13 +15,13 @@ BLOCKS = (7, 7, 7)
 class DenseNet(Classifier):
     """DenseNet-BC of three dense blocks with seven layers each; its taps are the blocks.
 
-    Source: Huang et al. 2017 as MONAI builds it (``monai.networks.nets.DenseNet``); MH-pFLID's client has growth 12
-        after 24 initial features.
-    Differs: MH-pFLID's stem is one convolution 3 wide of stride 1, for small images; MONAI's, here, is 7 wide and has
-        stride 2 and a max pool.
-    Shapes: ``x (b, in_channels, *space)``, each side at least 13; taps ``(b, c_i, *space_i)`` at 1/4, 1/8 and 1/16
-        with 108, 138 and 153 channels at width 24; penultimate ``(b, 153)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Source: Huang et al. 2017 as MONAI builds it (``monai.networks.nets.DenseNet``); MH-pFLID's
+        client has growth 12 after 24 initial features.
+    Differs: MH-pFLID's stem is one convolution 3 wide of stride 1, for small images; MONAI's, here,
+        is 7 wide and has stride 2 and a max pool.
+    Shapes: ``x (b, in_channels, *space)``, each side at least 13; taps ``(b, c_i, *space_i)`` at
+        1/4, 1/8 and 1/16 with 108, 138 and 153 channels at width 24; penultimate ``(b, 153)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         width: features of the stem, twice the growth of each layer.

@@ -27,17 +27,20 @@ SERIES_STEPS_MIN = 101
 
 
 class VectorMessenger(Network):
-    """The messenger of classification and, in its form for series, of time series; its taps are its three blocks.
+    """The messenger of classification and, in its form for series, of time series; its taps are its
+    three blocks.
 
-    Source: MH-pFLID, tables 9 and 10, as its authors run it: three convolutions of stride 2, the second depthwise, the
-        third grouped, with max pools between; the mean; batch norm, rectifier and a linear layer as head.
-    Differs: none from the authors' code; the printed tables have dense convolutions and a second linear layer, with
-        which the sizes in the paper cannot be had. 3-D is the same with three dimensions. A side below 48 is padded
-        by 3, not 2, at the last convolution, where it would vanish.
+    Source: MH-pFLID, tables 9 and 10, as its authors run it: three convolutions of stride 2, the
+        second depthwise, the third grouped, with max pools between; the mean; batch norm, rectifier
+        and a linear layer as head.
+    Differs: none from the authors' code; the printed tables have dense convolutions and a second
+        linear layer, with which the sizes in the paper cannot be had. 3-D is the same with three
+        dimensions. A side below 48 is padded by 3, not 2, at the last convolution, where it would
+        vanish.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1, of a series at least 101, and
-        in training a batch of at least 2; taps
-        ``(b, width, *space_i)`` twice and ``(b, 8 * width, *space_3)`` (series: ``2 * width``); penultimate the mean of
-        the last; prediction ``(b, classes)``, logits.
+        in training a batch of at least 2; taps ``(b, width, *space_i)`` twice and
+        ``(b, 8 * width, *space_3)`` (series: ``2 * width``); penultimate the mean of the last;
+        prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         series: whether it is the form for time series.
@@ -83,13 +86,14 @@ class VectorMessenger(Network):
 class DenseMessenger(Network):
     """The messenger of segmentation; its taps are its four blocks.
 
-    Source: MH-pFLID, table 10, as its authors run it: four convolutions, two of them depthwise and one grouped, each
-        with a max pool; four transposed convolutions as head.
-    Differs: none from the authors' code; the printed table has dense convolutions, with which the size in the paper
-        cannot be had, and a rectifier after the last layer. 3-D is the same with three dimensions.
-    Shapes: ``x (b, in_channels, *space)``, each side a multiple of 16; taps ``(b, c_i, *space_i)`` at 1/2 to 1/16 with
-        ``c_i`` = ``width`` three times, then ``8 * width``; bottleneck and penultimate the last of them; prediction
-        ``(b, classes, *space)``, logits.
+    Source: MH-pFLID, table 10, as its authors run it: four convolutions, two of them depthwise and
+        one grouped, each with a max pool; four transposed convolutions as head.
+    Differs: none from the authors' code; the printed table has dense convolutions, with which the
+        size in the paper cannot be had, and a rectifier after the last layer. 3-D is the same with
+        three dimensions.
+    Shapes: ``x (b, in_channels, *space)``, each side a multiple of 16; taps ``(b, c_i, *space_i)``
+        at 1/2 to 1/16 with ``c_i`` = ``width`` three times, then ``8 * width``; bottleneck and
+        penultimate the last of them; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels of the first three convolutions and of the head.

@@ -15,10 +15,13 @@ from models.network import Sizes
 class MobileNetV1(Classifier):
     """MobileNet of depthwise separable convolutions; its taps are the five grids.
 
-    Source: Howard et al. 2017. The default width is x0.5, which MH-pFLID's authors run as their "MobileNetV2".
-    Differs: none at widths 32, 24, 16 and 8 (x1, x0.75, x0.5, x0.25); any other width scales all stages alike.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, width * 2**(i + 1), *space_i)`` at 1/2
-        to 1/32; penultimate ``(b, 32 * width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Source: Howard et al. 2017. The default width is x0.5, which MH-pFLID's authors run as their
+        "MobileNetV2".
+    Differs: none at widths 32, 24, 16 and 8 (x1, x0.75, x0.5, x0.25); any other width scales all
+        stages alike.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps
+        ``(b, width * 2**(i + 1), *space_i)`` at 1/2 to 1/32; penultimate ``(b, 32 * width)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels of the stem.
@@ -55,18 +58,19 @@ class MobileNetV2(Classifier):
     """MobileNetV2 of inverted residuals; its taps are the five grids.
 
     Source: Sandler et al. 2018.
-    Differs: a width other than 32 (x1) scales all channels but the last convolution's 1280 alike, without rounding them
-        to multiples of 8. No dropout before the head.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 16, 24, 32, 96 in units of ``width / 32``, then 1280; penultimate ``(b, 1280)`` or
-        ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Differs: a width other than 32 (x1) scales all channels but the last convolution's 1280 alike,
+        without rounding them to multiples of 8. No dropout before the head.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 16, 24, 32, 96 in units of ``width / 32``, then 1280; penultimate
+        ``(b, 1280)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels of the stem, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
         sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, width is not a multiple of 4, or the input does not fit.
+        ValueError: a size is not a positive whole number, width is not a multiple of 4, or the
+            input does not fit.
     Example:
         >>> model = MobileNetV2(name="mobilenet_v2", spatial_dims=2, in_channels=3, classes=5, width=4)
         >>> [tuple(tap.shape[1:]) for tap in model(torch.zeros(2, 3, 64, 64)).taps]
@@ -114,9 +118,9 @@ class ShuffleNetV2(Classifier):
 
     Source: Ma et al. 2018. The default width is x0.5; 116, 176 and 244 are x1, x1.5 and x2.
     Differs: at x2 the paper's last convolution has 2048 channels, here 1024 at any width.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/8, 1/16 and 1/32
-        with ``c_i`` = ``width``, ``2 * width``, 1024; penultimate ``(b, 1024)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/8, 1/16 and 1/32 with ``c_i`` = ``width``, ``2 * width``, 1024; penultimate ``(b, 1024)``
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels of the first stage, even.
@@ -173,11 +177,12 @@ class SqueezeNet(Classifier):
     """SqueezeNet with simple bypass; its taps are the features before each pooling and the last ones.
 
     Source: Iandola et al. 2016, version 1.0 with the bypass of its fig. 2.
-    Differs: batch norm after each convolution, for training from scratch. The convolutional classifier is a linear
-        layer after the mean, which is the same but for the rectifier between them. No dropout.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/4, 1/8 and 1/16
-        with ``c_i`` = 16, 32, 32 times ``width``; penultimate ``(b, 32 * width)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Differs: batch norm after each convolution, for training from scratch. The convolutional
+        classifier is a linear layer after the mean, which is the same but for the rectifier between
+        them. No dropout.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/4, 1/8 and 1/16 with ``c_i`` = 16, 32, 32 times ``width``; penultimate ``(b, 32 * width)``
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels that the first module squeezes to.

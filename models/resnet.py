@@ -39,18 +39,20 @@ class ResNet(Classifier):
     resnext14   grouped    1, 1, 1, 1    1, 2, 4, 8
     =========== ========== ============= =====================
 
-    Source: He et al. 2016, of MONAI's blocks (``monai.networks.nets.ResNet``, whose parameter names these are): FedSKD
-        uses ResNet-10 of differing width at each site; FedDAL 18, 34 and 101; MH-pFLID and dFLMoE 17, 11, 8 and 5,
-        which at width 64 all end in 512 features. SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie
-        et al. 2017.
-    Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes no gradient. The
-        stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for ImageNet, and 1 in 3-D, as MONAI has it.
-        Pooling is the mean over space, whose gradient is deterministic on a GPU, too. ResNeXt's first 1x1 convolution
-        is not grouped, as its paper has it; MH-pFLID's authors group it.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one value a channel must be
-        left at the last stage); taps ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4
-        of bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap or
-        ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Source: He et al. 2016, of MONAI's blocks (``monai.networks.nets.ResNet``, whose parameter names
+        these are): FedSKD uses ResNet-10 of differing width at each site; FedDAL 18, 34 and 101;
+        MH-pFLID and dFLMoE 17, 11, 8 and 5, which at width 64 all end in 512 features.
+        SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie et al. 2017.
+    Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes
+        no gradient. The stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for
+        ImageNet, and 1 in 3-D, as MONAI has it. Pooling is the mean over space, whose gradient is
+        deterministic on a GPU, too. ResNeXt's first 1x1 convolution is not grouped, as its paper
+        has it; MH-pFLID's authors group it.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one
+        value a channel must be left at the last stage); taps
+        ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4 of
+        bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         blocks: of each stage.
@@ -62,8 +64,8 @@ class ResNet(Classifier):
         projection: features that the head takes; None takes those of the last stage.
         sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2, resnext14's width is not a
-            multiple of 16, or the input does not fit.
+        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2,
+            resnext14's width is not a multiple of 16, or the input does not fit.
     Example:
         >>> import torch
         >>> model = resnet10(spatial_dims=2, in_channels=3, classes=5, width=8)

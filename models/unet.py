@@ -17,17 +17,19 @@ STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
 
 
 class UNet(Network):
-    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck the last of them.
+    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck
+    the last of them.
 
-    Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL use it; FedDAL's
-        private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet`` has a residual connection around each
-        double convolution and linear interpolation on the way up (Zhang et al. 2018; MH-pFLID's "ResUNet").
-    Differs: convolutions keep the grid, batch norm follows each of them, and an odd side is padded on the way up.
-        ``res_unet`` is residual on the way up, too, where MH-pFLID's client is not; its residual units are those of
-        ResNet, not the pre-activated ones of Zhang et al.
-    Shapes: ``x (b, in_channels, *space)``, each side at least ``2**depth`` for ``unet``, any for ``res_unet``; taps
-        ``(b, width * 2**i, *space_i)`` at 1/1 to ``1/2**depth``; penultimate ``(b, width, *space)``; prediction
-        ``(b, classes, *space)``, logits.
+    Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL
+        use it; FedDAL's private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet``
+        has a residual connection around each double convolution and linear interpolation on the way
+        up (Zhang et al. 2018; MH-pFLID's "ResUNet").
+    Differs: convolutions keep the grid, batch norm follows each of them, and an odd side is padded
+        on the way up. ``res_unet`` is residual on the way up, too, where MH-pFLID's client is not;
+        its residual units are those of ResNet, not the pre-activated ones of Zhang et al.
+    Shapes: ``x (b, in_channels, *space)``, each side at least ``2**depth`` for ``unet``, any for
+        ``res_unet``; taps ``(b, width * 2**i, *space_i)`` at 1/1 to ``1/2**depth``; penultimate
+        ``(b, width, *space)``; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
         residual: whether it is the residual one.
@@ -66,13 +68,16 @@ class UNet(Network):
 
 
 class UNetPlusPlus(Network):
-    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the bottleneck the last.
+    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the
+    bottleneck the last.
 
     Source: Zhou et al. 2018, of the blocks of MONAI's BasicUNetPlusPlus.
-    Differs: no deep supervision: one head, at the last node of the full grid. Widths double from stage to stage, batch
-        norm follows each convolution, and an odd side is padded on the way up.
+    Differs: no deep supervision: one head, at the last node of the full grid. Widths double from
+        stage to stage, batch norm follows each convolution, and an odd side is padded on the way
+        up.
     Shapes: as :class:`UNet`: ``x (b, in_channels, *space)``, each side at least ``2**depth``; taps
-        ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction ``(b, classes, *space)``.
+        ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction
+        ``(b, classes, *space)``.
     Gradient flow: through everything.
     Args:
         width: channels of the first stage, and of the head's input.

@@ -25,12 +25,12 @@ class VGG(Classifier):
     """VGG with batch norm; its taps are the five pooled stages.
 
     Source: Simonyan and Zisserman 2015, with batch norm; VGG19-BN is one of MH-pFLID's clients.
-    Differs: the mean over space and one linear layer instead of three, whose 18.9 M parameters MH-pFLID's client has.
-        Convolutions have no bias, which batch norm would cancel. The pools have ``ceil_mode``, so that no side
-        vanishes.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 1, 2, 4, 8, 8 times ``width``; penultimate ``(b, 8 * width)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Differs: the mean over space and one linear layer instead of three, whose 18.9 M parameters
+        MH-pFLID's client has. Convolutions have no bias, which batch norm would cancel. The pools
+        have ``ceil_mode``, so that no side vanishes.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 1, 2, 4, 8, 8 times ``width``; penultimate ``(b, 8 * width)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
         layers: convolutions of each stage.
@@ -72,14 +72,15 @@ def _stages(dims: int, channels: int, width: int, layers: Sequence[int]) -> nn.M
 class FCN(Network):
     """FCN-8s on VGG16 with batch norm; its taps are the encoder's five stages.
 
-    Source: Long et al. 2015, in the form of MH-pFLID's client: five transposed convolutions 3 wide, each of which
-        doubles the grid, with the fourth and the third stage added on the way up, and a head that takes 32 features.
-    Differs: from Long et al., who score each stage and enlarge the scores; VGG's fully connected layers (119 of their
-        134 M parameters) are left out. From MH-pFLID's client, the grids are cropped to those on the way down, so that
-        any size will do.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 1, 2, 4, 8, 8 times ``width``; bottleneck the last of them; penultimate ``(b, width // 2, *space)``;
-        prediction ``(b, classes, *space)``, logits.
+    Source: Long et al. 2015, in the form of MH-pFLID's client: five transposed convolutions 3 wide,
+        each of which doubles the grid, with the fourth and the third stage added on the way up, and
+        a head that takes 32 features.
+    Differs: from Long et al., who score each stage and enlarge the scores; VGG's fully connected
+        layers (119 of their 134 M parameters) are left out. From MH-pFLID's client, the grids are
+        cropped to those on the way down, so that any size will do.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 1, 2, 4, 8, 8 times ``width``; bottleneck the last of them;
+        penultimate ``(b, width // 2, *space)``; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
         width: channels of the first stage.

@@ -124,11 +124,13 @@ class SiteHandle:
         return [_round(committed) for committed in self._rounds()]
 
     def metrics(self) -> list[Record]:
-        """Every number of every finished round: losses and steps of training, metrics of the site's own splits.
+        """Every number of every finished round: losses and steps of training, metrics of the site's
+        own splits.
 
         Returns:
             ``generation``, ``round``, ``time`` (of the commit), ``name``, ``value``. With pandas,
-            ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")`` is a table.
+            ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")``
+            is a table.
 
         Example:
             >>> {record["name"] for record in site.metrics()} >= {"train_steps", "auc"}

@@ -59,8 +59,8 @@ def models(
     """List the networks; with --task, show also parameters, operations, shapes and bytes of each.
 
     \b
-    mhfl-peer models
-    mhfl-peer models --task classification --spatial-dims 2 --in-channels 3 --classes 8 --input-size 224x224 resnet10
+    mhfl-peer models mhfl-peer models --task classification --spatial-dims 2 --in-channels 3
+    --classes 8 --input-size 224x224 resnet10
     """
     for name in names:
         if name not in HYPER:

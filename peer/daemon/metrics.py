@@ -1,7 +1,9 @@
-"""What a site shows to a monitoring system: every metric with its meaning, and its value at this moment.
+"""What a site shows to a monitoring system: every metric with its meaning, and its value at this
+moment.
 
-Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a site of the roster, and
-no label holds free text, so that the number of series is bounded by the roster, whatever others send.
+Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a
+site of the roster, and no label holds free text, so that the number of series is bounded by the
+roster, whatever others send.
 """
 
 from __future__ import annotations

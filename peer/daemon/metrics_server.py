@@ -1,7 +1,8 @@
 """The Prometheus endpoint of a running daemon: ``prometheus_client``'s server, with bounds.
 
-It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither password nor TLS.
-Requests are answered in threads. The event loop is asked for nothing but the values of the daemon's state.
+It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither
+password nor TLS. Requests are answered in threads. The event loop is asked for nothing but the
+values of the daemon's state.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
 
 @contextlib.contextmanager
 def _private_folder(base: Path) -> Iterator[Path]:
-    """A new folder under ``HELD``, or in the temporary one where this user may not write to the site's.
+    """A new folder under ``HELD``, or in the temporary one where this user may not write to the
+    site's.
 
     This process locks it: folders that nobody locks are those of killed processes, and are deleted.
     """

@@ -101,10 +101,11 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
 
 
 def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
-    """The images in files, in folders and their sub-folders, and in the ``test`` list (else ``training``) of datalists.
+    """The images in files, in folders and their sub-folders, and in the ``test`` list (else
+    ``training``) of datalists.
 
-    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to its folder; those in
-    the site's own one also to ``[data] root``.
+    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to
+    its folder; those in the site's own one also to ``[data] root``.
     """
     for path in inputs:
         try:
@@ -204,8 +205,8 @@ def describe_classes(logits: Tensor) -> dict[str, Any]:
 def main() -> None:
     """Answer a request for predictions of ``inputs`` into ``out``.
 
-    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer; or with
-    ``setting``, ``state`` and ``sources`` of a site.
+    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer;
+    or with ``setting``, ``state`` and ``sources`` of a site.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)

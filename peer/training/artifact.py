@@ -63,7 +63,8 @@ BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
 
 
 def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
-    """The order with the tensor list of each source, which the daemon left out, from the file's header.
+    """The order with the tensor list of each source, which the daemon left out, from the file's
+    header.
 
     A list that cannot be read stays empty: the checks of the artifact then name the reason.
     """

@@ -94,10 +94,10 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
         labels: ``(n,)``, in [0, classes).
 
     Returns:
-        ``accuracy``, ``f1_macro`` over the classes that occur in labels or predictions, ``auc`` (two classes: of the
-        probability of class 1; more: the unweighted mean of one against the rest over the classes for which it is
-        defined), ``auc_undefined`` (classes that have no positive or no negative) and ``samples``. Where no class has
-        an AUC there is no ``auc``.
+        ``accuracy``, ``f1_macro`` over the classes that occur in labels or predictions, ``auc``
+        (two classes: of the probability of class 1; more: the unweighted mean of one against the
+        rest over the classes for which it is defined), ``auc_undefined`` (classes that have no
+        positive or no negative) and ``samples``. Where no class has an AUC there is no ``auc``.
     """
     scores = class_scores(probabilities, labels)
     metrics = {
