@@ -37,6 +37,11 @@ def check_folder(folder: SiteFolder, federation: FederationConfig, own: certific
     generation and the newest rows of the ledger, which takes milliseconds. A ledger that is newer
     than the journal is no fault: the operator kept the evidence and restored the work.
 
+    Args:
+        folder: the site's folder, locked by this process.
+        federation: the federation's configuration as it is now.
+        own: the site's identity, which ``Identity.load`` has checked.
+
     Raises:
         StateError: a journal or the ledger is another site's, the ledger lost rows, or the
             certificate is older than the one that the journal was written with. The message says
@@ -98,7 +103,7 @@ def _refuse_foreign(journal: Journal, newest: tuple[Manifest, x509.Certificate] 
 
 
 def _refuse_older(own: certificates.Identity, former: x509.Certificate, journal: Path) -> None:
-    """A backup must not bring back a renewed certificate: other sites may refuse it by now."""
+    """A backup must not bring a certificate back that was renewed: other sites may refuse it by now."""
     if own.certificate.not_valid_before_utc < former.not_valid_before_utc:
         raise StateError(
             f"cert.pem is of {_day(own.certificate)}, but {journal} was written with one of {_day(former)} "

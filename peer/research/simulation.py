@@ -35,7 +35,14 @@ FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": Mod
 
 @dataclass(frozen=True)
 class FinishedSite:
-    """A site of a finished run, ready to be evaluated."""
+    """A site of a finished run, ready to be evaluated.
+
+    Attributes:
+        site: its configuration.
+        trainer: the worker with its networks.
+        memory: the state that its rows give.
+        rows: all rows of its journal.
+    """
 
     site: SiteConfig
     trainer: Trainer
@@ -62,6 +69,8 @@ class Simulation:
     Args:
         folder: holds ``federation.toml`` and ``sites/<site>/`` with ``site.toml`` and
             ``datalist.json``.
+        round_key: the shared secret from which the sites compute the schedule of the rounds.
+        loss: probability with which each directed link is down in a round.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
     """

@@ -118,7 +118,6 @@ def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
     Args:
         predicted: classes ``(b, *space)``, int64.
         labels: the true classes, of the same shape and on the same device.
-        classes: how many there are.
     """
     images = torch.arange(len(labels), device=labels.device)[:, None]
     pairs = (images * classes + labels.flatten(1)) * classes + predicted.flatten(1)
@@ -186,9 +185,6 @@ def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
         lies wholly inside the image, and over the channels.
     Differs: along an axis of fewer than 11 places the window has the largest odd number of places
     that fits.
-    Args:
-        images: ``(b, c, *space)``.
-        references: of the same shape.
     """
     x, y = images.double(), references.double()
     mean_x, mean_y = _smooth(x), _smooth(y)
