@@ -16,6 +16,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +120,7 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
 def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
     epochs, labels, indices = read_night(signal, hypnogram)
     patient = PATIENT.match(edf.read_header(signal).patient)
-    person = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
+    person: dict[str, Any] = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
     target = Path(SIGNALS) / night
     files = [target / f"{index:04d}.npy" for index in indices]
     _save(pool.out, files, epochs)
