@@ -89,7 +89,7 @@ class Export(EvidenceDocument):
     signature: str
 
     def signed_bytes(self) -> bytes:
-        """The label, and everything but the signature as ASCII JSON with sorted keys and no spaces."""
+        """The label, and all but the signature as ASCII JSON with sorted keys and no spaces."""
         return LABEL + _canonical(self.model_dump(mode="json", exclude={"signature"}))
 
     def verify_chain(self) -> ChainVerifier:

@@ -27,7 +27,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``time, level, logger, message``, the ids given here, and the record's fields."""
+    """One JSON object a record: time, level, logger, message, these ids, the record's fields."""
 
     def __init__(self, ids: Mapping[str, Any]) -> None:
         super().__init__()
@@ -81,9 +81,7 @@ def set_up(
     """Send the program's logs to ``daemon.log`` in the folder and, unless quiet, to standard error.
 
     Args:
-        folder: the site's folder for logs.
         ids: fields that every JSON line has beside its own; the process id is added.
-        quiet: write to the file only.
         debug: also write debug messages, and tracebacks on standard error.
         json_lines: write the file's lines to standard error too, for a log collector that reads
             there.

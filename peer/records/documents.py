@@ -12,23 +12,6 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.status import PeerStatus, SiteStatus
 
-__all__ = [
-    "DOCUMENTS",
-    "ActionDocument",
-    "EvaluationCell",
-    "EvaluationRecord",
-    "EventRecord",
-    "HealthDocument",
-    "MeanMetric",
-    "PeerStatus",
-    "PlanDocument",
-    "PlannedRound",
-    "RoundRecord",
-    "SiteStatus",
-    "SourceRecord",
-    "TransferRecord",
-]
-
 
 class SourceRecord(TypedDict):
     """An artifact of another site that a round used."""

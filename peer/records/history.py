@@ -107,7 +107,7 @@ class CommittedRound:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An artifact, figures or an export, received or sent. ``ended_s`` is the time of the outcome."""
+    """An artifact, figures or an export, received or sent; ``ended_s`` is its outcome's time."""
 
     time_s: float
     ended_s: float
@@ -176,11 +176,6 @@ class Transfer:
 class HistoryReader:
     """Reads every row of a site's journals and ledger once, and passes it to the methods of a
     subclass.
-
-    Args:
-        folder: the site's folder.
-        kinds: the kinds of journal rows to read.
-        ledger: whether to read the egress ledger.
     """
 
     def __init__(self, folder: SiteFolder, *, kinds: Iterable[str], ledger: bool) -> None:
@@ -260,10 +255,6 @@ class History(HistoryReader):
     """All committed rounds and all transfers of a site, over its generations.
 
     Args:
-        folder: the site's folder.
-        rounds: whether to read committed rounds.
-        received: whether to read received transfers.
-        sent: whether to read sent transfers.
         kinds: the kinds of journal rows to collect in ``rows_of``.
     """
 
@@ -381,7 +372,7 @@ def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
 def add_to_rounds(
     rounds: dict[int, CommittedRound], kind: str, round: int, body: Mapping[str, Any], *, time_s: float
 ) -> None:
-    """Fold a row into the committed rounds of its generation; rows of other kinds change nothing."""
+    """Fold a row into its generation's committed rounds; other kinds change nothing."""
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:

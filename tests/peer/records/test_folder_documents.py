@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from peer.config.site_folder import SiteFolder, make_private
+from peer.core.status import PeerStatus
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, StateError
 from peer.records import folder_documents
-from peer.records.documents import DOCUMENTS, PeerStatus
+from peer.records.documents import DOCUMENTS
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 

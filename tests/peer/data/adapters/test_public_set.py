@@ -32,7 +32,7 @@ ENTRIES = (
 def fill_pool(out: Path, *counts: PublishedCount) -> PublicSet:
     pool = PublicSet(dataclasses.replace(PUBLICATION, counts=counts), out, out)
     for entry, side in zip(ENTRIES, ("training", "training", "test"), strict=True):
-        pool.add(dict(entry), side=side)
+        pool.add(side=side, **entry)
     return pool
 
 
@@ -124,7 +124,7 @@ def test_locate_names_what_is_not_there(tmp_path: Path) -> None:
 def test_an_adapter_finds_its_places_before_it_makes_the_folder(tmp_path: Path) -> None:
     def gather(pool: PublicSet, table: Path, images: Path, *, side: str = "training") -> None:
         assert (table.name, images.name) == ("table.csv", "images")
-        pool.add(dict(ENTRIES[1]), side=side)
+        pool.add(side=side, **ENTRIES[1])
         assert pool.match(re.compile("a+"), "aa")
         assert pool.match(re.compile("a+"), "aab") is None
 
