@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.core import schedule
 from peer.demo.local_federation import LocalFederation
@@ -60,9 +60,8 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.create(
-        tmp_path, draft("babel", top="seed = 1", method="gamma = 1e-5"), dict.fromkeys(SITES, SITE)
-    )
+    text = draft("babel", seed=1, method={"name": "fedskd", "gamma": 1e-5}, schedule=DERANGEMENT)
+    loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
     daemons: dict[str, StillProcess] = {}
     try:
         for name in DAEMONS:

@@ -16,38 +16,15 @@ import nibabel
 import numpy as np
 import pytest
 
+from fakes.drafts import draft, site_text, task
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS = 2
-DRAFT = f"""
-name = "cubes"
-rounds = {ROUNDS}
-[task]
-kind = "segmentation"
-spatial_dims = 3
-in_channels = 1
-classes = 2
-[method]
-name = "local"
-[stages.train]
-unit = "step"
-count = 40
-learning_rate = 1e-2
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [12, 12, 12]
-[model]
-name = "unet"
-[model.parameters]
-width = 4
-depth = 1
-[training]
-device = "cpu"
-"""
+STAGES = {"train": {"unit": "step", "count": 40, "learning_rate": 1e-2}}
+DRAFT = draft("cubes", rounds=ROUNDS, task=task(3, kind="segmentation"), method="local", stages=STAGES)
+MODEL = {"name": "unet", "parameters": {"width": 4, "depth": 1}}
 AFFINE = np.array([[-2.0, 0, 0, 30], [0, 1.5, 0, -20], [0, 0, 1.5, 10], [0, 0, 0, 1]])
 
 
@@ -73,7 +50,7 @@ def site(tmp_path: Path) -> str:
         volume(folder, str(index), (12, 12, 12), seed=index)
         items.append({"image": f"{index}.nii.gz", "label": f"{index}-label.nii.gz"})
     (folder / "datalist.json").write_text(json.dumps({"training": items[:10], "test": items[10:]}))
-    return SITE.format(datalist=folder / "datalist.json")
+    return site_text(12, 12, 12, datalist=folder / "datalist.json", model=MODEL)
 
 
 def run(*words: str | Path) -> dict[str, Any]:

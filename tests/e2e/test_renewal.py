@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft
 from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
@@ -91,7 +91,8 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.create(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
+        text, sites = draft("renewal", schedule=DERANGEMENT), dict.fromkeys((AFRICA, EUROPE), SITE)
+        self.loopback = LocalFederation.create(folder, text, sites)
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
         told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])

@@ -15,6 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fakes.drafts import draft
 from peer import documents
 from peer.cli import PROGRAM, main
 from peer.records import documents as records
@@ -30,20 +31,6 @@ WITHOUT_JSON = {
 
 DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
 """Command -> type of the document that ``--json`` prints."""
-
-DRAFT = """
-name = "trial"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "local"
-[[site]]
-name = "asia"
-"""
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -150,7 +137,7 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         assert not result.stderr or result.exit_code == 16, result.stderr
         return json.loads(result.stdout)
 
-    (folder / "draft.toml").write_text(DRAFT)
+    (folder / "draft.toml").write_text(draft("trial", method="local", site=[{"name": "asia"}]))
     return run
 
 

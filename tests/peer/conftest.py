@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft, site_text
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
@@ -30,14 +30,7 @@ from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"
 LIMIT_S = 30.0
-PACE = "beat_s = 0.2\nsilence_s = 5\nlinger_s = 5"
-SITE = """
-[data]
-datalist = "datalist.json"
-input_size = [8]
-[training]
-device = "cpu"
-"""
+PACE = {"beat_s": 0.2, "silence_s": 5, "linger_s": 5}
 
 
 class Program:
@@ -95,8 +88,9 @@ def multicast() -> None:
 
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    text = draft("trial", schedule=DERANGEMENT, pace=PACE)
     return LocalFederation.create(
-        tmp_path_factory.mktemp("daemons"), draft("trial", pace=PACE), dict.fromkeys(("asia", "europe"), SITE)
+        tmp_path_factory.mktemp("daemons"), text, dict.fromkeys(("asia", "europe"), site_text())
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.drafts import draft, site_text
 from peer import api
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
@@ -30,30 +31,7 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.training.trainer import INITIAL, Trainer
 
-DRAFT = """
-name = "trial"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[stages.train]
-unit = "step"
-count = 2
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [8]
-[model]
-name = "resnet10"
-parameters = {{width = 2}}
-[training]
-device = "cpu"
-"""
+DRAFT = draft("trial", stages={"train": {"unit": "step", "count": 2}})
 DOCUMENTED = re.compile(r"``(\w+)``")
 
 
@@ -118,7 +96,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     Tests must not change it.
     """
     root = tmp_path_factory.mktemp("notebook")
-    text = SITE.format(datalist=signals(root / "data"))
+    text = site_text(datalist=signals(root / "data"), model={"name": "resnet10", "parameters": {"width": 2}})
     loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
     with preserve_torch_settings():

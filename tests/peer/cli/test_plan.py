@@ -9,29 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fakes.drafts import draft, site_text
 from peer.cli import main
 from peer.config.rules import make_rules
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.records.documents import PlanDocument, PlannedRound
-
-SITE = """
-[data]
-datalist = "datalist.json"
-input_size = [8]
-"""
-DRAFT = """
-name = "{name}"
-rounds = 4
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "{method}"
-"""
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
@@ -46,8 +30,8 @@ def document(loopback: LocalFederation, *words: str) -> Any:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
-    sites = dict.fromkeys(("africa", "asia", "europe"), SITE)
-    return LocalFederation.create(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
+    sites = dict.fromkeys(("africa", "asia", "europe"), site_text())
+    return LocalFederation.create(tmp_path_factory.mktemp("plan"), draft("trial", rounds=4), sites)
 
 
 def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: LocalFederation) -> None:
@@ -95,9 +79,8 @@ def test_people_see_a_table_of_names(three: LocalFederation) -> None:
 
 
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
-    alone = LocalFederation.create(
-        tmp_path, DRAFT.format(name="apart", method="local"), dict.fromkeys(("asia", "europe"), SITE)
-    )
+    text = draft("apart", rounds=4, method="local")
+    alone = LocalFederation.create(tmp_path, text, dict.fromkeys(("asia", "europe"), site_text()))
     assert [round["receives_from"] for round in document(alone, "--site", "asia")["rounds"]] == [{}] * 4
     assert call(alone, "--site", "asia").stdout == "apart: with this method nobody sends anything\n"
 
