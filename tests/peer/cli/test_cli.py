@@ -14,27 +14,19 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
+from fakes.cli import PROGRAM, ROOT
+from fakes.cli import run as call
 from peer.cli import COMMANDS, Settings, _report, main
 from peer.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
 FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
 OWN = ("federation", "site")
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = call(*arguments)
     return result.exit_code, result.stdout, result.stderr
-
-
-def process(script: str, *arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
-
-
-PROGRAM = "from peer.cli import main; main()"
 
 
 def test_help_lists_every_command_in_order() -> None:
@@ -56,7 +48,10 @@ except SystemExit:
     loaded = {name.partition(".")[0] for name in sys.modules}
     print(sorted(heavy & loaded), [name for name in sys.modules if name.startswith("peer.cli.")])
 """
-    assert process(script).stdout.splitlines()[-1] == "[] []"
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()[-1]
+        == "[] []"
+    )
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -132,7 +127,7 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
     """A named pipe instead of a file keeps the command waiting until the signal comes."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(pipe)]
+    command = [*PROGRAM, "federation", "show", str(pipe)]
     # A shell that runs the tests in the background makes them ignore the signal, and children
     # inherit that.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -147,7 +142,7 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
 def test_closed_pipe_is_quiet() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(FEDERATION), "--json"]
+    command = [*PROGRAM, "federation", "show", str(FEDERATION), "--json"]
     result = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, b"")

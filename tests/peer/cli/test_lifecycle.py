@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run, run_process
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.transport.control import ControlServer, OperatorCalls
 
-ROOT = Path(__file__).parents[3]
 LIMIT_S = 30.0
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), *words, "--site", "asia"])
+    return run("--home", loopback.home, *words, "--site", "asia")
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "stop"])
@@ -76,8 +72,7 @@ async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederat
 
 def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
     """`start` in a process of its own: it sets up logging, signals and an event loop."""
-    command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), "start", "--site", "asia", *words]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    process = run_process("--home", loopback.home, "start", "--site", "asia", *words)
     assert process.stdout == ""
     assert "Traceback" not in process.stderr
     return process.returncode, process.stderr

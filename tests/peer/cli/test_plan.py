@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from fakes.cli import refused, run, run_json
 from fakes.drafts import draft, site_text
-from peer.cli import main
 from peer.config.rules import make_rules
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
-from peer.errors import EXIT_CODES
 from peer.records.documents import PlanDocument, PlannedRound
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), "plan", *words])
+    return run("--home", loopback.home, "plan", *words)
 
 
 def document(loopback: LocalFederation, *words: str) -> Any:
-    result = call(loopback, *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
+    return run_json("--home", loopback.home, "plan", *words)
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +83,7 @@ def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
 
 def test_without_the_round_key_there_is_no_plan(enrolled: LocalFederation) -> None:
     (enrolled.folder("asia").pki / "round.key").unlink()
-    result = call(enrolled, "--site", "asia")
-    assert EXIT_CODES[result.exit_code].name == "CertificateError"
-    assert "round.key" in result.stderr
-    assert result.stdout == ""
+    assert "round.key" in refused("CertificateError", "--home", enrolled.home, "plan", "--site", "asia")
 
 
 @pytest.mark.parametrize("words", [("--rounds", "0"), ("--first", "0"), ("--rounds", "many")])

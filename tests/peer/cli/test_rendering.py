@@ -4,13 +4,12 @@ cursor.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from fakes.cli import drawn
 from peer.cli import rendering
 
 STATUS = {
@@ -62,20 +61,14 @@ ROUND = {
 }
 
 
-def text_of(drawn: Any) -> str:
-    out = io.StringIO()
-    Console(file=out, width=160).print(drawn)
-    return out.getvalue()
-
-
-def lines_of(drawn: Any) -> list[list[str]]:
+def lines_of(table: Any) -> list[list[str]]:
     """The rows of a table, a list of cells each; the first is the head."""
-    lines = [line for line in text_of(drawn).splitlines() if line.strip() and "──" not in line]
+    lines = [line for line in drawn(table).splitlines() if line.strip() and "──" not in line]
     return [[cell.strip() for cell in line.split("   ") if cell.strip()] for line in lines]
 
 
 def status(**changes: Any) -> str:
-    return text_of(rendering.status({**STATUS, **changes}))
+    return drawn(rendering.status({**STATUS, **changes}))
 
 
 def test_a_status_says_who_where_and_how_far() -> None:
@@ -116,7 +109,7 @@ def test_a_status_says_whom_it_waits_for_and_for_how_long() -> None:
 
 def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
-    shown = text_of(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
+    shown = drawn(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
     assert "train, about 2 h 13 min left" in shown
     assert "Round 3 was trained with asia, europe, without africa (silent)." in shown
 

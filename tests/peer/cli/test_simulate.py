@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from fakes.cli import run as call
 from fakes.drafts import EXPERIMENT
-from peer.cli import main
 from peer.errors import ConfigError, WorkerFailed
 
 
@@ -27,7 +27,7 @@ def simulate(tmp_path: Path) -> Callable[..., Result]:
     def run(*options: str, text: str = EXPERIMENT) -> Result:
         path = tmp_path / "trial.toml"
         path.write_text(text)
-        return CliRunner().invoke(main, ["simulate", str(path), "--out", str(tmp_path / "out"), *options])
+        return call("simulate", path, "--out", tmp_path / "out", *options)
 
     return run
 

@@ -13,7 +13,8 @@ from peer.core.roster import RoundKey, SiteName
 
 KEY = RoundKey(b"\x07" * 32)
 KEYS = {
-    "method": {"name": "fedskd", "gamma": 2}, "seed": 3, "evaluation_every": 2, "quorum": 1, "schedule": {"kind": "ring"},
+    "method": {"name": "fedskd", "gamma": 2}, "seed": 3, "evaluation_every": 2, "quorum": 1,
+    "schedule": {"kind": "ring"},
     "fallback": {"kind": "stale", "staleness_rounds_max": 2}, "pace": {"wait_max_s": 90, "linger_s": 7},
     "site": [{"name": "asia"}, {"name": "europe"}],
 }  # fmt: skip
