@@ -55,9 +55,7 @@ class AnnotationBase:
         side: int = 8,
         slices: Sequence[int] = range(10, 15),
     ) -> int:
-        """Add a reader's outline: a square whose corner is the pixel ``at`` in each of the slices;
-        its number.
-        """
+        """Add a reader's outline, a square with its corner ``at`` a pixel in each slice; its number."""
         row = self._connection.execute("INSERT INTO annotations VALUES (NULL, ?, ?)", (scan, malignancy))
         assert row.lastrowid is not None
         (thickness,) = self._connection.execute("SELECT slice_thickness FROM scans WHERE id = ?", (scan,)).fetchone()

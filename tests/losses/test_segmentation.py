@@ -1,6 +1,4 @@
-"""The losses of segmentation: values by hand, a float64 numpy reference, MONAI's Dice, and refused
-inputs.
-"""
+"""The losses of segmentation: values by hand, a numpy reference, MONAI's Dice, refused inputs."""
 
 from __future__ import annotations
 

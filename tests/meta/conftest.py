@@ -1,6 +1,4 @@
-"""The repository as the subject of its own tests: its files, and the parsed modules of its
-packages.
-"""
+"""The repository as the subject of tests: its files, and its packages' parsed modules."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def files() -> list[Path]:
-    """The repository's files relative to the root: those that git tracks, or would track once
-    added.
-    """
+    """The files that git tracks, or would track once added, relative to the root."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a git checkout, so nothing says which files belong to it")

@@ -13,9 +13,7 @@ from packaging.utils import canonicalize_name
 
 
 def resolve(requirements: Iterable[str]) -> set[str]:
-    """The names of these requirements and of their own requirements, of those that are installed
-    here.
-    """
+    """The installed ones of these requirements and of their own requirements."""
     names: set[str] = set()
     waiting = [(Requirement(text), "") for text in requirements]
     while waiting:

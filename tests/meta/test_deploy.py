@@ -141,12 +141,9 @@ def test_the_dashboard_can_be_imported_anywhere(root: Path) -> None:
     assert {source["uid"] for source in sources} == {"${datasource}"}
     rows = [panel["title"] for panel in shown if panel["type"] == "row"]
     assert rows == [
-        "Federation at a glance",
-        "Whom we wait for",
-        "Training",
-        "Transfers and egress",
+        "Federation at a glance", "Whom we wait for", "Training", "Transfers and egress",
         "Certificates, disk, daemon",
-    ]
+    ]  # fmt: skip
     cells = [(x, y) for panel in shown for x, y in area(panel["gridPos"])]
     assert len(set(cells)) == len(cells), "panels overlap"
 
@@ -271,9 +268,7 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
 
 
 def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
-    """Run the script that a pod runs before its daemon, with the folders that the pod mounts for
-    it.
-    """
+    """Run the script that a pod runs before its daemon, with the pod's folders."""
     draft = (root / "deploy" / "examples" / "federation.toml").read_text()
     authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=datetime.now(UTC))
     etc = tmp_path / "etc"
@@ -283,11 +278,8 @@ def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tm
     (etc / "site" / "site.toml").write_text('listen = "0.0.0.0:7443"\n')
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     settings = {
-        "SITE": "europe",
-        "MHFL_HOME": str(tmp_path / "state"),
-        "MHFL_ETC": str(etc),
-        "TMPDIR": str(etc / "tmp"),
-    }
+        "SITE": "europe", "MHFL_HOME": str(tmp_path / "state"), "MHFL_ETC": str(etc), "TMPDIR": str(etc / "tmp"),
+    }  # fmt: skip
     command = ["sh", str(root / KUBERNETES / "base" / "enrol.sh")]
     running = {"env": {**os.environ, "PATH": programs, **settings}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, **running) as pod:

@@ -1,6 +1,4 @@
-"""Every command's help has an example that can be typed, and its ``--json`` prints a document of
-its type.
-"""
+"""Every command's help has an example to type, and its ``--json`` a document of its type."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """The words that call a command, and the command; groups only where they do something by
-    themselves.
-    """
+    """The words that call a command, and the command; of groups, those that do something."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -52,9 +48,7 @@ COMMANDS = dict(commands())
 
 
 def examples(command: click.Command) -> list[list[str]]:
-    """The words of every example of a help text: of the lines of this program in paragraphs after
-    ``\\b``.
-    """
+    r"""The words of every example: lines of this program in paragraphs after ``\b``."""
     parts = inspect.cleandoc(command.help or "").split("\n\n")
     verbatim = [part.partition("\n")[2] for part in parts if part.startswith("\b\n")]
     lines = [line.strip() for part in verbatim for line in part.splitlines()]
@@ -68,9 +62,7 @@ def shows(command: click.Command) -> bool:
 
 
 def keys(kind: Any) -> tuple[set[str], set[str]]:
-    """The keys that a document always has, and those that it may lack; of a list, those of its
-    elements.
-    """
+    """The keys that a document (or a list's elements) always has, and those that it may lack."""
     record = get_args(kind)[-1] if get_args(kind) else kind
     hints = get_type_hints(record, include_extras=True)
     optional = {name for name, hint in hints.items() if NotRequired in (get_origin(hint), get_origin(hint_of(hint)))}

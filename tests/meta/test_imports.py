@@ -1,6 +1,4 @@
-"""Imports point one way, have no cycle, and are of declared packages; the command line loads no
-torch.
-"""
+"""Imports point one way, are of declared packages, and load no torch in the command line."""
 
 from __future__ import annotations
 

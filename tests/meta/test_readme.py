@@ -35,9 +35,7 @@ EXIT_CODE_ROW = re.compile(r"^\|\s*`?(\d+)`?\s*\|(.*)$", re.MULTILINE)
 
 
 def simple_commands(document: str) -> Iterator[list[str]]:
-    """The words of every command in a document's fenced shell blocks, without prompt, assignments
-    and ``sudo``.
-    """
+    """The words of every command in fenced shell blocks, without prompt, assignments and ``sudo``."""
     for language, block in FENCE.findall(document):
         if language not in SHELL:
             continue

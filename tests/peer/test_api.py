@@ -1,6 +1,4 @@
-"""A site in a notebook: the documentation's examples run, records have their documented keys, and
-the model predicts.
-"""
+"""A site in a notebook: the documentation's examples, the records' keys, predictions."""
 
 from __future__ import annotations
 
@@ -67,22 +65,11 @@ def train(folder: SiteFolder, *, rounds: int) -> None:
             measured = trainer.perform(commands.Evaluate(number, round, round + 100, state, (), False))
             assert isinstance(measured, events.Evaluated)
             record = {
-                "generation": number,
-                "sources": [],
-                "contributors": ["asia"],
-                "missing": {"europe": "silent"},
-                "below_quorum": False,
-                "skipped": [],
-                "artifact_sha256": "ab" * 32,
-                "aggregate_sha256": None,
-                "metrics": dict(done.metrics),
-                "threads": done.threads,
-                "duration_s": done.duration_s,
-                "state": state,
-                "artifact": to_json(None),
-                "visiting": False,
-                "publish": None,
-            }
+                "generation": number, "sources": [], "contributors": ["asia"], "missing": {"europe": "silent"},
+                "below_quorum": False, "skipped": [], "artifact_sha256": "ab" * 32, "aggregate_sha256": None,
+                "metrics": dict(done.metrics), "threads": done.threads, "duration_s": done.duration_s, "state": state,
+                "artifact": to_json(None), "visiting": False, "publish": None,
+            }  # fmt: skip
             journal.append("opened", round, {"sources": []})
             journal.append("committed", round, record)
             journal.append("evaluated", round, {"metrics": dict(measured.metrics)})

@@ -1,6 +1,4 @@
-"""The program as a whole: errors are one line and a number, commands are listed without being
-imported.
-"""
+"""The program as a whole: errors of one line, and commands listed without their import."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Shell completion: the names offered at each place, the few imports that it needs, and the script
-in bash.
-"""
+"""Shell completion: the names offered at each place, few imports, and the script in bash."""
 
 from __future__ import annotations
 

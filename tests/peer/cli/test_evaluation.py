@@ -1,6 +1,4 @@
-"""`mhfl-peer evaluation`: one row a cell, the reasons of missing cells, and the mean with its
-count.
-"""
+"""`mhfl-peer evaluation`: a row a cell, reasons of missing cells, the mean with its count."""
 
 from __future__ import annotations
 

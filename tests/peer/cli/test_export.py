@@ -1,6 +1,4 @@
-"""`export` as a person and a script see it: the files, the sites whose networks they contain, the
-comparisons.
-"""
+"""`export` as a person and a script see it: files, included sites, comparisons."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`help`: the operator's pages in a terminal, the help of a command, and the suggestions for an
-unknown name.
-"""
+"""`help`: the operator's pages in a terminal, help of commands, suggestions of names."""
 
 from __future__ import annotations
 

@@ -49,9 +49,7 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: 
 
 
 class EndingDaemon:
-    """The operator's calls to a daemon that is about to end: its port is closed, its control socket
-    is open.
-    """
+    """A daemon that is about to end: its port is closed, its control socket is open."""
 
     def serves(self) -> bool:
         return False

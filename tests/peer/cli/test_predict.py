@@ -1,6 +1,4 @@
-"""`predict` as a person and a script see it: one CSV, or one file an image, and errors that say
-what to do.
-"""
+"""`predict` as a person and a script see it: a CSV, or a file an image, and its errors."""
 
 from __future__ import annotations
 
@@ -77,14 +75,9 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
-        "site": "asia",
-        "generation": 1,
-        "round": 1,
-        "task": "classification",
-        "out": str(table),
-        "predictions": predictions,
-        "skipped": [LEFT_OUT],
-    }
+        "site": "asia", "generation": 1, "round": 1, "task": "classification", "out": str(table),
+        "predictions": predictions, "skipped": [LEFT_OUT],
+    }  # fmt: skip
     assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'
     request = json.loads(request_file.read_text())
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
@@ -172,15 +165,9 @@ def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dic
     result = run("predict", "a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
-        "site": "asia",
-        "generation": 2,
-        "round": 9,
-        "task": "time_series",
-        "model": "asia.onnx",
-        "out": str(tmp_path / "out" / "predictions.csv"),
-        "predictions": predictions,
-        "skipped": [],
-    }
+        "site": "asia", "generation": 2, "round": 9, "task": "time_series", "model": "asia.onnx",
+        "out": str(tmp_path / "out" / "predictions.csv"), "predictions": predictions, "skipped": [],
+    }  # fmt: skip
     assert (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1] == "a.nii,0.25,0.75,1"
     request = json.loads(request_file.read_text())
     assert (request["model"], request["sha256"], request["inputs"]) == ("asia.onnx", "", ["a.nii"])

@@ -1,6 +1,4 @@
-"""Documents as people see them: every fact is there, no Python expression is, and no text moves the
-cursor.
-"""
+"""Documents as people see them: every fact, no Python expression, no control character."""
 
 from __future__ import annotations
 
@@ -13,31 +11,11 @@ from fakes.cli import drawn
 from peer.cli import rendering
 
 STATUS = {
-    "daemon": "running",
-    "site": "asia",
-    "federation": "trial",
-    "digest": "ab" * 32,
-    "method": "fedskd",
-    "generation": 2,
-    "phase": "train",
-    "phase_s": 1.0,
-    "round": 4,
-    "rounds": 10,
-    "committed": 3,
-    "waiting_for": [],
-    "peers": {},
-    "training": {},
-    "samples": {},
-    "refusals": [],
-    "failure": "",
-    "last_round": None,
-    "left_s": None,
-    "certificate_days": 364,
-    "transfers": [],
-    "pid": 7,
-    "worker_pid": 8,
-    "started": 0.0,
-}
+    "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
+    "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
+    "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
+    "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
+}  # fmt: skip
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
     "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",

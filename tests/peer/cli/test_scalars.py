@@ -1,6 +1,4 @@
-"""`mhfl-peer scalars`: its document, that it writes nothing twice, and that it follows a site to
-its end.
-"""
+"""`mhfl-peer scalars`: its document, nothing written twice, and a site followed to its end."""
 
 from __future__ import annotations
 

@@ -38,15 +38,10 @@ def test_init_makes_a_home(tmp_path: Path) -> None:
     folder = tmp_path / "home" / "fedasd" / "europe"
     final = FederationConfig.load(folder / "federation.toml")
     assert initialised == {
-        "federation": "fedasd",
-        "digest": final.digest,
-        "site": "europe",
-        "folder": str(folder),
-        "site_toml": str(folder / "site.toml"),
-        "request": "europe.csr",
-        "fingerprint": initialised["fingerprint"],
+        "federation": "fedasd", "digest": final.digest, "site": "europe", "folder": str(folder),
+        "site_toml": str(folder / "site.toml"), "request": "europe.csr", "fingerprint": initialised["fingerprint"],
         "key": "new",
-    }
+    }  # fmt: skip
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Path("europe.csr").read_bytes().startswith(b"-----BEGIN CERTIFICATE REQUEST-----")
     assert (folder / "site.toml").read_text() == site_toml(3, final.addresses[SiteName("europe")])
@@ -87,14 +82,10 @@ def test_join() -> None:
     initialised = admit()
     joined = run_json("site", "join", "europe.bundle")
     assert joined == {
-        "federation": "fedasd",
-        "digest": initialised["digest"],
-        "site": "europe",
-        "folder": initialised["folder"],
-        "fingerprint": initialised["fingerprint"],
-        "certificate_sha256": joined["certificate_sha256"],
+        "federation": "fedasd", "digest": initialised["digest"], "site": "europe", "folder": initialised["folder"],
+        "fingerprint": initialised["fingerprint"], "certificate_sha256": joined["certificate_sha256"],
         "certificate_days": 364,
-    }
+    }  # fmt: skip
     record = json.loads(Path("ca/admitted.json").read_text())["europe"][0]
     assert joined["certificate_sha256"] == record["certificate_sha256"]
     assert "mhfl-peer check --site europe" in call("site", "join", "europe.bundle").stdout

@@ -1,6 +1,4 @@
-"""`status`, `rounds`, `peers`, `transfers`, `egress` and `events`, with the daemon up, down, dead
-and on its way.
-"""
+"""Documents of a site with the daemon up, down, dead and on its way."""
 
 from __future__ import annotations
 

@@ -71,17 +71,10 @@ def test_defaults_are_the_plans_and_the_documented_ones() -> None:
     assert config.parameters == PLANS["fedskd"].defaults()
     assert config.work("train") == PLANS["fedskd"].stages["train"]
     assert config.pace.model_dump() == {
-        "wait_max_s": 3600.0,
-        "deadline_floor_s": 60.0,
-        "gather_s": None,
-        "silence_s": 15.0,
-        "beat_s": None,
-        "lead_rounds_max": 2,
-        "lag_rounds_max": 2,
-        "isolated_s": 86400.0,
-        "linger_s": 3600.0,
+        "wait_max_s": 3600.0, "deadline_floor_s": 60.0, "gather_s": None, "silence_s": 15.0, "beat_s": None,
+        "lead_rounds_max": 2, "lag_rounds_max": 2, "isolated_s": 86400.0, "linger_s": 3600.0,
         "artifact_rounds_max": 5,
-    }
+    }  # fmt: skip
     assert (config.seed, config.weighting, config.quorum, config.global_test, config.evaluation_every) == (
         0, "uniform", None, False, 0,
     )  # fmt: skip

@@ -1,6 +1,4 @@
-"""A site's folder: how commands find it, its lock, whole writes, and a control socket short enough
-to bind.
-"""
+"""A site's folder: how commands find it, its lock, whole writes, a short control socket."""
 
 from __future__ import annotations
 
@@ -54,15 +52,10 @@ def test_layout(tmp_path: Path) -> None:
     folder = SiteFolder(tmp_path, "trial", SiteName("europe"))
     assert folder.path == tmp_path / "trial/europe"
     names = {
-        "pki": folder.pki,
-        "federation.toml": folder.federation_toml,
-        "site.toml": folder.site_toml,
-        "lock": folder.lock,
-        "egress.db": folder.egress_db,
-        "logs": folder.logs,
-        "gen-0001": folder.generation(1),
+        "pki": folder.pki, "federation.toml": folder.federation_toml, "site.toml": folder.site_toml,
+        "lock": folder.lock, "egress.db": folder.egress_db, "logs": folder.logs, "gen-0001": folder.generation(1),
         "gen-12345": folder.generation(12345),
-    }
+    }  # fmt: skip
     for name, path in names.items():
         assert path == folder.path / name
 

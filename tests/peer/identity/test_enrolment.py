@@ -103,12 +103,8 @@ def refused(kind: type[PeerError], message: str) -> Iterator[None]:
 def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
     folder = tmp_path / "ca"
     assert {path.name: mode(path) for path in folder.iterdir()} == {
-        "ca.key": 0o600,
-        "ca.pem": 0o644,
-        "round.key": 0o600,
-        "federation.toml": 0o644,
-        "admitted.json": 0o600,
-    }
+        "ca.key": 0o600, "ca.pem": 0o644, "round.key": 0o600, "federation.toml": 0o644, "admitted.json": 0o600,
+    }  # fmt: skip
     assert mode(folder) == 0o700
     assert authority.federation_toml.endswith(DRAFT)
     assert authority.federation.ca_certificate == (folder / "ca.pem").read_text()
@@ -242,11 +238,8 @@ def test_site_joins(authority: Authority, folder: SiteFolder) -> None:
     assert own.ca == authority.certificate
     assert fingerprint(own.key.public_key()) == request.fingerprint
     assert {path.name: mode(path) for path in folder.pki.iterdir()} == {
-        "site.key": 0o600,
-        "round.key": 0o600,
-        "cert.pem": 0o644,
-        "ca.pem": 0o644,
-    }
+        "site.key": 0o600, "round.key": 0o600, "cert.pem": 0o644, "ca.pem": 0o644,
+    }  # fmt: skip
     loaded = Identity.load(folder.pki, name=folder.site, ca_certificate=authority.federation.ca_certificate, now=NOW)
     assert loaded.certificate == own.certificate
 
@@ -301,13 +294,9 @@ def test_extensions_of_a_request_are_ignored(authority: Authority) -> None:
     assert certificates.verify_certificate(der, authority.certificate, "europe", NOW) == certificate
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert {type(extension.value) for extension in certificate.extensions} == {
-        x509.BasicConstraints,
-        x509.KeyUsage,
-        x509.ExtendedKeyUsage,
-        x509.SubjectAlternativeName,
-        x509.SubjectKeyIdentifier,
-        x509.AuthorityKeyIdentifier,
-    }
+        x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage, x509.SubjectAlternativeName,
+        x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier,
+    }  # fmt: skip
 
 
 def test_same_key_again_is_a_renewal(authority: Authority, folder: SiteFolder) -> None:

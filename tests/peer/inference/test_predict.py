@@ -1,6 +1,4 @@
-"""Predictions of new data: the images that are found, their results, and the skipped ones with a
-reason.
-"""
+"""Predictions of new data: images, results, and skipped files with a reason."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ Answering = Callable[[str], Path]
 
 @pytest.fixture
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
-    """A stand-in for the process with torch, first on the path of a new process: stores the request
-    and runs a script.
-    """
+    """A stand-in for the process with torch: it stores the request and runs a script."""
 
     def stand_in(does: str) -> Path:
         request_file = tmp_path / "request.json"
@@ -116,22 +114,10 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert out.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in out.parent.iterdir()) == ["asia.onnx", "asia.onnx.md"]
     assert document == {
-        "site": "asia",
-        "generation": 1,
-        "round": 2,
-        "task": "classification",
-        "format": "onnx",
-        "out": str(out),
-        "card": f"{out}.md",
-        "sha256": "ab" * 32,
-        "bytes": 5,
-        "network": "resnet10",
-        "parameters": 7,
-        "included": [],
-        "left_out": {},
-        "checks": [],
-        "licence": "CC-BY-4.0",
-    }
+        "site": "asia", "generation": 1, "round": 2, "task": "classification", "format": "onnx", "out": str(out),
+        "card": f"{out}.md", "sha256": "ab" * 32, "bytes": 5, "network": "resnet10", "parameters": 7, "included": [],
+        "left_out": {}, "checks": [], "licence": "CC-BY-4.0",
+    }  # fmt: skip
     (row,) = rows(folder)
     assert (row["purpose"], row["kind"], row["peer"], row["outcome"]) == ("export", "onnx", "", "complete")
     assert (row["sha256"], row["bytes"], row["sent_bytes"], row["round"], row["generation"]) == ("ab" * 32, 5, 5, 2, 1)

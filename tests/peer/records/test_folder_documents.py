@@ -1,6 +1,4 @@
-"""The documents of a site's folder: keys, order, several generations, beside a writer, and from
-huge journals.
-"""
+"""Documents of a site's folder: keys, order, generations, beside a writer, from huge journals."""
 
 from __future__ import annotations
 
@@ -28,21 +26,10 @@ from peer.records.ledger import Ledger
 
 MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
 ROUND = {
-    "generation": 1,
-    "sources": [],
-    "contributors": ["asia"],
-    "missing": {},
-    "below_quorum": False,
-    "skipped": [],
-    "artifact_sha256": None,
-    "aggregate_sha256": None,
-    "metrics": {"train_total": 0.5},
-    "threads": 1,
-    "duration_s": 1.0,
-    "state": "s",
-    "publish": None,
-    "visiting": False,
-}
+    "generation": 1, "sources": [], "contributors": ["asia"], "missing": {}, "below_quorum": False, "skipped": [],
+    "artifact_sha256": None, "aggregate_sha256": None, "metrics": {"train_total": 0.5}, "threads": 1,
+    "duration_s": 1.0, "state": "s", "publish": None, "visiting": False,
+}  # fmt: skip
 
 
 def documented(name: str) -> Any:
@@ -119,13 +106,8 @@ def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> No
 
 def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
     report = {
-        "generation": 1,
-        "round": 2,
-        "sha256": "ab" * 32,
-        "samples": 20,
-        "metrics": {"auc": 0.7},
-        "unmeasured": "",
-    }
+        "generation": 1, "round": 2, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": "",
+    }  # fmt: skip
     disk.write(
         1,
         ("evaluated", 1, {"metrics": {"auc": 0.5, "samples": 30.0}}),
@@ -437,9 +419,7 @@ print(len(records), peak_kib() - before_kib)
 
 @pytest.fixture
 def large_manifests(disk: Disk) -> Disk:
-    """300 rounds with 9 peers: each sent an artifact with a signed manifest of 14 KiB, and received
-    one.
-    """
+    """300 rounds with 9 peers; each sent and received an artifact with a manifest of 14 KiB."""
     disk.journal(1).close()
     disk.ledger().close()
     tensors = [{"name": f"layer{index}.weight", "dtype": "F32", "shape": [64, 64, 3, 3]} for index in range(200)]

@@ -24,12 +24,9 @@ from peer.records.history import (
 from peer.records.journal import Journal
 
 COMMITTED: dict[str, Any] = {
-    **dict.fromkeys(RoundRecord.__annotations__),
-    "contributors": ["asia"],
-    "missing": {"europe": "silent"},
-    "metrics": {"loss": 0.1},
-    "duration_s": 2.5,
-}
+    **dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia"], "missing": {"europe": "silent"},
+    "metrics": {"loss": 0.1}, "duration_s": 2.5,
+}  # fmt: skip
 
 
 def row(number: int, time_s: float) -> CommittedRound:

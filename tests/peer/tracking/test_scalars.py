@@ -16,12 +16,9 @@ from peer.records.ledger import Ledger
 from peer.tracking.scalars import GenerationScalars, read_runs, stamp
 
 COMMITTED = {
-    **dict.fromkeys(RoundRecord.__annotations__),
-    "contributors": ["asia", "europe"],
-    "missing": {},
-    "duration_s": 2.5,
-    "metrics": {},
-}
+    **dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia", "europe"], "missing": {},
+    "duration_s": 2.5, "metrics": {},
+}  # fmt: skip
 RECEIVED = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": "ab" * 32, "outcome": "complete"}
 SETTINGS = {"federation": "", "model.name": "resnet10", "data.datalist": "secret/datalist.json"}
 
@@ -92,17 +89,10 @@ def test_a_round_gives_losses_metrics_duration_contributors(history: WrittenHist
     )
     traffic = {(f"traffic/{way}_bytes", round): 0.0 for way in ("received", "sent") for round in (1, 2)}
     assert history.values() == traffic | {
-        ("train/total", 1): 0.25,
-        ("test/auc", 1): 0.5,
-        ("validation/auc", 1): 0.75,
-        ("round/duration_s", 1): 2.5,
-        ("round/contributors", 1): 2.0,
-        ("round/missing", 1): 0.0,
-        ("round/duration_s", 2): 2.5,
-        ("round/contributors", 2): 1.0,
-        ("round/missing", 2): 1.0,
-        ("test/auc", 2): 0.625,
-    }
+        ("train/total", 1): 0.25, ("test/auc", 1): 0.5, ("validation/auc", 1): 0.75, ("round/duration_s", 1): 2.5,
+        ("round/contributors", 1): 2.0, ("round/missing", 1): 0.0, ("round/duration_s", 2): 2.5,
+        ("round/contributors", 2): 1.0, ("round/missing", 2): 1.0, ("test/auc", 2): 0.625,
+    }  # fmt: skip
     times = {(scalar.tag, scalar.step): scalar.time_s for scalar in history.run().scalars}
     assert times[("train/total", 1)] == history.time_of("committed", 1)
     assert times[("test/auc", 1)] == history.time_of("evaluated", 1)

@@ -13,7 +13,5 @@ __all__ = ["facts", "make_setting", "signals"]
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen() -> None:
-    """As in a worker: a collection after each stage looks at the tests' objects, not at every
-    import's.
-    """
+    """As in a worker, collections look at the tests' objects and not at every import's."""
     gc.freeze()

@@ -1,6 +1,4 @@
-"""Checkpoints: written ones are read, a partial one replaces the one before, old rounds are
-deleted.
-"""
+"""Checkpoints are read back, replaced when partial, and deleted with old rounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A lent model passes the checks of every artifact, is evaluated like the own model, and leaves no
-trace.
-"""
+"""A lent model is checked as every artifact, evaluated like the own one, and leaves no trace."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A site's networks: equal or different starts, always equal to one checkpoint, the same bits after
-interruptions.
-"""
+"""A site's networks: their starts, one checkpoint, the same bits after interruptions."""
 
 from __future__ import annotations
 

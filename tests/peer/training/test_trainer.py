@@ -1,6 +1,4 @@
-"""A site's training, command by command: the same bits after any interruption, no unusable artifact
-in a network.
-"""
+"""A site's training by commands: the same bits after interruptions, no unusable artifact."""
 
 from __future__ import annotations
 

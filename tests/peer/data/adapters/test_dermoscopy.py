@@ -22,9 +22,7 @@ def patch(number: int) -> dermoscopy.Patch:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """SYNTHETIC patches of 12 images, two each, in the package's layout; "b" patches are there and
-    unlike them.
-    """
+    """SYNTHETIC patches of 12 images in the package's layout; "b" patches are unlike theirs."""
     random = np.random.default_rng(0)
     folder = tmp_path / "patches"
     for kind in ("Similar", "nonSimilar"):

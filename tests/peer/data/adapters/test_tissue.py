@@ -28,9 +28,7 @@ def save(folder: Path, kind: str, volume: np.ndarray, affine: np.ndarray | None 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SYNTHETIC template: a ball of grey (T1 150) around one of white (T1 250), with a dark core
-    (T1 50) in it.
-    """
+    """A SYNTHETIC template: grey (T1 150) around white (T1 250) around a dark core (T1 50)."""
     folder = tmp_path_factory.mktemp("synthetic")
     x, y, z = np.ogrid[-98:99, -120:113, -80:109]
     shells = np.digitize(x**2 + y**2 + z**2, [10**2, 50**2, 70**2, 75**2])

@@ -1,6 +1,4 @@
-"""The comparison: of the site's own images where they are readable, and of every difference that
-matters.
-"""
+"""The comparison, on the site's readable images, shows every difference that matters."""
 
 from __future__ import annotations
 
@@ -30,12 +28,9 @@ def test_what_is_equal_is_recorded() -> None:
 
     record = compare("one beside another", run, probabilities, IMAGES)
     assert record == {
-        "what": "one beside another",
-        "difference": pytest.approx(3e-5, rel=1e-2),
-        "tolerance": 1e-4,
-        "samples": 3,
+        "what": "one beside another", "difference": pytest.approx(3e-5, rel=1e-2), "tolerance": 1e-4, "samples": 3,
         "source": READ,
-    }
+    }  # fmt: skip
     assert shapes == [(1, 1, 4)] * 3 + [(2, 1, 4)]
 
 

@@ -1,6 +1,4 @@
-"""Networks as graphs: the same numbers for every batch, in ``.pt2`` and in ONNX; an error names a
-network without a graph.
-"""
+"""Networks as graphs: equal numbers for every batch in ``.pt2`` and ONNX, or a named error."""
 
 from __future__ import annotations
 

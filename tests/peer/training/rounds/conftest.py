@@ -1,6 +1,4 @@
-"""Three real trainers, and a fixture that runs their rounds, on signals and on digits; a test file
-for each method.
-"""
+"""Three real trainers, and a fixture that runs their rounds on signals and on digits."""
 
 from __future__ import annotations
 
@@ -40,19 +38,11 @@ MESSENGER = {"name": "messenger_classification", "width": 4}
 PROJECTED = {site: {**model, "parameters": {**model["parameters"], "projection": 10}} for site, model in MODELS.items()}
 """The same families, whose heads all take ten features."""
 CASES: Mapping[str, Mapping[str, Any]] = {
-    "local": {},
-    "fedskd": {},
-    "mh_pflid": {"shared_model": MESSENGER},
-    "feddal": {"shared_model": SHARED},
-    "dflmoe": {},
-    "dflmoe_models": {},
-    "dflmoe_averaged": {"models": PROJECTED},
-    "proxyfl": {"shared_model": SHARED},
-    "fedavg": {"shared_model": SHARED},
-    "fedprox": {"shared_model": SHARED},
-    "fedbn": {"shared_model": SHARED},
+    "local": {}, "fedskd": {}, "mh_pflid": {"shared_model": MESSENGER}, "feddal": {"shared_model": SHARED},
+    "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
+    "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
     "lg_fedavg": {"models": PROJECTED},
-}
+}  # fmt: skip
 
 State = dict[str, Tensor]
 

@@ -1,6 +1,4 @@
-"""Whole rounds of every method between real trainers: artifacts, frozen parts, equal bits at all
-sites.
-"""
+"""Whole rounds of every method: artifacts, frozen parts, equal bits at all sites."""
 
 from __future__ import annotations
 

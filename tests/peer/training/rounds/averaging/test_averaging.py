@@ -1,6 +1,4 @@
-"""Averaging methods between real trainers: the weights, the private parts, and averages of heads
-alone.
-"""
+"""Averaging between real trainers: weights, private parts, averages of heads alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""MH-pFLID between real trainers: the networks that each stage trains, the switches, a messenger
-that learns.
-"""
+"""MH-pFLID between real trainers: what each stage trains, switches, a messenger that learns."""
 
 from __future__ import annotations
 
