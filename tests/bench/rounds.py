@@ -82,7 +82,6 @@ class Processes:
         """Write one line to each process."""
         for name, line in lines.items():
             stdin = self.processes[name].stdin
-            assert stdin is not None
             stdin.write(f"{line}\n".encode())
             stdin.flush()
 
@@ -90,7 +89,6 @@ class Processes:
         """Wait for the next line of every process; the words of each line."""
         lines = {}
         for name, process in self.processes.items():
-            assert process.stdout is not None
             lines[name] = process.stdout.readline().decode().split()
             if not lines[name]:
                 raise RuntimeError(f"{self.script} of {name} ended; its output is above")
@@ -99,7 +97,6 @@ class Processes:
     def end(self) -> None:
         """End the processes by closing their input; kill those that do not end, and raise."""
         for process in self.processes.values():
-            assert process.stdin is not None
             process.stdin.close()
         try:
             for process in self.processes.values():

@@ -76,8 +76,6 @@ EPOCH = 1_700_000_000
 def release() -> ModuleType:
     """The module of ``make dist``."""
     spec = importlib.util.spec_from_file_location("deploy_release", ROOT / "deploy" / "release.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -183,7 +183,6 @@ def test_systemd_accepts_the_unit_and_finds_it_confined(root: Path, tmp_path: Pa
     rated = subprocess.run(command, capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout
     exposure = re.search(r"exposure level for \S+: ([0-9.]+)", rated.stdout)
-    assert exposure is not None
     stated = (root / SYSTEMD / ("mhfl-peer@.service.d/gpu.conf" if gpu else "mhfl-peer@.service")).read_text()
     assert f"says {exposure[1]}" in re.sub(r"\n# ", " ", stated)
 
@@ -263,7 +262,6 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
     site = SiteConfig.load(root / KUBERNETES / "europe" / "site.toml")
     check_site(FederationConfig.load(root / "deploy" / "examples" / "federation.toml"), site, SiteName("europe"))
     assert site.listen.endswith(":7443")
-    assert site.metrics.listen is not None
     assert site.metrics.listen.endswith(":9464")
 
 
@@ -283,7 +281,6 @@ def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tm
     command = ["sh", str(root / KUBERNETES / "base" / "enrol.sh")]
     running = {"env": {**os.environ, "PATH": programs, **settings}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, **running) as pod:
-        assert pod.stdout is not None
         log = "".join(iter(pod.stdout.readline, WAITS))
         fingerprint = re.search(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){31}\b", log)
         assert fingerprint is not None, log

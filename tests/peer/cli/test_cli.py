@@ -55,7 +55,6 @@ except SystemExit:
 @pytest.mark.parametrize("name", OWN)
 def test_listed_help_is_the_commands_own(name: str) -> None:
     command = main.get_command(click.Context(main), name)
-    assert command is not None
     assert command.get_short_help_str(limit=200) == COMMANDS[name][1]
     assert (command.help or "").startswith(COMMANDS[name][1])
 
@@ -132,7 +131,6 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
         with pipe.open("wb"):  # returns once the command has opened the other end
             child.send_signal(2)
-            assert child.stderr is not None
             assert child.stderr.read().strip() == "mhfl-peer: interrupted; run it again"
         assert child.wait() == 130
 

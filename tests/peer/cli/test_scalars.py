@@ -72,7 +72,6 @@ def test_following_writes_each_new_round_until_it_is_interrupted(folder: SiteFol
     words = ["--site", "asia", "--tensorboard", str(tmp_path / "runs"), "--follow", "--json"]
     command = [*PROGRAM, "--home", str(folder.home), "scalars", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
-        assert following.stdout is not None
         assert following.stderr is not None
         assert json.loads(following.stdout.readline())["added"] == {"tensorboard": 6}
         append_rows(folder, ("committed", 2, ROUND))

@@ -148,7 +148,6 @@ class Watch:
     def end(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(LIMIT_S)
-        assert self.process.stderr is not None
         return self.process.returncode, self.process.stderr.read()
 
 

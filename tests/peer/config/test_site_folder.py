@@ -178,7 +178,6 @@ with find_site(Path(sys.argv[1])).locked():
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         with pytest.raises(LockedError, match=f"is held by process {holder.pid}; stop it first"), folder.locked():
             pytest.fail("two processes hold one folder")

@@ -108,7 +108,6 @@ def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, mon
 
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/ml.db")
     experiment = client.get_experiment_by_name("trial")
-    assert experiment is not None
     by_name = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert by_name.keys() == {"asia gen-0001", "asia gen-0002"}
     first, second = by_name["asia gen-0001"], by_name["asia gen-0002"]

@@ -202,7 +202,6 @@ def test_a_worker_dies_with_its_parent() -> None:
     child += "print(1, flush=True); signal.pause()"
     parent = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         process.kill()
         assert process.stdout.read() == b""  # ends only when the child, too, let go of it

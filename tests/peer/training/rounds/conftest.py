@@ -16,6 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from fakes.training import initialise, perform
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -56,17 +57,9 @@ class Sites:
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
         parameters, models = options.pop("parameters", {}), options.pop("models", MODELS)
-        settings = {
-            site: make_setting(
-                site=site,
-                method={"name": method, **parameters},
-                model=ALIKE if alike else models[site],
-                steps=2,
-                **options,
-            )
-            for site in SITES
-        }
-        self.begin(PLANS[method], settings)
+        options |= {"method": {"name": method, **parameters}, "steps": 2}
+        models = dict.fromkeys(SITES, ALIKE) if alike else models
+        self.begin(PLANS[method], {site: make_setting(site=site, model=models[site], **options) for site in SITES})
 
     def begin(self, plan: Plan, settings: Mapping[str, WorkerSetting]) -> None:
         """Make every site's first model."""
@@ -78,8 +71,7 @@ class Sites:
         self.events: list[events.Event] = []
         self.ordered: dict[str, commands.Command] = {}
         for site, trainer in self.trainers.items():
-            event = trainer.perform(commands.Initialise(1, 1))
-            assert isinstance(event, events.Initialised)
+            event = initialise(trainer)
             self.state[site], self.artifact[site] = event.state, event.artifact
 
     def round(self, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
@@ -138,9 +130,7 @@ class Sites:
     def evaluated(self, site: str) -> Mapping[str, float]:
         """The metrics of the site as it is."""
         sources = self.sources(site) if self.plan.keeps_last_received else ()
-        event = self.trainers[site].perform(commands.Evaluate(1, 9, 1, self.state[site], sources))
-        assert isinstance(event, events.Evaluated)
-        return event.metrics
+        return perform(self.trainers[site], commands.Evaluate(1, 9, 1, self.state[site], sources)).metrics
 
     def receive(self, receiver: str, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
         """Fetch the last artifacts of the others."""

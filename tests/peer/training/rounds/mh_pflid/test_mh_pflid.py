@@ -41,7 +41,6 @@ def test_the_switches_of_mh_pflid(sites: Any, equal: Any) -> None:
         bodies.add(state["body.0.weight"].numpy().tobytes())
     assert (len(heads), len(bodies)) == (1, 3)
     artifact = part.artifact["alpha"]
-    assert artifact is not None
     assert all(tensor.name.startswith("classifier.") for tensor in artifact.tensors)
 
 
