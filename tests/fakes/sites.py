@@ -10,9 +10,12 @@ import pytest
 
 from peer.config.site_folder import SiteFolder
 from peer.core.rows import CommittedRow
+from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 
 Row = tuple[str, int, dict[str, Any]]
+TRANSFER = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
+"""What a ledger says of an artifact before it leaves; the bytes are missing."""
 INITIAL = "round-000000/initial"
 INITIALISED: Row = ("initialised", 0, {"state": INITIAL, "artifact": None, "samples": {}, "publish": None})
 
@@ -49,3 +52,9 @@ def replace_module(module: str, program: str, folder: Path, monkeypatch: pytest.
         (path / "__init__.py").touch()
     (path / f"{name}.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(folder / "elsewhere"))
+
+
+def round_body(**changes: Any) -> dict[str, Any]:
+    """The body of the row `committed`, with every key."""
+    body = {**dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia"], "missing": {}, "metrics": {}}
+    return {**body, "duration_s": 2.5, **changes}

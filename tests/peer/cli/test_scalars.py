@@ -11,14 +11,12 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import PROGRAM, ROOT, refused_in_one_line, run
-from fakes.sites import append_rows
+from fakes.sites import append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.records.documents import RoundRecord
 
 LIMIT_S = 60.0
-ROUND = {**dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia"], "missing": {}, "duration_s": 1.0}
-ROUND["metrics"] = {"train_total": 0.5}
+ROUND = round_body(metrics={"train_total": 0.5})
 
 
 @pytest.fixture

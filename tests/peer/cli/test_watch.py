@@ -17,10 +17,9 @@ import pytest
 from click.testing import Result
 
 from fakes.cli import PROGRAM, ROOT, refused, refused_in_one_line, run, run_json
-from fakes.sites import append_rows
+from fakes.sites import TRANSFER, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.records.documents import RoundRecord
 from peer.records.ledger import Ledger
 
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
@@ -43,9 +42,8 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
 @pytest.fixture
 def history(folder: SiteFolder) -> SiteFolder:
     """A site that sent one artifact and left with a fault."""
-    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
     with contextlib.closing(Ledger(folder.egress_db)) as ledger:
-        ledger.settle(ledger.intend(**transfer, bytes=2048), bytes=1024, outcome="broken")
+        ledger.settle(ledger.intend(**TRANSFER, bytes=2048), bytes=1024, outcome="broken")
     denied = {"caller": "europe", "call": "model for round 1", "reason": "not\x1b[2J its turn"}
     left = {"fault": "data", "reason": "no\ndata"}
     append_rows(folder, ("began", 0, {"generation": 1}), ("denied", 1, denied), ("left", 1, left))
@@ -178,8 +176,7 @@ def test_a_watch_outlives_the_daemon_and_ends_quietly(watch: Any, program: Any) 
 def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     following = watch("rounds")
     assert following.next() == []
-    body = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}}
-    append_rows(history, ("ignored", 1, {}), ("committed", 1, body))
+    append_rows(history, ("ignored", 1, {}), ("committed", 1, round_body()))
     assert [record["round"] for record in following.next()] == [1]
     assert following.end() == (0, "")
     assert following.lines.empty()

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
 
+from fakes.sites import TRANSFER, round_body
 from peer.core import events
 from peer.core.messages import Heartbeat
 from peer.core.phases import Phase
@@ -19,11 +19,9 @@ from peer.core.rows import OpenedRow
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS, METRICS_SHOWN_MAX, Surroundings, families
 from peer.records.counts import Counts, TransferLabels
-from peer.records.documents import RoundRecord
 from peer.records.history import CommittedRound
 
 AROUND = Surroundings(disk_free=5, disk_size=10, expiry_s={"site": 100.0, "ca": 200.0})
-ROUND = dict.fromkeys(RoundRecord.__annotations__)
 Read = Callable[..., dict[tuple[str, ...], float]]
 
 
@@ -64,8 +62,7 @@ def fill(daemon: Daemon) -> None:
     """Rows, and a state, from which every metric comes."""
     europe = SiteName("europe")
     site, journal = daemon.machine, daemon.journal
-    committed: dict[str, Any] = {**ROUND, "missing": {"europe": "slow"}, "sources": [], "contributors": ["asia"]}
-    committed |= {"duration_s": 2.0, "metrics": {"auc": 0.75}, "below_quorum": True}
+    committed = round_body(missing={"europe": "slow"}, sources=[], metrics={"auc": 0.75}, below_quorum=True)
     journal.append("committed", 1, committed)
     for round in (1, 2):
         daemon._recent.add(CommittedRound.of_row(round, committed, time_s=time.time()))
@@ -77,8 +74,7 @@ def fill(daemon: Daemon) -> None:
     site.rules = replace(site.rules, pace=replace(site.rules.pace, gather_s=600.0))
     site.progress = events.Progressed(1, 2, 1, "train", 1, 2, {"total": 0.5})
     daemon.service.account(europe).clock_skew_s = -6.0
-    transfer = {"purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32, "bytes": 9}
-    daemon.ledger.settle(daemon.ledger.intend(peer="europe", **transfer), bytes=9, outcome="complete")
+    daemon.ledger.settle(daemon.ledger.intend(**TRANSFER, bytes=9), bytes=9, outcome="complete")
 
 
 async def test_exactly_one_phase_is_the_site_s(daemon: Daemon, read: Read) -> None:
@@ -119,7 +115,7 @@ async def test_zero_is_said_before_anything_happens(daemon: Daemon, read: Read) 
 
 
 async def test_a_round_shows_who_is_in_it(daemon: Daemon, read: Read) -> None:
-    body: dict[str, Any] = {**ROUND, "contributors": ["asia", "europe"], "missing": {}, "duration_s": 3.5}
+    body = round_body(contributors=["asia", "europe"])
     source = {"site": "europe", "round": 1, "sha256": "ab" * 32, "fallback": ""}
     many = {f"dice_{number:03}": 0.5 for number in range(200)}
     daemon.journal.append("committed", 1, {**body, "sources": [source], "metrics": {"auc": math.nan, **many}})

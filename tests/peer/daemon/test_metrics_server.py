@@ -17,14 +17,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from fakes.sites import TRANSFER
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS
 from peer.daemon.metrics_server import CONNECTIONS_MAX, MetricsServer
 from peer.errors import PortInUse
 from peer.records.ledger import chain_hash
 
-TRANSFER: dict[str, Any] = {"purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-SENT: dict[str, Any] = {"peer": "europe", **TRANSFER, "bytes": 9}
+SENT: dict[str, Any] = {**TRANSFER, "bytes": 9}
 LIMIT_S = 20.0
 SHORT_S = 0.5
 LONG_S = 2.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER
 from peer.core import events, rows
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import FOLLOW_MAX_S, FOLLOW_MIN_S, OperatorService
@@ -50,8 +51,7 @@ async def test_every_document_is_shown_over_the_socket(daemon: Daemon, ask: Call
 
 
 async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: Daemon) -> None:
-    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-    intent = daemon.ledger.intend(**transfer, bytes=9)
+    intent = daemon.ledger.intend(**TRANSFER, bytes=9)
     service = OperatorService(daemon)
     (open_row,) = await service.show("egress", {})
     daemon.ledger.settle(intent, bytes=4, outcome="broken")

@@ -6,8 +6,6 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,10 +92,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@contextmanager
-def refused(kind: type[PeerError], message: str) -> Iterator[None]:
-    with pytest.raises(kind, match=message):
-        yield
+def refused(kind: type[PeerError], message: str) -> Any:
+    return pytest.raises(kind, match=message)
 
 
 def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
@@ -352,36 +348,26 @@ def test_bundles_that_are_refused_change_nothing(authority: Authority, folder: S
     theirs = admit(authority, make_request(asia, authority))
     other_key = admit(authority, forge(new_key()), replace=True)
     digest = authority.federation.digest
-    pem = certificates.certificate_pem(
-        certificates.issue(
-            rogue.key, rogue.certificate, name=europe.site, public_key=own_key(europe).public_key(), now=NOW
-        )
-    ).decode()
+    key = own_key(europe).public_key()
+    foreign = certificates.issue(rogue.key, rogue.certificate, name=europe.site, public_key=key, now=NOW)
+    pem = certificates.certificate_pem(foreign).decode()
     sealed = seal(authority.round_key, own_key(asia).public_key(), digest=digest, site=europe.site)
     before = contents(europe.pki)
-    for bundle, kind, message in (
-        (theirs, BundleError, "the bundle is for asia, not for europe"),
-        (replace(theirs, site=europe.site), BundleError, "not signed by the CA in .*, or was changed"),
-        (good.with_signature(rogue.key), BundleError, "not signed by the CA"),
-        (
-            replace(good, certificate=theirs.certificate).with_signature(authority.key),
-            BundleError,
-            "names asia, not europe",
-        ),
-        (replace(good, certificate=pem).with_signature(authority.key), BundleError, "not from this federation's CA"),
-        (
-            replace(good, certificate="ü").with_signature(authority.key),
-            BundleError,
-            "the bundle's certificate is refused",
-        ),
-        (other_key, BundleError, "is for another key than the one in .*; send the founder the request"),
-        (
-            replace(good, sealed_round_key=sealed).with_signature(authority.key),
-            BundleError,
-            "not sealed for this site's key",
-        ),
+
+    def signed(**changes: str) -> Bundle:
+        return replace(good, **changes).with_signature(authority.key)
+
+    for bundle, message in (
+        (theirs, "the bundle is for asia, not for europe"),
+        (replace(theirs, site=europe.site), "not signed by the CA in .*, or was changed"),
+        (good.with_signature(rogue.key), "not signed by the CA"),
+        (signed(certificate=theirs.certificate), "names asia, not europe"),
+        (signed(certificate=pem), "not from this federation's CA"),
+        (signed(certificate="ü"), "the bundle's certificate is refused"),
+        (other_key, "is for another key than the one in .*; send the founder the request"),
+        (signed(sealed_round_key=sealed), "not sealed for this site's key"),
     ):
-        with refused(kind, message):
+        with refused(BundleError, message):
             enrolment.join(europe, bundle, now=NOW)
         assert contents(europe.pki) == before
     with refused(BundleError, "the certificate expired on"):

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError
-from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.tracking.scalars import GenerationScalars, read_runs, stamp
 
-COMMITTED = {
-    **dict.fromkeys(RoundRecord.__annotations__), "contributors": ["asia", "europe"], "missing": {},
-    "duration_s": 2.5, "metrics": {},
-}  # fmt: skip
+COMMITTED = round_body(contributors=["asia", "europe"])
 RECEIVED = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": "ab" * 32, "outcome": "complete"}
 SETTINGS = {"federation": "", "model.name": "resnet10", "data.datalist": "secret/datalist.json"}
 
@@ -31,24 +28,12 @@ class WrittenHistory:
 
     def write(self, *rows: tuple[str, int, dict[str, Any]], generation: int = 1) -> None:
         if generation not in self.folder.generations():
-            self.folder.create_generation(generation)
             rows = (("configured", 0, {**SETTINGS, "federation": self.digest}), ("began", 0, {}), *rows)
-        with contextlib.closing(Journal(self.folder.generation(generation) / "journal.db")) as journal:
-            for row in rows:
-                journal.append(*row)
+        append_rows(self.folder, *rows, generation=generation)
 
-    def send(
-        self,
-        size: int,
-        *,
-        sent: int | None = None,
-        outcome: str = "complete",
-        purpose: str = "train",
-        generation: int = 1,
-    ) -> None:
-        facts = {"peer": "europe", "purpose": purpose, "kind": "model", "round": 1, "sha256": "cd" * 32}
+    def send(self, size: int, *, sent: int | None = None, outcome: str = "complete", **changes: Any) -> None:
         with contextlib.closing(Ledger(self.folder.egress_db)) as ledger:
-            intent = ledger.intend(**facts, generation=generation, bytes=size)
+            intent = ledger.intend(**{**TRANSFER, "bytes": size, **changes})
             ledger.settle(intent, bytes=size if sent is None else sent, outcome=outcome)
 
     def run(self, generation: int = 1) -> GenerationScalars:
