@@ -33,8 +33,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
             for name in loopback.federation.roster:
                 loopback.start(name)
             meddle(loopback)
-            codes = tools.finish(loopback)
-        assert codes == dict.fromkeys(codes, 0), {name: loopback.console(name)[-2000:] for name in codes}
+            tools.finish_well(loopback)
         return loopback
 
     return run
@@ -43,8 +42,8 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[..., Loca
 def shown(loopback: LocalFederation, name: str) -> list[dict[str, Any]]:
     """What `mhfl-peer evaluation --json` says of a site."""
     words = ["--home", str(loopback.home), "evaluation", "--site", name, "--json"]
-    found = subprocess.run([sys.executable, "-m", "peer.cli", *words], capture_output=True, text=True, check=True)
-    return list(json.loads(found.stdout))
+    finished = subprocess.run([sys.executable, "-m", "peer.cli", *words], capture_output=True, text=True, check=True)
+    return list(json.loads(finished.stdout))
 
 
 def transfers(loopback: LocalFederation, name: str, kind: str) -> list[tuple[str, int]]:
@@ -68,8 +67,8 @@ def by_hand(loopback: LocalFederation, tools: Any) -> dict[str, dict[str, dict[s
         state = [body["state"] for kind, _, body in tools.rows(loopback, name) if kind == "committed"][-1]
         sites.append({"setting": to_json(setting), "state": state, "sources": []})
     command = [sys.executable, "-m", "peer.research.cross_site"]
-    found = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
-    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(found.stdout)
+    finished = subprocess.run(command, input=json.dumps({"sites": sites}), capture_output=True, text=True, check=True)
+    matrix: dict[str, dict[str, dict[str, float]]] = json.loads(finished.stdout)
     return matrix
 
 

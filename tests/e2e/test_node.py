@@ -120,13 +120,13 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
                     daemon.hear("ready")
                     daemon.release()
         assert client.wait() == 0, client.stderr.read()
-    found = {name: [step for step in said if step["step"] == name] for name in {step["step"] for step in said}}
+    steps = {name: [step for step in said if step["step"] == name] for name in {step["step"] for step in said}}
 
-    assert [step["site"] for step in found["greeted"]] == list(DAEMONS)
-    assert all("federation digest differs" in step["reason"] for step in found["stranger"])
-    assert [step["site"] for step in found["misnamed"]] == [DAEMONS[0]]
-    assert [step["ready"] for step in found["waiting"]] == [True, False]
-    for round, taken in enumerate(found["taken"], start=1):
+    assert [step["site"] for step in steps["greeted"]] == list(DAEMONS)
+    assert all("federation digest differs" in step["reason"] for step in steps["stranger"])
+    assert [step["site"] for step in steps["misnamed"]] == [DAEMONS[0]]
+    assert [step["ready"] for step in steps["waiting"]] == [True, False]
+    for round, taken in enumerate(steps["taken"], start=1):
         source = source_of(loopback, round)
         (other,) = set(DAEMONS) - {source}
         assert (taken["round"], taken["site"], taken["generation"]) == (round, source, 1)
@@ -137,7 +137,7 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
         sent = [row for row in loopback.show(source, "egress") if (row["peer"], row["round"]) == (NODE, round)]
         assert [row["sha256"] for row in sent] == [taken["sha256"]] * 2
         assert {"complete"} <= {row["outcome"] for row in sent} <= {"complete", "broken"}
-        (denied,) = (step for step in found["denied"] if step["round"] == round)
+        (denied,) = (step for step in steps["denied"] if step["round"] == round)
         assert denied["site"] == other
         assert denied["reason"] == f"round {round} does not give {other}'s model to {NODE}"
         reasons = [row["body"]["reason"] for row in rows(loopback, other, "denied")]

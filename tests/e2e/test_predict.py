@@ -65,10 +65,10 @@ def run(*words: str | Path) -> dict[str, Any]:
 def segmented(document: dict[str, Any]) -> np.ndarray:
     """The label map of the only image."""
     (row,) = document["predictions"]
-    found = nibabel.load(row["output"])
-    assert found.get_data_dtype() == np.uint8
-    assert np.array_equal(found.affine, AFFINE)
-    return np.asanyarray(found.dataobj)
+    image = nibabel.load(row["output"])
+    assert image.get_data_dtype() == np.uint8
+    assert np.array_equal(image.affine, AFFINE)
+    return np.asanyarray(image.dataobj)
 
 
 @pytest.mark.slow
@@ -88,9 +88,9 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
         assert {path: path.stat().st_mtime_ns for path in before} == before
         (left,) = loopback.show("europe", "egress")
     elsewhere = run("predict", *inputs, "--model", taken, "--sha256", export["sha256"], "--out", tmp_path / "elsewhere")
-    for found in (document, elsewhere):
-        assert (found["site"], found["round"], found["task"]) == ("europe", ROUNDS, "segmentation")
-        assert [Path(row["file"]).name for row in found["skipped"]] == ["broken.nii.gz"]
+    for shown in (document, elsewhere):
+        assert (shown["site"], shown["round"], shown["task"]) == ("europe", ROUNDS, "segmentation")
+        assert [Path(row["file"]).name for row in shown["skipped"]] == ["broken.nii.gz"]
     mask = segmented(document)
     assert mask.shape == labels.shape
     assert 2 * (mask & labels).sum() / (mask.sum() + labels.sum()) > 0.8

@@ -90,6 +90,16 @@ def write_picture(path: Path, mode: str = "RGB", values: NDArray[np.uint8] | Non
     return path
 
 
+def write_lungs(folder: Path, count: int, side: int) -> Path:
+    """Write pictures with masks in the form of the lung data set; their folder."""
+    random = np.random.default_rng(0)
+    for index in range(count):
+        values = random.integers(1, 256, (side, side), dtype=np.uint8)
+        write_picture(folder / "CXR_png" / f"MCUCXR_{index:04d}_0.png", "L", values)
+        write_picture(folder / "masks" / f"MCUCXR_{index:04d}_0.png", "L", 255 * np.uint8(values > 128))
+    return folder
+
+
 def write_volume(path: Path, values: NDArray[Any] | None = None) -> Path:
     """Write a NIfTI volume of 3 x 4 x 5 noisy voxels, or of the values given; its path."""
     path.parent.mkdir(parents=True, exist_ok=True)

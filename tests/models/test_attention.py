@@ -126,9 +126,8 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="form must be 'attention' or 'addition', not 'sum'"):
         Receiver(3, 5, form="sum")
     vector, dense = Receiver(3, 5, form="addition"), Transmitter(3, 5, spatial_dims=2)
-    with pytest.raises(
-        ValueError, match=r"the messenger's feature must have 5 channels and 0 .*, not the shape \(2, 1"
-    ):
+    reason = r"the messenger's feature must have 5 channels and 0 .*, not the shape \(2, 1\)"
+    with pytest.raises(ValueError, match=reason):
         vector(torch.ones(2, 1), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"the local feature must have 3 channels and 0 .*, not the shape \(2, 4\)"):
         vector(torch.ones(2, 5), torch.ones(2, 4, 6, 6))

@@ -262,9 +262,8 @@ def test_what_does_not_fit_is_named():
         attention(feature, {})
     with pytest.raises(ValueError, match=r"predict different shapes: \{'a': \(1, 3, 4, 4\), 'b': \(1, 2, 4, 4\)\}"):
         attention(feature, {"a": torch.ones(1, 3, 4, 4), "b": torch.ones(1, 2, 4, 4)})
-    with pytest.raises(
-        ValueError, match=r"predict \(1, 3, 8, 8\), which is not on the grid of the feature \(1, 5, 4, 4"
-    ):
+    reason = r"predict \(1, 3, 8, 8\), which is not on the grid of the feature \(1, 5, 4, 4\)"
+    with pytest.raises(ValueError, match=reason):
         attention(feature, {"a": torch.ones(1, 3, 8, 8)})
     with pytest.raises(KeyError, match="site:a"):
         FeatureTransform(5)(torch.ones(1, 5), "a")

@@ -183,8 +183,7 @@ def test_a_broken_file_is_named(empty: api.SiteHandle) -> None:
 
 
 def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     site = api.open_site("asia", home=enrolled.home)
     status = site.status()
     assert (status["daemon"], status["pid"], status["phase"]) == ("running", process.pid, "gathering")

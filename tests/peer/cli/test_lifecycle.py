@@ -32,8 +32,7 @@ def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, act
 
 
 def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     assert call(enrolled, "pause").stdout == "asia: training stops after this step; the site keeps serving\n"
     program.status("asia", "paused")
     answer = json.loads(call(enrolled, "resume", "--json").stdout)
@@ -94,8 +93,7 @@ def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
 
 
 def test_a_second_start_in_the_same_folder_names_the_first(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     code, error = start(enrolled)
     assert code == 7
     assert f"held by process {process.pid}" in error

@@ -107,8 +107,7 @@ def test_how_many_events_must_be_a_count(enrolled: LocalFederation, words: tuple
 def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
     enrolled: LocalFederation, program: Any, folder: SiteFolder
 ) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     status = shown(enrolled, "status")
     assert (status["daemon"], status["pid"]) == ("running", process.pid)
     assert [row["kind"] for row in shown(enrolled, "events", "--last", "1", "--all")] == ["manifest"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.sites import append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.daemon import startup
 from peer.daemon.dispatch import now
@@ -25,8 +26,6 @@ from peer.preflight import local
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.local import check_packages
-from peer.records.documents import RoundRecord
-from peer.records.journal import Journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,13 +40,9 @@ def test_a_foreign_package_is_the_only_finding_and_no_traceback(
 ) -> None:
     (tmp_path / "elsewhere" / name).mkdir(parents=True)
     (tmp_path / "elsewhere" / name / "__init__.py").touch()
-    command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(enrolled.home)]
-    done = subprocess.run(
-        [*command, "check", "--site", "asia", "--fast", "--json"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(enrolled.home), "check", "--site", "asia"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"}
+    done = subprocess.run([*command, "--fast", "--json"], env=environment, capture_output=True, text=True)
     assert done.returncode == 16
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["subject"], finding["verdict"]) == (f"package {name}", "failure")
@@ -173,12 +168,8 @@ def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFol
 
 
 def test_distillation_that_moves_nothing_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder) -> None:
-    folder.create_generation()
-    journal = Journal(folder.generation(1) / "journal.db")
-    for round, share in ((1, 0.5), (2, 0.0003), (3, None)):
-        metrics = {} if share is None else {"distillation_ratio": share}
-        journal.append("committed", round, {**dict.fromkeys(RoundRecord.__annotations__), "metrics": metrics})
-    journal.close()
+    for round, metrics in ((1, {"distillation_ratio": 0.5}), (2, {"distillation_ratio": 0.0003}), (3, {})):
+        append_rows(folder, ("committed", round, round_body(metrics=metrics)))
     finding = run_check()["gamma"]
     assert finding.verdict == "warning"
     assert "0.03%" in finding.message
