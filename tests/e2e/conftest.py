@@ -1,7 +1,5 @@
 """Real daemons, real TLS, real workers on small synthetic volumes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

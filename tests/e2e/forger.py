@@ -4,8 +4,6 @@ Its daemon, key and certificate are the real ones. It trains nothing, and has th
 second for round 2, and so on.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import socket

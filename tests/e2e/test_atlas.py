@@ -1,7 +1,5 @@
 """FedSKD with the regions of a real atlas on ABIDE-shaped maps: real rs-fMRI signals, synthetic labels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Global Test between real daemons: models travel over TLS, figures come back, data and guests stay where they are."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

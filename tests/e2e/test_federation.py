@@ -1,7 +1,5 @@
 """One undisturbed federation of three daemons, looked at from every side; then the same one, killed on the way."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Callable

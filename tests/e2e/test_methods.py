@@ -1,7 +1,5 @@
 """Every method between real daemons: whole rounds over TLS, one kind leaves, and a simulation has the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

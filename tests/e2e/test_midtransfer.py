@@ -1,7 +1,5 @@
 """A peer is killed while its model moves, with every core busy: the others go on within 5 s of its silence."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

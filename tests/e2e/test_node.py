@@ -4,8 +4,6 @@
 or in the folder that ``MHFL_NODE_MODULES`` names; ``npm install --no-package-lock`` in ``tests/node`` gets them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

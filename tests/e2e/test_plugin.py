@@ -1,7 +1,5 @@
 """``deploy/examples/plugin``, installed as a user installs it: its method, data and network at work, and missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Then it is taken away, and does the same where no site is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

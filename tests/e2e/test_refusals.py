@@ -5,8 +5,6 @@ looked at. Where each is stopped: kinds and file headers by the daemon that fetc
 before anything of it is built there or reaches the device.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence

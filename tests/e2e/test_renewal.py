@@ -3,8 +3,6 @@
 And one is not renewed in time: the site goes on serving what it may, and is back without a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

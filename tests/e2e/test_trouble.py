@@ -1,7 +1,5 @@
 """What users of such systems suffer from: dead peers, wrong clocks, pauses, and input that is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The program as its users call it: in this process, or in a process of its own; and its tables as text."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """SYNTHETIC data sets in published layouts, and checks of what an adapter writes of them."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Texts of ``federation.toml``, ``site.toml`` and an experiment, from the keys in which tests differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

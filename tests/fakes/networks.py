@@ -1,7 +1,5 @@
 """Sizes of networks, without their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

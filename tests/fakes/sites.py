@@ -1,7 +1,5 @@
 """What a daemon leaves in the folder of a site, and a stand-in for a module that needs torch."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

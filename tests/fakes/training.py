@@ -1,7 +1,5 @@
 """Real trainers at work: their answers, their files, and an artifact on its way to another site."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 MODE says how it misbehaves. The artifacts that it makes hold so many NUMBERS and depend on what it was given.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

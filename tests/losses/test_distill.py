@@ -1,7 +1,5 @@
 """Distillation by output: values by hand, a numpy reference, gradient flow, refused inputs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The losses of FedDAL: values by hand, a numpy reference, minima, refused inputs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

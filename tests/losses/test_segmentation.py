@@ -1,7 +1,5 @@
 """The losses of segmentation: values by hand, a numpy reference, MONAI's Dice, refused inputs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The losses of FedSKD: values by hand, a float64 numpy reference, and invariances."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

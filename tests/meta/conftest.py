@@ -1,7 +1,5 @@
 """The repository as the subject of tests: its files, and its packages' parsed modules."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

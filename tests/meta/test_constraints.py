@@ -1,7 +1,5 @@
 """constraints.txt pins one version of every package that pyproject.toml brings."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import tomllib
 from collections.abc import Iterable

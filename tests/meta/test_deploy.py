@@ -1,7 +1,5 @@
 """The files to run and watch a site fit the program, and the tools that read them find no error."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

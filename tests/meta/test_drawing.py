@@ -1,7 +1,5 @@
 """The drawing of the packages in peer/README.md has the same arrows as the imports."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

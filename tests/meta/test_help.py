@@ -1,7 +1,5 @@
 """Every command's help has an example to type, and its ``--json`` a document of its type."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

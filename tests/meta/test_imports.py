@@ -1,7 +1,5 @@
 """Imports point one way, are of declared packages, and load no torch in the command line."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The shipped experiments: the program can read all of them, and they cover every published row."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

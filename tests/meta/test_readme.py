@@ -1,7 +1,5 @@
 """Commands and links of the documents exist, and their exit codes are the program's."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`make dist`: one version, the same bytes for the same files, only committed files."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Receiver and transmitter against the equations in float64, their sizes, ablations and gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The costs of networks, counted by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

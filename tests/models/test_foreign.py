@@ -1,7 +1,5 @@
 """Networks by dotted name and by module:Class, and what their constructors may be given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Messengers: the sizes that the paper's tables confirm, their work, and inputs of every size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

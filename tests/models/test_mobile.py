@@ -1,7 +1,5 @@
 """The small classifiers against the printed sizes, and their blocks against plain formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Transform and mixture against the equations in float64; absent experts, order of arrival, ablations."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One battery over every network of the registry in every dimension, and the two ways to make one."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

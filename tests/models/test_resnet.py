@@ -1,7 +1,5 @@
 """ResNets against the printed sizes, and against MONAI's own."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

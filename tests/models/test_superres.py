@@ -1,7 +1,5 @@
 """Super-resolution: sizes, scales, skips, and the networks' results with identity kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Taps on networks that know nothing of them: two of MONAI's and small ones of our own."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """U-Nets against MONAI's own, against the printed sizes, and the residual one against its formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """VGG against the printed sizes, FCN-8s against its formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Fixtures for tests of the daemon and of its commands: an enrolled federation, a worker without torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

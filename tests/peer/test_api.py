@@ -1,7 +1,5 @@
 """A site in a notebook: the documentation's examples, the records' keys, predictions."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import json

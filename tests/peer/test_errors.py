@@ -1,7 +1,5 @@
 """The exit codes are a contract: one a kind of failure, none used twice, each with a remedy."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

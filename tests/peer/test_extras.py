@@ -1,7 +1,5 @@
 """The errors about missing Python packages, in a subprocess that cannot import them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess

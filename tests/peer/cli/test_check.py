@@ -1,7 +1,5 @@
 """`check` as an operator and a script see it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

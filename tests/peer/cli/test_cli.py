@@ -1,7 +1,5 @@
 """The program as a whole: errors of one line, and commands listed without their import."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

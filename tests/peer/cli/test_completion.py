@@ -1,7 +1,5 @@
 """Shell completion: the names offered at each place, few imports, and the script in bash."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

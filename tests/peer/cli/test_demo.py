@@ -1,7 +1,5 @@
 """The progress and the tables of `demo`; the end-to-end tests run a demonstration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

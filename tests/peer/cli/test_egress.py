@@ -1,7 +1,5 @@
 """`egress` and its subcommands, as an operator and an auditor type them."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

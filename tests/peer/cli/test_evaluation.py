@@ -1,7 +1,5 @@
 """`mhfl-peer evaluation`: a row a cell, reasons of missing cells, the mean with its count."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

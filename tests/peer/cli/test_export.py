@@ -1,7 +1,5 @@
 """`export` as a person and a script see it: files, included sites, comparisons."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

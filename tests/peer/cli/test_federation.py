@@ -1,7 +1,5 @@
 """``federation create``, ``show`` and ``admit`` as a founder calls them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

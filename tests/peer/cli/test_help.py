@@ -1,7 +1,5 @@
 """`help`: the operator's pages in a terminal, help of commands, suggestions of names."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

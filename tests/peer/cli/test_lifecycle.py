@@ -1,7 +1,5 @@
 """`start`, `pause`, `resume` and `stop` as an operator calls them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`methods`: every method with its stages and parameters, as the plans have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from fakes.cli import refused, run, run_json

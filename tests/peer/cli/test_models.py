@@ -1,7 +1,5 @@
 """`models`: the list without torch, the costs with torch, and the refusals of wrong questions."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`plan`: every site shows the same plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`predict` as a person and a script see it: a CSV, or a file an image, and its errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

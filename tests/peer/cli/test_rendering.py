@@ -1,7 +1,5 @@
 """Documents as people see them: every fact, no Python expression, no control character."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`report` at the command line: tables for people and scripts, and folders that it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

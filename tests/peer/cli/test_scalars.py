@@ -1,7 +1,5 @@
 """`mhfl-peer scalars`: its document, nothing written twice, and a site followed to its end."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """``mhfl-peer simulate``: its output and its refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``site init`` and ``site join`` as an operator calls them."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Documents of a site with the daemon up, down, dead and on its way."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 The file has tracebacks, and the screen has none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.handlers

@@ -1,7 +1,5 @@
 """A change of site.toml is read once; while the file is broken, the former values hold."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From the two files to the state machine's rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """federation.toml and site.toml: valid keys, defaults, and errors, alone and together."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

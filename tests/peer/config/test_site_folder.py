@@ -1,7 +1,5 @@
 """A site's folder: how commands find it, its lock, whole writes, a short control socket."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

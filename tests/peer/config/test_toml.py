@@ -1,7 +1,5 @@
 """Checked TOML files: every error names the file, the dotted key and what would be right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

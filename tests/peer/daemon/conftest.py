@@ -1,7 +1,5 @@
 """A daemon of an enrolled site that does not run."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

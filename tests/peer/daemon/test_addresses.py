@@ -1,7 +1,5 @@
 """Which address is dialled next: a working one stays, a failed one makes room for others."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

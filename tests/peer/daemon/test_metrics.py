@@ -1,7 +1,5 @@
 """What a daemon shows to Prometheus, metric by metric."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

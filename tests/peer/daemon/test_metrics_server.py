@@ -1,7 +1,5 @@
 """The Prometheus endpoint: what it answers, to whom ever asks however badly, and that it reads no row twice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

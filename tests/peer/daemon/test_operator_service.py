@@ -1,7 +1,5 @@
 """The control socket's answers for a running daemon."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

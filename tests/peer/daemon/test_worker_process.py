@@ -1,7 +1,5 @@
 """Workers that die in every way: each death is reported once, and the next order starts a new process."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

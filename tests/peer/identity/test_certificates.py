@@ -1,7 +1,5 @@
 """Certificates and signatures: which are accepted and refused, here and by OpenSSL."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """One certificate has two encodings that verify, and no more."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

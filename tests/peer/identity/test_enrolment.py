@@ -1,7 +1,5 @@
 """From a draft to a joined site, and everything that is refused on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

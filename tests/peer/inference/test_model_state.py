@@ -1,7 +1,5 @@
 """A site's newest state by its journal, and the answers of another process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Results in the formats, on the grids and with the geometry of the images that they belong to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel

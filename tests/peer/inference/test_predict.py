@@ -1,7 +1,5 @@
 """Predictions of new data: images, results, and skipped files with a reason."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

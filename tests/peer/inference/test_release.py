@@ -1,7 +1,5 @@
 """An export: the other sites' consent, the row of the ledger, and no trace of a failed one."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

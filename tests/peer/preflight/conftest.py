@@ -1,7 +1,5 @@
 """Asia's folder with data, and `check` on it."""
 
-from __future__ import annotations
-
 import json
 import re
 import socketserver

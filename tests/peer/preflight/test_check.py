@@ -3,8 +3,6 @@
 It fails where a start would be refused, and changes nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Callable

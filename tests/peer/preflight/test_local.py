@@ -3,8 +3,6 @@
 Another distribution's `models` or `losses` is reported before an import fails.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

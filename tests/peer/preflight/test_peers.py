@@ -1,7 +1,5 @@
 """Reachability in both directions; each failure has a remedy."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

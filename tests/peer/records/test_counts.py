@@ -1,7 +1,5 @@
 """Sums over journals and ledger, read in pieces, each row once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

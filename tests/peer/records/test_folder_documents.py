@@ -1,7 +1,5 @@
 """Documents of a site's folder: keys, order, generations, beside a writer, from huge journals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Committed rounds and transfers, and the estimate of the time left."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

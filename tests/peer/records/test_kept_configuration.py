@@ -1,7 +1,5 @@
 """Which changes of federation.toml and site.toml a generation refuses, and which it accepts."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

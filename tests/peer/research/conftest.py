@@ -1,7 +1,5 @@
 """A tiny experiment on synthetic images, and a worker that trains nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

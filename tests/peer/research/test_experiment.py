@@ -1,7 +1,5 @@
 """What an experiment's file may say, and what is said about one that is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

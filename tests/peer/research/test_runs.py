@@ -1,7 +1,5 @@
 """The runs of an experiment: whose data is where, and what is refused before anything is trained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sites in one process come to their end, whatever links are down, and go on after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One run with real training: interrupted it goes on to the same bits, and what it leaves can be scored again."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Callable

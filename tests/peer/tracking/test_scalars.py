@@ -1,7 +1,5 @@
 """The scalars of a site's rounds: tags, times, and the bytes of each round."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

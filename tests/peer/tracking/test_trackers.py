@@ -1,7 +1,5 @@
 """TensorBoard and MLflow have each scalar once, in files of this machine only."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """A small hospital for the tests of training."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

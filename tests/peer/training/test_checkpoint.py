@@ -1,7 +1,5 @@
 """Checkpoints are read back, replaced when partial, and deleted with old rounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A site's data: refused datalists, skipped samples, batches that depend on their step alone."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """A lent model is checked as every artifact, evaluated like the own one, and leaves no trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

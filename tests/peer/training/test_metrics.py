@@ -1,7 +1,5 @@
 """Metrics against scikit-learn, MONAI and numpy, and their conventions by hand."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The local model: from its seed, refused by name, proved on one image."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A site's networks: their starts, one checkpoint, the same bits after interruptions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A site's training by commands: the same bits after interruptions, no unusable artifact."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """The worker: commands in, events out, a halt in the middle of the work, never alive without its daemon."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """The comparison, on the site's readable images, shows every difference that matters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

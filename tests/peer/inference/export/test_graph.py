@@ -1,7 +1,5 @@
 """Networks as graphs: equal numbers for every batch in ``.pt2`` and ONNX, or a named error."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """The digest of an export is that of `sha256sum`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A site's predictor: the same predictions, and no part of a site that did not agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

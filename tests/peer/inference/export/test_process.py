@@ -1,7 +1,5 @@
 """The process that exports: its answer, its metrics, and one line for an error."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """The ABIDE map has the paper's institutions and the archive's ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

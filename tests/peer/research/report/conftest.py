@@ -1,7 +1,5 @@
 """Folders of synthetic runs: what `simulate` leaves, with random numbers instead of training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

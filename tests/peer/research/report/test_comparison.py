@@ -1,7 +1,5 @@
 """The main tables: rows, published figures beside them, marks and what is said below."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any

@@ -1,7 +1,5 @@
 """Local and Global Test from runs, by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paired differences and the bootstrap."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

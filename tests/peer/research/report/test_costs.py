@@ -1,7 +1,5 @@
 """Bytes, steps, sizes of networks, and samples."""
 
-from __future__ import annotations
-
 import pytest
 
 from peer.research.report import costs

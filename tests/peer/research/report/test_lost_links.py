@@ -1,7 +1,5 @@
 """Lost links and removed sites."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

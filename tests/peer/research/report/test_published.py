@@ -1,7 +1,5 @@
 """The papers' figures: complete, consistent but for what is written down, and beside the right experiment."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gaps between groups and gains of subgroups."""
 
-from __future__ import annotations
-
 import json
 import statistics
 

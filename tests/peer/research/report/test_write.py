@@ -1,7 +1,5 @@
 """Whole reports of synthetic runs."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 import xml.etree.ElementTree

@@ -1,7 +1,5 @@
 """Subgroups: their AUC, the gap between two as FedSKD prints it, and gains over a baseline."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

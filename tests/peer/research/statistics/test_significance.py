@@ -1,7 +1,5 @@
 """The paired test against scipy's, by hand, and where there is nothing to test."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Three real trainers, and a fixture that runs their rounds on signals and on digits."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

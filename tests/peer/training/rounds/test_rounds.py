@@ -1,7 +1,5 @@
 """Whole rounds of every method: artifacts, frozen parts, equal bits at all sites."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Averaging between real trainers: weights, private parts, averages of heads alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

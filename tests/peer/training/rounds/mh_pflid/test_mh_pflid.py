@@ -1,7 +1,5 @@
 """MH-pFLID between real trainers: what each stage trains, switches, a messenger that learns."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any
