@@ -70,9 +70,7 @@ def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: LocalFe
                         assert source["sha256"] == before
 
 
-def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(
-    calm: LocalFederation, tools: Any
-) -> None:
+def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(calm: LocalFederation, tools) -> None:
     for name in tools.sites:
         rules = rules_of(calm, name)
         ledger = Ledger(calm.folder(name).egress_db, read_only=True)
@@ -174,9 +172,7 @@ def test_three_stop_together_and_go_on_together(
         assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
 
 
-def test_fresh_begins_a_new_generation_beside_the_old(
-    calm: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
-) -> None:
+def test_fresh_begins_a_new_generation_beside_the_old(calm: LocalFederation, copied, tools) -> None:
     again = copied(calm)
 
     def first() -> dict[str, int]:

@@ -11,7 +11,6 @@ from peer.core import site_memory
 from peer.demo.local_federation import LocalFederation
 from peer.methods.registry import PLANS
 from peer.records.ledger import Ledger
-from peer.research.simulation import Simulation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -69,9 +68,7 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
 @pytest.mark.parametrize(
     "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
 )
-def test_families_come_to_the_last_round_and_to_the_simulators_bits(
-    run: Callable[[str], LocalFederation], simulated: Callable[[LocalFederation], Simulation], tools: Any, method: str
-) -> None:
+def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names
     records = {name: tools.records(loopback, name) for name in sites}

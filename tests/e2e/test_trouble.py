@@ -102,9 +102,7 @@ def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) ->
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
-def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(
-    three: LocalFederation, tools: Any, tmp_path: Path
-) -> None:
+def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: LocalFederation, tools, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)
     for name in tools.sites:
         late = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
@@ -236,9 +234,7 @@ def test_an_expired_certificate_is_named(three: LocalFederation, tmp_path: Path,
     refused(old, 4, "expired", "cert.pem")
 
 
-def test_another_federation_of_the_same_name_is_refused_by_name(
-    three: LocalFederation, found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation]
-) -> None:
+def test_another_federation_of_the_same_name_is_refused_by_name(three: LocalFederation, found, copied) -> None:
     other = copied(found(rounds=6))
     shutil.copy(other.folder("asia").federation_toml, three.folder("asia").federation_toml)
     refused(three, 4, "ca.pem")

@@ -3,7 +3,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -222,9 +221,7 @@ def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(
-    distribution: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(distribution, tmp_path: Path) -> None:
     assert "figures" not in run("prepare", "--help").stdout
     distribution(
         "some-data", "1.0", "mhfl_peer.datasets", figures="peer.data.adapters.digits", films="peer.data.adapters.polyp"

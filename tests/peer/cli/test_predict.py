@@ -99,9 +99,7 @@ def test_nothing_predicted_is_an_error_after_the_document(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_label_maps_go_to_the_folder(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
-) -> None:
+def test_label_maps_go_to_the_folder(enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering) -> None:
     segment(folder)
     request_file = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
     result = call(enrolled, "a.nii", "--out", tmp_path / "out", "--json")

@@ -80,9 +80,7 @@ async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemo
     ("action", "event"),
     [("pause", events.PauseRequested), ("resume", events.ResumeRequested), ("stop", events.StopRequested)],
 )
-async def test_wishes_become_events(
-    daemon: Daemon, ask: Callable[..., Any], action: str, event: type[events.Event]
-) -> None:
+async def test_wishes_become_events(daemon: Daemon, ask, action: str, event: type[events.Event]) -> None:
     answer = await ask("act", action)
     assert (answer["site"], answer["action"]) == ("asia", action)
     assert [type(reported) for reported in daemon.reported] == [event]

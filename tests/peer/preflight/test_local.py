@@ -97,9 +97,7 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
-def test_data_without_a_test_list_are_worth_a_warning(
-    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
-) -> None:
+def test_data_without_a_test_list_are_worth_a_warning(run_check: RunCheck, folder: SiteFolder, write_data) -> None:
     write_data(folder, test=[])
     assert run_check()["data"].verdict == "warning"
 

@@ -81,18 +81,14 @@ def test_a_peer_of_another_federation_is_named_with_what_differs(
     assert program.status("europe", "gathering")["refusals"] == []
 
 
-def test_a_port_that_is_no_peer_is_a_failure(
-    run_check: RunCheck, taken: Callable[[str], None], enrolled: LocalFederation
-) -> None:
+def test_a_port_that_is_no_peer_is_a_failure(run_check: RunCheck, taken, enrolled: LocalFederation) -> None:
     taken(enrolled.federation.addresses[EUROPE])
     finding = run_check()["europe"]
     assert finding.verdict == "failure"
     assert finding.message.startswith("not TLS: ")
 
 
-def test_a_second_address_is_tried_where_the_first_is_dead(
-    run_check: RunCheck, program: Any, folder: SiteFolder
-) -> None:
+def test_a_second_address_is_tried_where_the_first_is_dead(run_check: RunCheck, program, folder: SiteFolder) -> None:
     program.start_and_wait("europe")
     (dead,) = free_ports(1)
     folder.site_toml.write_text(folder.site_toml.read_text() + f'[addresses]\neurope = "127.0.0.1:{dead}"\n')

@@ -171,9 +171,7 @@ def test_every_cache_gives_the_same_targets(dense: Callable[..., TrainingSetting
         assert data.task == settings.task.kind
 
 
-def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
-    dense: Callable[..., TrainingSettings], signals: Path
-) -> None:
+def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(dense, signals: Path) -> None:
     settings = dense(cache="disk")
     _, before = loaded(settings).training.load(0)
     np.save(signals / "training0-label.npy", np.zeros((4, 6) if before.ndim == 2 else (8, 12)))
@@ -182,9 +180,7 @@ def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
     assert after.count_nonzero() == 0
 
 
-def test_an_unreadable_label_is_an_unreadable_sample(
-    dense: Callable[..., TrainingSettings], signals: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_label_is_an_unreadable_sample(dense, signals: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.save(signals / "training3-label.npy", np.full((4, 6), 7.0))
     with caplog.at_level(logging.WARNING):
         data = loaded(dense(unreadable_share_max=0.2))

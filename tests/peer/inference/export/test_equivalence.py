@@ -57,9 +57,7 @@ def test_a_difference_of_large_values_is_relative() -> None:
     )
 
 
-def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them(
-    make_hospital: Callable[[str], Any],
-) -> None:
+def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them(make_hospital) -> None:
     hospital = make_hospital("time_series")
     (hospital.data / "test0.npz").write_bytes(b"broken")
     settings = hospital.trainer().settings

@@ -25,9 +25,7 @@ QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
         for name in sorted(PLANS.keys() - {"fedcross"})
     ],
 )
-def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(
-    sites: Any, equal: Any, method: str
-) -> None:
+def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:
     together = sites(method)
     together.round(1)
     together.round(2)
