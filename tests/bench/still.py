@@ -31,9 +31,7 @@ STATE = "none"
 
 
 class FakeWorker:
-    """Replaces the daemon's worker process, for the orders that occur before the last round's
-    training ends.
-    """
+    """The worker process, for the orders that occur before the last round's training ends."""
 
     pid = None
 
@@ -82,9 +80,7 @@ class FakeWorker:
         self._daemon.report(events.Trained(*identity, STATE, artifact, {}, 1, 0.0))
 
     def _write_artifact(self) -> Artifact:
-        """Write a new artifact and sync it, so that the kernel does not write it back during the
-        measured round.
-        """
+        """Write an artifact and sync it: the kernel must not write it back during the measured round."""
         folder = self._daemon.artifacts
         artifact: Artifact = write_artifact(folder, self._megabytes)
         with (folder / f"{artifact.sha256}.safetensors").open("rb") as file:

@@ -93,9 +93,7 @@ def describe(folder: Path, sha256: Sha256) -> Artifact:
 
 
 class FolderService:
-    """The part of `PeerService` that a transfer calls: it sends any artifact of a folder to
-    anybody.
-    """
+    """What a transfer calls of `PeerService`: it sends any artifact of a folder to anybody."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,9 +141,7 @@ async def serve(folder: Path, way: str) -> None:
 
 
 async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: int) -> None:
-    """Print the seconds of both transfers, timed in turn, and the peak memory after the first of
-    ours.
-    """
+    """Print the seconds of both transfers, in turn, and the peak memory after our first."""
     artifact = describe(folder, sha256)
     keys = pki(folder, AFRICA)
     inbox = folder / "inbox"

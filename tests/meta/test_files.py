@@ -1,7 +1,5 @@
 """The places of files, and texts that no file of this repository may contain."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

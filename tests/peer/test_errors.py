@@ -1,7 +1,5 @@
 """The exit codes are a contract: one a kind of failure, none used twice, each with a remedy."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -16,25 +14,11 @@ KINDS = [
 
 def test_the_codes_that_scripts_rely_on() -> None:
     assert {code: row.name for code, row in EXIT_CODES.items()} == {
-        2: "UsageError",
-        3: "ConfigError",
-        4: "CertificateError",
-        5: "BundleError",
-        6: "StateError",
-        7: "LockedError",
-        8: "PortInUse",
-        9: "DiskError",
-        10: "DataError",
-        11: "ModelError",
-        12: "PeerMisbehaved",
-        13: "PeerUnreachable",
-        14: "DaemonDown",
-        15: "WorkerFailed",
-        16: "CheckFailed",
-        17: "FederationMismatch",
-        18: "LedgerBroken",
-        130: "Interrupted",
-    }
+        2: "UsageError", 3: "ConfigError", 4: "CertificateError", 5: "BundleError", 6: "StateError", 7: "LockedError",
+        8: "PortInUse", 9: "DiskError", 10: "DataError", 11: "ModelError", 12: "PeerMisbehaved",
+        13: "PeerUnreachable", 14: "DaemonDown", 15: "WorkerFailed", 16: "CheckFailed", 17: "FederationMismatch",
+        18: "LedgerBroken", 130: "Interrupted",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

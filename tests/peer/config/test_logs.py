@@ -3,8 +3,6 @@
 The file has tracebacks, and the screen has none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.handlers
@@ -51,14 +49,9 @@ def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
     document = json.loads(text)
     assert document.pop("time").endswith("+00:00")
     assert document == {
-        "level": "info",
-        "logger": "peer.daemon.dispatch",
-        "message": "round committed",
-        **IDS,
-        "round": 3,
-        "path": str(tmp_path),
-        "missing": {"asia": "slow"},
-    }
+        "level": "info", "logger": "peer.daemon.dispatch", "message": "round committed", **IDS, "round": 3,
+        "path": str(tmp_path), "missing": {"asia": "slow"},
+    }  # fmt: skip
 
 
 def test_the_file_has_the_traceback_in_its_line() -> None:
