@@ -10,7 +10,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench gpu fuzz dist node clean
+.PHONY: help demo test lint bench gpu fuzz chaos dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ gpu: $(VENV)/.test ## tests and figures that only a GPU can show; ends with stat
 
 fuzz: $(VENV)/.fuzz ## look for bytes that break a parser; make fuzz SECONDS=600
 	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
+
+chaos: $(VENV)/.test ## kill, stop, starve and cut off real daemons; make chaos SECONDS=600; as root also networks and disks
+	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),120)
 
 dist: $(VENV)/.release ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
 	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))

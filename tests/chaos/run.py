@@ -37,7 +37,7 @@ from peer.records.history import committed_rounds
 from peer.records.journal import Journal
 
 NAMES = ("asia", "africa", "america", "europe", "oceania")
-DISK_MIB = 48
+DISK_MIB = 96
 FAULT_S = (1.0, 12.0)
 PAUSE_S = (0.5, 4.0)
 END_S = 300.0
@@ -263,16 +263,22 @@ class Federation:
                 heal()
             for name, daemon in list(self.sites.daemons.items()):
                 code = daemon.poll()
-                if code is None:
+                if code is None or (not heal_all and self.stopped_until.get(name, 0) > now_s):
                     continue
                 if code not in EXITS:
                     self.problems.append(f"{name} ended with {code}: {self.sites.console(name)[-1500:]}")
                 self.ends[EXITS.get(code, str(code))] += 1
-                if heal_all or self.stopped_until.get(name, 0) <= now_s:
-                    self.sites.start(name)
+                self.sites.start(name)
             if now_s >= until_s:
                 return
             time.sleep(0.1)
+
+    def resume(self) -> None:
+        """Do what an operator does for a site whose own worker had too little memory."""
+        for name in self.machine.sites:
+            with contextlib.suppress(PeerError, OSError), self.sites.control(name) as client:
+                if client.show("status")["phase"] == "failed":
+                    client.act("resume")
 
     def settle(self) -> int:
         """After healing, every site must commit three more rounds; returns the newest."""
@@ -283,6 +289,7 @@ class Federation:
                 after = {name: self.newest(name) for name in begun}
                 self.problems.append(f"not every site went on after the end of the faults: {begun} -> {after}")
                 break
+            self.resume()
             self.tend(0.5, heal_all=True)
         return max(map(self.newest, self.machine.sites))
 
