@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import json
@@ -17,7 +18,7 @@ import grpc
 import pytest
 
 from peer.core import limits
-from peer.core.messages import Heartbeat, Unavailable
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
@@ -114,6 +115,48 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, want
     europe.service.reply = sign_manifest(own, b"\xff\xff")
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+
+
+GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"  # a field that is longer than the message
+
+
+@contextlib.asynccontextmanager
+async def garbled(network):
+    """Europe's certificate before a server whose answers to every call are no messages."""
+    pki, server = network.authority.admit("europe"), grpc.aio.server()
+
+    async def answer(request, context):
+        return GARBAGE
+
+    async def stream(request, context):
+        yield GARBAGE
+
+    unary = dict.fromkeys(("Hello", "Beat", "GetManifest", "PutMetrics"), grpc.unary_unary_rpc_method_handler(answer))
+    methods = {**unary, "FetchArtifact": grpc.unary_stream_rpc_method_handler(stream)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("mhfl.v1.Exchange", methods),))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(pki))
+    await server.start()
+    network.addresses["europe"] = f"127.0.0.1:{port}"
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("call", ["hello", "beat", "get_manifest", "put_report", "fetch"])
+async def test_an_answer_that_is_no_message_is_a_breach_of_the_peer(network, wanted, call):
+    _, africa, _, offer = await offered(network, wanted)
+    digest = "ab" * 32
+    calls = {
+        "hello": lambda: africa.hello("europe", Hello(1, digest, digest, 1, 0.0)),
+        "beat": lambda: africa.beat("europe", PULSE),
+        "get_manifest": lambda: africa.get_manifest("europe", wanted()),
+        "put_report": lambda: africa.put_report("europe", EvaluationResult(1, 1, digest)),
+        "fetch": lambda: africa.fetch(offer, network.inbox()),
+    }
+    async with garbled(network):
+        with pytest.raises(Misbehaved, match=r"europe: its answer is no message of mhfl\.v1"):
+            await asyncio.wait_for(calls[call](), 30)
 
 
 async def test_a_signature_without_the_label_is_refused(network, wanted):
