@@ -216,11 +216,15 @@ class ComparedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow(JournalRow):
-    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's."""
+    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's.
+
+    ``proven`` has the peers that are there, each with the round that its signature proves.
+    """
 
     kind = "skipped"
     first: int = field(metadata={ON_DISK: "from"})
     publish: int | None = None
+    proven: Mapping[SiteName, int] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
-from peer.daemon.service import PeerService
+from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
@@ -105,6 +105,7 @@ class Daemon:
             artifacts=self.artifacts,
             pki=pki,
             report=self.report,
+            refused=refused,
         )
         reports = self.service.report if federation.global_test else None
         self.server = ExchangeServer(self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports)
@@ -119,7 +120,6 @@ class Daemon:
             addresses=self.addresses,
             client=self.client,
             service=self.service,
-            pulse=self.machine.pulse,
             report=self.report,
         )
         self.fetcher = ArtifactFetcher(
@@ -292,12 +292,15 @@ class Daemon:
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
-        skew_s = account.clock_skew_s
+        skew_s, greeting = account.clock_skew_s, account.greeting
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
             "artifact_bytes": {"in": self.fetcher.received_bytes[name], "out": account.sent_bytes},
             "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
+            "software": greeting.software if greeting is not None else None,
+            "protocol": common_protocol(greeting) if greeting is not None else None,
+            "features": list(greeting.features) if greeting is not None else None,
             "address": self.addresses.address(name),
             "called_s": self.service.called_s(name),
         }

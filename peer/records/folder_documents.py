@@ -138,6 +138,9 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "spoken": None,
         "artifact_bytes": None,
         "clock_skew_s": None,
+        "software": None,
+        "protocol": None,
+        "features": None,
         "address": None,
         "called_s": None,
     }

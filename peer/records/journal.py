@@ -209,6 +209,13 @@ class Journal:
         for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
+    def received_manifest(self, peer: str, sha256: str) -> Mapping[str, Any] | None:
+        """The newest row ``received`` of this artifact from this peer, which has its signed manifest."""
+        of_artifact = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.sha256') = ?"
+        where = f"WHERE kind = ? AND {of_artifact} ORDER BY seq DESC LIMIT 1"
+        found = list(self._select(where, (rows.ReceivedRow.kind, peer, sha256)))
+        return found[0]["body"] if found else None
+
     def records(
         self,
         kinds: Iterable[str] = (),

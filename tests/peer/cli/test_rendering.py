@@ -42,6 +42,7 @@ STATUS = {
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
     "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "software": "mhfl-peer 0.2.0", "protocol": 1, "features": [],
     "called_s": 1.0,
 }  # fmt: skip
 UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
@@ -144,9 +145,9 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
 
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"],
-        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "10.0.0.7:7443"],
-        ["mars", "unknown", *["-"] * 7],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "at"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "mhfl-peer 0.2.0", "10.0.0.7:7443"],
+        ["mars", "unknown", *["-"] * 8],
     ]
 
 
