@@ -161,7 +161,13 @@ def _mean(record: Mapping[str, Any]) -> str:
     digest = (record["aggregate_sha256"] or "-")[:SHORT]
     same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
     other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
-    return digest + (f" = {same}" if same else "") + (f" ≠ {other}" if other else "")
+    cause = ", ".join(record["equivocated"])
+    return (
+        digest
+        + (f" = {same}" if same else "")
+        + (f" ≠ {other}" if other else "")
+        + (f" ({cause} signed two artifacts)" if cause else "")
+    )
 
 
 def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -62,6 +62,13 @@ REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
 FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again
 
+EQUIVOCATIONS_PER_SITE_MAX = 3  # proofs kept against one site: one suffices, and each has two manifests
+COMPARISONS_PER_ROUND_MAX = (
+    16  # manifests that a site shows a peer whose mean differs; 16 of 64 sites, another day more
+)
+COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
+COMPARISONS_BURST = 2 * COMPARISONS_PER_ROUND_MAX  # a round's, and the proofs that follow
+
 CHECKPOINT_S = 300.0
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer
 WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest

@@ -144,6 +144,10 @@ class PeerService:
         """The dealings with a peer, or with a caller that is no peer."""
         return self._accounts[peer]
 
+    def peers(self) -> tuple[SiteName, ...]:
+        """The other sites that take part."""
+        return self._machine.rules.others
+
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """Serve the artifact from now on; the manifest follows later if no certificate can sign it."""
         memory = self._machine.memory

@@ -396,6 +396,26 @@ class SignedManifest(_message.Message):
 Global___SignedManifest: _TypeAlias = SignedManifest  # noqa: Y015
 
 @_typing.final
+class SignedManifests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedManifest]: ...
+    def __init__(
+        self,
+        *,
+        manifests: _abc.Iterable[Global___SignedManifest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifests", b"manifests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedManifests: _TypeAlias = SignedManifests  # noqa: Y015
+
+@_typing.final
 class Manifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -164,6 +164,14 @@ class ExchangeClient:
         message = encode_report(report)
         async with self._open(peer) as peer_channel:
             await peer_channel.ask("PutMetrics", message, pb.MetricsReceipt, timeout_s=limits.HELLO_TIMEOUT_S)
+
+    async def compare_manifests(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
+        """Show a peer a manifest of another site, or two that are a proof; returns what it holds against it."""
+        message = wire.encode_manifests(signed)
+        async with self._open(peer) as peer_channel:
+            timeout_s = limits.HELLO_TIMEOUT_S
+            answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=timeout_s)
+            return wire.decode_manifests(answer)
 
     async def get_manifest(
         self, peer: SiteName, request: wire.ArtifactRequest, *, wait_s: float = limits.MANIFEST_WAIT_S

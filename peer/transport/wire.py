@@ -6,6 +6,7 @@ The body of a manifest is in ``peer.transport.manifest``.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.core import limits
@@ -136,6 +137,19 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
     if answer is None:
         raise WireError("reply has neither a manifest nor a reason why there is none")
     return _decode_signed(message.manifest)
+
+
+def encode_manifests(signed: Sequence[SignedManifest]) -> pb.SignedManifests:
+    """The content of ``CompareManifests``; ``WireError`` when it does not fit into a message."""
+    message = pb.SignedManifests(manifests=[_encode_signed(each) for each in signed])
+    at_most("manifests", message.ByteSize(), limits.MESSAGE_BYTES_MAX, "bytes")
+    return message
+
+
+def decode_manifests(message: pb.SignedManifests) -> list[SignedManifest]:
+    """The signed manifests of ``CompareManifests``; does not decode their bodies."""
+    at_most("manifests", len(message.manifests), 2, "entries")
+    return [_decode_signed(each) for each in message.manifests]
 
 
 def _encode_signed(signed: SignedManifest) -> pb.SignedManifest:

@@ -57,6 +57,7 @@ ROUND = {
     "artifact_sha256": "ef" * 32,
     "aggregate_sha256": None,
     "agrees": {},
+    "equivocated": [],
     "metrics": {"train_total": 0.123456, "train_total_last": 9.0, "samples": 4.0, "auc": 0.75},
     "threads": 1,
     "duration_s": 61.26,
@@ -168,6 +169,8 @@ def test_a_mean_is_shown_with_who_has_the_same() -> None:
     head, row = lines_of(rendering.rounds([averaged]))
     assert head[5] == "mean"
     assert row[4] == "cdcdcdcdcdcd = europe ≠ africa"
+    head, row = lines_of(rendering.rounds([{**averaged, "equivocated": ["asia"]}]))
+    assert row[4] == "cdcdcdcdcdcd = europe ≠ africa (asia signed two artifacts)"
 
 
 def test_rounds_of_two_generations_can_be_told_apart() -> None:

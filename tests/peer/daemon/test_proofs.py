@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from peer.core import rows
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, Heartbeat, Manifest, Seen, SignedManifest, TensorSpec
+from peer.core.messages import Artifact, Heartbeat, Manifest, Seen, SignedManifest, SignedRound, TensorSpec
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
 from peer.core.rules import PaceRules, Rules
 from peer.daemon.proofs import ClaimProofs
@@ -53,6 +54,7 @@ class FakePki:
 
     def __init__(self, identity: certificates.Identity) -> None:
         self.identity: certificates.Identity | None = identity
+        self.now = NOW
 
     def load(self) -> certificates.Identity:
         if self.identity is None:
@@ -60,7 +62,7 @@ class FakePki:
         return self.identity
 
     def clock(self) -> datetime:
-        return NOW
+        return self.now
 
 
 @dataclass
@@ -157,6 +159,32 @@ def test_a_proof_by_another_site_of_another_federation_or_with_a_refused_certifi
     strict = site("asia", refused=frozenset({digest}))
     with pytest.raises(ValueError, match="the certificate is refused here"):
         strict.proofs.proven_round(EUROPE, replace(FAR, proof=sign_round(own, claim)))
+
+
+VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "round.json").read_text())
+
+
+def vector(signed: dict[str, str]) -> Heartbeat:
+    parts = [bytes.fromhex(signed[name]) for name in ("body", "signature", "certificate_der")]
+    return replace(FAR, proof=SignedRound(*parts))
+
+
+def test_the_known_answers_hold(site: Any) -> None:
+    asia, now = site("asia"), datetime.fromisoformat(VECTORS["now"])
+    ca = certificates.pinned_authority(VECTORS["ca_certificate"])
+    asia.pki.identity, asia.pki.now = replace(asia.pki.identity, ca=ca), now
+    proofs = ClaimProofs(
+        federation=VECTORS["federation"],
+        machine=asia.machine,
+        journal=asia.journal,
+        pki=asia.pki,
+        refused=frozenset(),
+    )
+    sender = SiteName(VECTORS["sender"])
+    assert proofs.proven_round(sender, vector(VECTORS["accepted"])) == VECTORS["accepted"]["claim"]["round"]
+    for refused in VECTORS["refused"]:
+        with pytest.raises(ValueError, match=r".+"):
+            proofs.proven_round(sender, vector(refused))
 
 
 # What a peer has of this site.

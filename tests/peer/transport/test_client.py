@@ -18,12 +18,13 @@ import grpc
 import pytest
 
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
+from peer.transport.bounds import WireError
 from peer.transport.client import Misbehaved, Refused, Unreachable
 from peer.transport.manifest import sign_manifest
 from peer.transport.server import Refusal, Status
@@ -118,6 +119,32 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, want
 
 
 GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"  # a field that is longer than the message
+
+
+async def test_manifests_are_compared_where_the_peer_compares_them(network):
+    shown = []
+
+    async def compare(caller, signed):
+        shown.append((caller, signed))
+        return signed[1:]
+
+    europe, asia = await network.serve("europe", compare=compare), await network.serve("asia")
+    africa = network.dial("africa")
+    one, other = (europe.service.publish(network.sample(numbers=4)) for _ in range(2))
+    assert await africa.compare_manifests(europe.name, (one, other)) == [other]
+    assert shown == [("africa", [one, other])]
+    with pytest.raises(Refused, match="this site compares no manifests"):
+        await africa.compare_manifests(asia.name, (one,))
+
+
+def test_no_more_manifests_are_compared_than_fit_into_a_message():
+    large = SignedManifest(bytes(limits.MANIFEST_BYTES_MAX), b"signature", b"certificate")
+    assert wire.encode_manifests((large,)).manifests
+    with pytest.raises(WireError, match=r"manifests has \d+ bytes, over the limit"):
+        wire.encode_manifests((large, large))
+    small = pb.SignedManifests(manifests=[pb.SignedManifest(body=b"b", signature=b"s", certificate_der=b"c")] * 3)
+    with pytest.raises(WireError, match="manifests has 3 entries, over the limit of 2"):
+        wire.decode_manifests(small)
 
 
 @contextlib.asynccontextmanager
