@@ -307,7 +307,8 @@ def read(path: Path, kind: type[AnyDocument]) -> AnyDocument:
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise DiskError(f"{path} cannot be read: {error.strerror}", "name the right file") from error
-    expected = "an egress export" if kind is Export else "a witness of an egress ledger"
+    known = {Export: "an egress export", Witness: "a witness of an egress ledger"}
+    expected = known.get(kind, "a file of `evidence --export`")
     if len(content) > FILE_BYTES_MAX:
         raise PeerMisbehaved(f"{path} is over {FILE_BYTES_MAX} bytes", f"no such file is {expected}")
     try:

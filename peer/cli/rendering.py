@@ -120,7 +120,7 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
     from rich.text import Text
 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
-    table = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
+    table = output.table(columns if brief else (*columns, "received", "sent", "program", "at"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
@@ -128,7 +128,7 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
         if not brief:
             artifact_bytes = peer.get("artifact_bytes") or {}
             values += (size(artifact_bytes[way]) if way in artifact_bytes else None for way in ("in", "out"))
-            values.append(peer.get("address"))
+            values += (peer.get("software"), peer.get("address"))
         cells = [Text("-" if value is None else one_line(str(value))) for value in values]
         table.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
     return table
@@ -158,7 +158,13 @@ def _mean(record: Mapping[str, Any]) -> str:
     digest = (record["aggregate_sha256"] or "-")[:SHORT]
     same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
     other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
-    return digest + (f" = {same}" if same else "") + (f" ≠ {other}" if other else "")
+    cause = ", ".join(record["equivocated"])
+    return (
+        digest
+        + (f" = {same}" if same else "")
+        + (f" ≠ {other}" if other else "")
+        + (f" ({cause} signed two artifacts)" if cause else "")
+    )
 
 
 TRANSFER_COLUMNS: Mapping[str, str] = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 1  # the lowest version that this program speaks
+PROTOCOL_VERSION_MAX = 1  # and the highest; what it understands beside that, a greeting lists as features
+FEATURES_MAX = 64  # names in a greeting
+FEATURE_BYTES_MAX = 32
+ROUND_CLAIM_BYTES_MAX = 256  # two numbers, a digest and a site's name
 CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
 STREAM_WINDOW_BYTES = 4 << 20  # sent ahead of a receiver's slow disk; 100 MB/s over a line with a round trip of 40 ms
 MESSAGE_BYTES_MAX = CHUNK_BYTES + (64 << 10)  # a chunk and its envelope; no other message needs more
@@ -57,7 +61,13 @@ ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receiv
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
 FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again
-GENERATIONS_AHEAD_MAX = 1000  # how far a peer may claim this site's generation was: a backup is a few restarts old
+
+EQUIVOCATIONS_PER_SITE_MAX = 3  # proofs kept against one site: one suffices, and each has two manifests
+COMPARISONS_PER_ROUND_MAX = (
+    16  # manifests that a site shows a peer whose mean differs; 16 of 64 sites, another day more
+)
+COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
+COMPARISONS_BURST = 2 * COMPARISONS_PER_ROUND_MAX  # a round's, and the proofs that follow
 
 CHECKPOINT_S = 300.0
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer

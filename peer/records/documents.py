@@ -38,6 +38,7 @@ class RoundRecord(TypedDict):
     threads: Annotated[int, "threads that trained"]
     duration_s: Annotated[float, "training time"]
     agrees: Annotated[dict[str, bool], "by peer, whether its mean has the same bits"]
+    equivocated: Annotated[list[str], "sites that signed two artifacts for the round; `evidence` has the proofs"]
 
 
 class TransferRecord(TypedDict):

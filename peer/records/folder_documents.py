@@ -21,7 +21,7 @@ from peer.records.history import History, RecentRounds, open_journals, recent_ro
 from peer.records.journal import Journal, storage
 
 BULK_KEYS = frozenset({"tensors", "spec"})
-MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der")
+MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
@@ -134,6 +134,9 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "spoken": None,
         "artifact_bytes": None,
         "clock_skew_s": None,
+        "software": None,
+        "protocol": None,
+        "features": None,
         "address": None,
         "called_s": None,
     }

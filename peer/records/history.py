@@ -27,8 +27,8 @@ from peer.records.ledger import UNKNOWN, Ledger
 
 ROWS_MAX = 2000
 """Rows to read in one call, which takes some 20 ms; another thread gets the interpreter within 5 ms."""
-ROUND_KINDS = ("committed", "compared", "evaluated")
-BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der")
+ROUND_KINDS = ("committed", "compared", "evaluated", "equivocated")
+BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der", "$.manifests")
 """Parts of a body that only the trainer and an auditor need: tensor lists and signed manifests."""
 OPEN = "open"
 """The outcome of a transfer that has not ended."""
@@ -49,7 +49,7 @@ class HistoryRow(NamedTuple):
 
 @dataclass(slots=True)
 class CommittedRound:
-    """A round that the site has committed. Later rows may add to ``metrics`` and ``agrees``."""
+    """A round that the site has committed. Later rows may add to its metrics and to what peers say of it."""
 
     number: int
     time_s: float
@@ -65,6 +65,7 @@ class CommittedRound:
     threads: int
     duration_s: float
     agrees: dict[str, bool] = field(default_factory=dict)
+    equivocated: list[str] = field(default_factory=list)
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -102,6 +103,7 @@ class CommittedRound:
             "threads": self.threads,
             "duration_s": self.duration_s,
             "agrees": self.agrees,
+            "equivocated": self.equivocated,
         }
 
 
@@ -377,6 +379,8 @@ def add_to_rounds(
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:
         rounds[round].agrees[rows.member(kind, round, body, "site")] = rows.member(kind, round, body, "agrees")
+    elif kind == "equivocated" and round in rounds:
+        rounds[round].equivocated.append(rows.member(kind, round, body, "origin"))
     elif kind == "evaluated" and round in rounds:
         rounds[round].metrics.update(rows.member(kind, round, body, "metrics"))
 

@@ -160,7 +160,8 @@ class SimulatedNetwork:
 
     def _publish_heartbeat(self, name: SiteName, site: SimulatedSite) -> None:
         """Deliver the site's heartbeat to all sites; it never expires."""
-        self._heard[name] = LastHeard(site.machine.pulse(), math.inf)
+        pulse = site.machine.pulse()
+        self._heard[name] = LastHeard(pulse, math.inf, pulse.published_round)
 
     def _fetch(self, name: SiteName, command: commands.Fetch) -> None:
         """Answer a site's fetch, now or once the origin has the artifact."""

@@ -103,6 +103,7 @@ class PeerCalls(Protocol):
 
 
 ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
+CompareHandler = Callable[[SiteName, list[SignedManifest]], Awaitable[list[SignedManifest]]]
 
 
 class ExchangeServer:
@@ -116,6 +117,7 @@ class ExchangeServer:
         roster: Roster,
         refused: Container[str] = frozenset(),
         reports: ReportHandler | None = None,
+        compare: CompareHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to serve.
@@ -127,6 +129,7 @@ class ExchangeServer:
             roster: the sites that may call.
             refused: SHA-256 digests of certificates that may not call, whatever their dates.
             reports: takes peers' reports on this site's models; without it the server refuses them.
+            compare: compares the manifests that peers show; without it the server refuses them.
             clock: a monotonic clock, in seconds, for rates.
         """
         self._service = service
@@ -134,6 +137,7 @@ class ExchangeServer:
         self._roster = roster
         self._refused = refused
         self._reports = reports
+        self._compare = compare
         self._clock = clock
         self._server: grpc.aio.Server | None = None
 
@@ -147,7 +151,8 @@ class ExchangeServer:
         ca = self._pki.load().ca
         guard = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
         server = grpc.aio.server(options=tls.server_options())
-        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, guard, self._reports), server)
+        servicer = ExchangeServicer(self._service, guard, self._reports, self._compare)
+        rpc.add_ExchangeServicer_to_server(servicer, server)
         services = dict.fromkeys(("", SERVICE), lambda: True)  # a peer that gets an answer has reached a serving daemon
         health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(services, guard), server)
         try:
@@ -277,10 +282,13 @@ class TokenBucket:
 
 
 class ExchangeServicer(rpc.ExchangeServicer):
-    def __init__(self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None) -> None:
+    def __init__(
+        self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None, compare: CompareHandler | None
+    ) -> None:
         self._service = service
         self._guard = guard
         self._reports = reports
+        self._compare = compare
 
     async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
         async with self._guard.admit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
@@ -309,6 +317,12 @@ class ExchangeServicer(rpc.ExchangeServicer):
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
             await self._reports(caller, report)
             return pb.MetricsReceipt()
+
+    async def CompareManifests(self, request: pb.SignedManifests, context: Context) -> pb.SignedManifests:  # noqa: N802
+        async with self._guard.admit(context, "CompareManifests", request, wire.decode_manifests) as (caller, shown):
+            if self._compare is None:
+                raise Refusal(Status.UNSUPPORTED, "this site compares no manifests")
+            return wire.encode_manifests(await self._compare(caller, shown))
 
     async def _send(self, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and record how it ended even if caller or server goes away."""

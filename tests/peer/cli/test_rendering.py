@@ -17,6 +17,7 @@ STATUS = {
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
     "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "software": "mhfl-peer 0.2.0", "protocol": 1, "features": [],
     "called_s": 1.0,
 }  # fmt: skip
 UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
@@ -31,6 +32,7 @@ ROUND = {
     "artifact_sha256": "ef" * 32,
     "aggregate_sha256": None,
     "agrees": {},
+    "equivocated": [],
     "metrics": {"train_total": 0.123456, "train_total_last": 9.0, "samples": 4.0, "auc": 0.75},
     "threads": 1,
     "duration_s": 61.26,
@@ -113,9 +115,9 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
 
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"],
-        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "10.0.0.7:7443"],
-        ["mars", "unknown", *["-"] * 7],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "at"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "mhfl-peer 0.2.0", "10.0.0.7:7443"],
+        ["mars", "unknown", *["-"] * 8],
     ]
 
 
@@ -136,6 +138,8 @@ def test_a_mean_is_shown_with_who_has_the_same() -> None:
     head, row = lines_of(rendering.rounds([averaged]))
     assert head[5] == "mean"
     assert row[4] == "cdcdcdcdcdcd = europe ≠ africa"
+    head, row = lines_of(rendering.rounds([{**averaged, "equivocated": ["asia"]}]))
+    assert row[4] == "cdcdcdcdcdcd = europe ≠ africa (asia signed two artifacts)"
 
 
 def test_rounds_of_two_generations_can_be_told_apart() -> None:

@@ -19,16 +19,28 @@ from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
 from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
+from peer.core.messages import (
+    FEATURES,
+    Artifact,
+    EvaluationResult,
+    Heartbeat,
+    Hello,
+    Manifest,
+    Seen,
+    SignedManifest,
+    TensorSpec,
+    Unavailable,
+)
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
-from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService
+from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService, common_protocol
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport.manifest import to_base64, verify_manifest
+from peer.transport.manifest import encode_manifest, sign_manifest, to_base64, verify_manifest
+from peer.transport.round_proof import RoundClaim, sign_round, verify_round
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -75,11 +87,17 @@ class FakePki:
 
     def __init__(self) -> None:
         now = datetime.now(UTC)
-        authority_key, ca = certificates.new_authority("trial", now=now)
-        key = certificates.new_key()
-        certificate = certificates.issue(authority_key, ca, name=EUROPE, public_key=key.public_key(), now=now)
-        self.identity = certificates.Identity(EUROPE, key, certificate, ca, KEY)
+        self.authority_key, self.ca = certificates.new_authority("trial", now=now)
+        self.identity = self.admit(EUROPE)
         self.fault: CertificateError | None = None
+
+    def admit(self, name: SiteName) -> certificates.Identity:
+        key, now = certificates.new_key(), datetime.now(UTC)
+        certificate = certificates.issue(self.authority_key, self.ca, name=name, public_key=key.public_key(), now=now)
+        return certificates.Identity(name, key, certificate, self.ca, KEY)
+
+    def clock(self) -> datetime:
+        return datetime.now(UTC)
 
     def load(self) -> certificates.Identity:
         if self.fault is not None:
@@ -401,7 +419,10 @@ def greeting(site: SiteUnderTest, **changes: Any) -> Hello:
 
 
 DIFFERENCES = [
-    ({"protocol": 99}, "the protocol version differs: europe has 1, the other site has 99"),
+    (
+        {"protocol": 98, "protocol_max": 99},
+        "no protocol version is common: europe speaks 1 to 1, the other site 98 to 99; update mhfl-peer at europe",
+    ),
     ({"federation": Sha256("ab" * 32)}, "the federation digest differs: europe has "),
     ({"roster": Sha256("cd" * 32)}, "the roster digest differs: europe has "),
     ({"round_key_tag": Sha256("ef" * 32)}, "the round key's tag differs: europe has "),
@@ -425,6 +446,80 @@ async def test_a_question_is_answered_and_counts_as_nobody_s_presence(open_site:
     await site.service.hello(SiteName("asia"), greeting(site, generation=0))
     assert site.events == []
     assert site.service.account("asia").clock_skew_s is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "protocol_max", "common"), [(1, 0, 1), (1, 1, 1), (1, 7, 1), (2, 7, None), (2, 0, None)]
+)
+def test_two_sites_speak_the_highest_common_version(protocol: int, protocol_max: int, common: int | None) -> None:
+    digest = Sha256("fe" * 32)
+    assert common_protocol(Hello(protocol, digest, digest, 1, 0.0, protocol_max=protocol_max)) == common
+
+
+async def test_a_greeting_without_versions_and_features_is_of_the_first_release_and_is_known(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site = open_site()
+    answer = await site.service.hello(SiteName("asia"), greeting(site, software="mhfl-peer 0.2.0"))
+    assert (answer.protocol, answer.protocol_max, answer.features) == (1, 1, FEATURES)
+    known = site.service.account("asia").greeting
+    assert known is not None
+    assert (known.software, known.features) == ("mhfl-peer 0.2.0", ())
+
+
+@pytest.mark.parametrize("proven", [False, True])
+async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_here(
+    open_site: Callable[..., SiteUnderTest], proven: bool
+) -> None:
+    """A lie cost the site its open round and a thousand generations at each start."""
+    site, asia = open_site(), SiteName("asia")
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact)
+    signed = sign_manifest(site.pki.identity, encode_manifest(manifest))
+    seen = Seen(1 if proven else 1001, 5, artifact.sha256, signed)
+    await site.service.hello(asia, greeting(site, seen=seen))
+    *refusals, greeted = site.events
+    assert isinstance(greeted, events.PeerGreeted)
+    assert greeted.greeting.seen == (seen if proven else None)
+    reason = "claims to have an artifact of this site: the manifest is of another artifact"
+    assert refusals == ([] if proven else [events.PeerRefused(asia, reason)])
+
+
+async def test_what_a_peer_of_0_2_0_says_it_has_is_neither_believed_nor_a_breach(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site = open_site()
+    await site.service.hello(SiteName("asia"), greeting(site, seen=Seen(7, 5, "ab" * 32)))
+    (greeted,) = site.events
+    assert isinstance(greeted, events.PeerGreeted)
+    assert greeted.greeting.seen is None
+
+
+async def test_a_round_far_ahead_is_reported_as_proved_only_under_the_peer_s_signature(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site, asia = open_site(), SiteName("asia")
+    claim = RoundClaim(site.federation.digest, asia, 1, 5)
+    pulse = replace(NOW, round=5, proof=sign_round(site.pki.admit(asia), claim))
+    await site.service.beat(asia, pulse)
+    heard = events.PeerHeard(asia, replace(pulse, proof=None))
+    assert site.events == [events.RoundProved(asia, 5), heard]
+    site.events.clear()
+    await site.service.beat(asia, replace(pulse, proof=sign_round(site.pki.identity, claim)))
+    reason = "its proof of round 5 does not hold: the certificate names europe, not asia"
+    assert site.events == [events.PeerRefused(asia, reason), heard]
+
+
+async def test_a_beat_is_answered_with_a_proof_where_the_caller_is_far_behind(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site, asia = open_site(), SiteName("asia")
+    site.publish(5)
+    site.machine.memory.committed = 5
+    site.machine.peers.hear(asia, NOW, 0.0)
+    answer = await site.service.beat(asia, NOW)
+    assert answer.proof is not None
+    assert verify_round(answer.proof, site.pki.identity.certificate).round == 5
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
