@@ -367,7 +367,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # the pac
             wanted, sha256, offset = request
             with self._guard.stream(context, caller):
                 grant = self._service.open_artifact(caller, wanted, sha256=sha256, offset=offset)
-                await self._send(grant, offset, context)
+                await self._send(caller, grant, offset, context)
 
     async def _put_metrics(self, requests: Requests, context: Context) -> bytes:
         async with self._guard.admit(context, "PutMetrics", requests, REPORT) as (caller, report):
@@ -387,7 +387,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # the pac
         async with self._guard.admit(context, "unknown method", requests, bytes):
             raise Refusal(Status.UNSUPPORTED, "this site does not answer this method")
 
-    async def _send(self, grant: Grant, offset: int, context: Context) -> None:
+    async def _send(self, caller: SiteName, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and record how it ended even if caller or server goes away."""
         outgoing = OutgoingArtifact(grant.path, offset=offset)
         outcome: Outcome = "broken"
@@ -409,7 +409,7 @@ class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # the pac
         except OSError as error:
             if error.errno in tls.NO_DESCRIPTORS:
                 raise Refusal(Status.BUSY, "this site has no file descriptor free") from error
-            log.error("artifact not readable", extra={"path": str(grant.path), "reason": str(error)})
+            log.error("artifact not readable", extra={"peer": caller, "path": str(grant.path), "reason": str(error)})
             raise Refusal(Status.MISSING, "the artifact cannot be read from this site's disk") from error
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error
