@@ -45,6 +45,8 @@ CALLS_PER_SECOND_MAX = 50  # a peer needs two calls a second at most; the rest i
 CALLS_BURST = 200
 CALLS_AT_ONCE_MAX = 16  # of one peer: its transfers, a manifest for each purpose, and a heartbeat; it needs under ten
 REQUEST_WAIT_S = 5.0  # from a call's headers to the end of its request
+TRANSFERS_PER_ARTIFACT_MAX = 200  # to one peer in a round, two ledger rows each: a line that breaks each minute for 3 h
+COPIES_PER_ARTIFACT_MAX = 10  # complete ones to one peer in a round: it was killed before its journal had the artifact
 STREAMS_PER_PEER_MAX = 4  # one artifact, one retry, one evaluation, one hand-back
 
 BEAT_S = 3.0  # five beats fit into the silence limit, so that four may be lost

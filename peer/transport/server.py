@@ -78,10 +78,13 @@ class Refusal(Exception):  # noqa: N818 - the name is the fact
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A permitted transfer: the file, and the number of its intent in the ledger."""
+    """A permitted transfer: the file, and the number of its intent in the ledger.
+
+    A transfer of no bytes has no intent.
+    """
 
     path: Path
-    intent: int
+    intent: int | None
 
 
 class PeerCalls(Protocol):
@@ -217,7 +220,9 @@ class CallGuard:
         self._roster = roster
         self._refused = refused
         self._rates = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
-        self._refused_calls = TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock)
+        self._refused_calls = {
+            caller: TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock) for caller in (UNKNOWN, *roster)
+        }
         self._calls: Counter[SiteName] = Counter()
         self._streams: Counter[SiteName] = Counter()
 
@@ -280,7 +285,7 @@ class CallGuard:
 
     def _refuse(self, context: Context, caller: str, call: str, status: Status, reason: str) -> Refusal:
         self._connections.refused(context.peer())
-        if self._refused_calls.take():
+        if self._refused_calls[caller].take():
             self._service.record_refused_call(caller, call, reason)
         return Refusal(status, reason)
 

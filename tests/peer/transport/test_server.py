@@ -246,6 +246,16 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(network, monkeyp
             await empty
 
 
+async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
+    europe = await network.serve("europe", clock=lambda: 0.0)
+    for site in ("africa", "asia"):
+        async with dialled(europe.port, credentials(network.authority.admit(site))) as channel:
+            for _ in range(30):
+                await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5))
+    callers = [caller for caller, _, _ in europe.service.refused_calls]
+    assert callers == ["africa"] * 20 + ["asia"] * 20
+
+
 async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(network, wanted):
     europe, pki = await network.serve("europe"), network.authority.admit("africa")
     waiting, all_wait, release = 0, asyncio.Event(), asyncio.Event()
