@@ -23,6 +23,7 @@ END_STREAM, END_HEADERS, ACK = 1, 4, 1
 FRAME_BYTES_MAX = 16384
 EXCHANGE = "/mhfl.v1.Exchange"
 CONNECT_S = 10.0
+SEND_S = 0.2  # a connection that the server does not read must not stop the flood on the others
 
 
 def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream: int = 0) -> bytes:
@@ -63,7 +64,7 @@ def call(stream: int, path: str, content: bytes) -> bytes:
 
 
 def member_context(pki: Path) -> ssl.SSLContext:
-    """The TLS of a member, with the certificate in its folder; it does not check the server's."""
+    """The TLS of a member with the files in its ``pki`` folder; any name of the server will do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(pki / CA_FILE)
@@ -85,7 +86,9 @@ class Connection:
             plain.close()
             raise
 
-    def send(self, frames: bytes) -> None:
+    def send(self, frames: bytes, limit_s: float = CONNECT_S) -> None:
+        """Send frames; ``TimeoutError`` when the server does not read, after which they may be torn."""
+        self._socket.settimeout(limit_s)
         self._socket.sendall(frames)
 
     def take(self) -> bytes:
@@ -99,7 +102,7 @@ class Connection:
         except ssl.SSLWantReadError:
             return taken
         finally:
-            self._socket.settimeout(CONNECT_S)
+            self._socket.setblocking(True)
 
     def wait_for_end(self, limit_s: float) -> bytes:
         """Everything that the server sends until it hangs up; ``TimeoutError`` when it does not."""
@@ -197,33 +200,40 @@ FLOODS: Mapping[str, Callable[[Connection], Iterator[bytes]]] = {
 }
 
 
-def flood(address: str, context: ssl.SSLContext, kind: str, *, connections: int, seconds: float, reads: bool) -> int:
-    """Flood from one thread a connection after another; returns how often the server hung up."""
+def flood(
+    address: str, context: ssl.SSLContext, kind: str, *, connections: int, seconds: float, reads: bool = True
+) -> int:
+    """Flood over several connections at once, and dial again whenever the server hangs up; returns how often it did."""
     end_s, hung_up = time.monotonic() + seconds, 0
     opened: list[tuple[Connection, Iterator[bytes]]] = []
-    try:
+    with contextlib.ExitStack() as stack:
         while time.monotonic() < end_s:
-            while len(opened) < connections and time.monotonic() < end_s:
+            while len(opened) < connections:
                 try:
-                    connection = Connection(address, context)
+                    connection = stack.enter_context(Connection(address, context))
                 except OSError:
                     hung_up += 1
                     break
-                connection._socket.settimeout(0.2)
                 opened.append((connection, FLOODS[kind](connection)))
             for connection, frames in list(opened):
                 try:
                     if reads:
                         connection.take()
-                        connection._socket.settimeout(0.2)
-                    connection.send(next(frames))
+                    connection.send(next(frames), SEND_S)
                 except TimeoutError:
                     continue
                 except OSError:
                     hung_up += 1
                     connection.close()
                     opened.remove((connection, frames))
-    finally:
-        for connection, _ in opened:
-            connection.close()
     return hung_up
+
+
+def open_strangers(address: str, count: int) -> list[socket.socket]:
+    """Connections without a TLS byte, as many of ``count`` as the system and the server's queue take."""
+    host, _, port = address.rpartition(":")
+    strangers: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        for _ in range(count):
+            strangers.append(socket.create_connection((host, int(port)), CONNECT_S))
+    return strangers
