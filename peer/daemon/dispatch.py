@@ -28,6 +28,7 @@ from peer.core import status as status_document
 from peer.core.machine import SiteMachine
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
+from peer.daemon.allocator import release_memory
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
@@ -112,7 +113,13 @@ class Daemon:
         self.evidence = self._equivocation_watch(refused)
         compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
         self.server = ExchangeServer(
-            self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports, compare=compare
+            self.service,
+            pki=pki,
+            roster=rules.roster,
+            refused=refused,
+            reports=reports,
+            compare=compare,
+            release_memory=release_memory,
         )
         self.heartbeats = Heartbeats(
             own=own.name,

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from peer.core.messages import (
     Heartbeat,
     Hello,
     Manifest,
+    Purpose,
     Seen,
     SignedManifest,
     Unavailable,
@@ -327,17 +328,22 @@ class PeerService:
         round, artifact = answer
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
-        size = artifact.bytes - offset
+        path, size = artifact_path(self._artifacts, sha256), artifact.bytes - offset
+        if not size:
+            return Grant(path, None)
         generation = self._machine.memory.generation
-        if (reason := self._over(round, size)) is not None:
+        reason = self._over(round, size) or self._repeated(caller, request.purpose, round, artifact, size)
+        if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
         intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256)
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
-        return Grant(artifact_path(self._artifacts, sha256), intent)
+        return Grant(path, intent)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        if grant.intent is None:
+            return
         transfer = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
         self._accounts[transfer["peer"]].sent_bytes += size
@@ -392,6 +398,33 @@ class PeerService:
         if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
         return f"this site's policy lets at most {limit} bytes leave in a round"
+
+    def _repeated(self, caller: SiteName, purpose: Purpose, round: int, artifact: Artifact, size: int) -> str | None:
+        """Why the caller may not have so many bytes of an artifact again; ``None`` when it may.
+
+        The first copies for all receivers come before a second one for any.
+        """
+        sent = self._ledger.sent_in_round(self._machine.memory.generation, round)
+        bytes_to: Counter[tuple[str, str]] = Counter()
+        for each in sent:
+            bytes_to[each.peer, each.purpose] += each.bytes
+            if (each.peer, each.purpose, each.sha256) != (caller, purpose, artifact.sha256):
+                continue
+            if each.complete >= limits.COPIES_PER_ARTIFACT_MAX:
+                return f"{caller} has had {each.complete} complete copies of this artifact"
+            if each.transfers >= limits.TRANSFERS_PER_ARTIFACT_MAX:
+                return f"{caller} has begun {each.transfers} transfers of this artifact"
+        limit = self._site.egress.bytes_per_round_max
+        if limit is None or bytes_to[caller, purpose] + size <= artifact.bytes:
+            return None
+        missing = sum(
+            max(0, copy_bytes - bytes_to[peer, copy_purpose])
+            for peer, copy_purpose, copy_bytes in access.first_copies(self._machine.rules, self._machine.memory, round)
+            if peer != caller and self._site.egress.permits_receiver(peer)
+        )
+        if sum(bytes_to.values()) + size + missing <= limit:
+            return None
+        return f"{caller} has had this artifact, and the round's other bytes are for sites that have not"
 
     def _answer(self, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         return access.answer(

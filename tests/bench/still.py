@@ -22,7 +22,7 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
-from peer.daemon import startup
+from peer.daemon import allocator, startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
 from peer.transport.control import ControlServer
@@ -115,7 +115,7 @@ def main() -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
-        startup.keep_memory_small()
+        allocator.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 
 

@@ -30,7 +30,7 @@ from row import Row, at_least, below
 
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.daemon import startup
+from peer.daemon import allocator
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
@@ -218,7 +218,7 @@ def time_transfers(megabytes: int, rounds: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    startup.keep_memory_small()  # as a daemon does
+    allocator.keep_memory_small()  # as a daemon does
     match sys.argv[1:]:
         case ["serve", folder, way]:
             asyncio.run(serve(Path(folder), way))

@@ -17,7 +17,7 @@ import pytest
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
-from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
+from peer.core.limits import COPIES_PER_ARTIFACT_MAX, PROTOCOL_VERSION, STEPS_MAX, TRANSFERS_PER_ARTIFACT_MAX
 from peer.core.machine import SiteMachine
 from peer.core.messages import (
     FEATURES,
@@ -63,13 +63,14 @@ name = "asia"
 [[site]]
 name = "europe"
 """
+GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
 SITE = """
 [data]
 input_size = [8]
 [egress]
 """
 KEY = RoundKey(b"\x07" * 32)
-EUROPE = SiteName("europe")
+EUROPE, ASIA, AFRICA = SiteName("europe"), SiteName("asia"), SiteName("africa")
 NOW = Heartbeat(1, 1, "train", 0.5, 1, 0)
 
 
@@ -395,6 +396,68 @@ def test_the_bytes_of_a_round_are_counted_over_its_transfers(open_site: Callable
     site.open(1, artifact)
 
 
+def test_a_transfer_of_no_bytes_costs_no_row(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site()
+    artifact = site.publish(1)
+    for _ in range(3):
+        site.service.record_sent(site.open(1, artifact, offset=1000), size=0, outcome="complete")
+    assert (site.ledger.rows(), site.service.sending) == ([], {})
+
+
+def test_a_peer_has_so_many_complete_copies_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
+    """More than a peer needs that is killed again and again before its journal has the artifact."""
+    site = open_site()
+    artifact = site.publish(1)
+    for _ in range(COPIES_PER_ARTIFACT_MAX):
+        site.service.record_sent(site.open(1, artifact), size=1000, outcome="complete")
+    with pytest.raises(Refusal, match=f"has had {COPIES_PER_ARTIFACT_MAX} complete copies of this artifact") as refused:
+        site.open(1, artifact)
+    assert refused.value.status is Status.DENIED
+    assert len(site.ledger.rows()) == 2 * COPIES_PER_ARTIFACT_MAX
+    site.open(2, site.publish(2))
+
+
+def test_a_peer_begins_so_many_transfers_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site()
+    site.ledger._connection.execute("PRAGMA synchronous = OFF")
+    artifact = site.publish(1)
+    for _ in range(TRANSFERS_PER_ARTIFACT_MAX):
+        site.service.record_sent(site.open(1, artifact), size=1, outcome="broken")
+    with pytest.raises(Refusal, match=f"has begun {TRANSFERS_PER_ARTIFACT_MAX} transfers of this artifact"):
+        site.open(1, artifact)
+
+
+ALL_TO_ALL = FEDERATION.replace('"fedskd"', '"fedavg"').replace(
+    '[schedule]\nkind = "derangement"', '[shared_model]\nname = "resnet10"'
+)
+
+
+def test_one_peer_s_repeats_never_cost_another_peer_its_copy(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site("bytes_per_round_max = 3500", federation=ALL_TO_ALL)
+    artifact = site.publish(1)
+    for _ in range(2):
+        site.service.record_sent(site.open(1, artifact, caller=ASIA), size=1000, outcome="complete")
+    with pytest.raises(
+        Refusal, match="asia has had this artifact, and the round's other bytes are for sites that have"
+    ):
+        site.open(1, artifact, caller=ASIA)
+    site.service.record_sent(site.open(1, artifact, caller=AFRICA), size=400, outcome="broken")
+    with pytest.raises(Refusal, match="asia has had this artifact"):
+        site.open(1, artifact, caller=ASIA)
+    site.service.record_sent(site.open(1, artifact, offset=400, caller=AFRICA), size=600, outcome="complete")
+    site.service.record_sent(site.open(1, artifact, offset=900, caller=ASIA), size=100, outcome="complete")
+    with pytest.raises(Refusal, match="at most 3500 bytes leave in a round"):
+        site.open(1, artifact, caller=AFRICA)
+
+
+def test_copies_for_evaluation_are_kept_free_before_they_are_lent(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site("evaluate = true\nbytes_per_round_max = 2999", federation=GLOBAL)
+    artifact = site.publish(2)
+    site.service.record_sent(site.open(2, artifact), size=1000, outcome="complete")
+    with pytest.raises(Refusal, match="has had this artifact, and the round's other bytes are for sites that have not"):
+        site.open(2, artifact)
+
+
 @pytest.mark.parametrize(("limit", "warned"), [(1000, False), (999, True)])
 def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
     open_site: Callable[..., SiteUnderTest], caplog: pytest.LogCaptureFixture, limit: int, warned: bool
@@ -581,8 +644,6 @@ async def test_what_was_spoken_is_counted_for_each_peer(open_site: Callable[...,
 
 
 # --- remote evaluation -----------------------------------------------------------------------------------------------
-GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
-ASIA, AFRICA = SiteName("asia"), SiteName("africa")
 
 
 @pytest.fixture

@@ -46,6 +46,16 @@ async def offered(network, wanted, *, numbers=500_000):
     return europe, africa, sample, await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
 
 
+@pytest.mark.parametrize("variable", ["https_proxy", "grpc_proxy", "http_proxy"])
+async def test_no_call_goes_through_a_proxy_of_the_environment(network, wanted, monkeypatch, variable):
+    """Nothing listens at the proxy's port: gRPC alone would dial it, also for 127.0.0.1."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    assert await africa.beat(europe.name, PULSE) == PULSE
+
+
 # What a peer may say of an artifact, and what is believed of it.
 @pytest.mark.parametrize("answer", list(Unavailable))
 async def test_a_peer_may_have_nothing(network, wanted, answer):
