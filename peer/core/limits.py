@@ -60,7 +60,10 @@ FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no olde
 GENERATIONS_AHEAD_MAX = 1000  # how far a peer may claim this site's generation was: a backup is a few restarts old
 
 CHECKPOINT_S = 300.0
+HANG_S = 600.0  # a worker without a sign of progress for so long is started again; a slow disk recovers before
+SIGN_S = 1.0  # between two signs of progress: few lines, and many signs within the shortest `hang_s`
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer
 WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest
 WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
+HANG_RESTARTS_MAX = 1  # a crash costs seconds, a hang at least `hang_s`: a second one is no accident
 CHECKPOINTS_KEPT = 2  # the last committed one and the one before, for a restored backup

@@ -133,7 +133,9 @@ class Daemon:
         )
         self._pki = pki
         setting = self._setting()
-        self.worker_process = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
+        self.worker_process = WorkerProcess(
+            setting, folder.logs / "worker.log", self.report, command=worker, hang_s=site.training.hang_s
+        )
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _setting(self) -> worker_protocol.WorkerSetting:

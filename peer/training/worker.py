@@ -20,13 +20,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from peer.core import commands, events
-from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.worker_protocol import TO_WORKER, WorkerSetting, decode, encode
+from peer.core.limits import SIGN_S, WORKER_LINE_BYTES_MAX
+from peer.core.worker_protocol import TO_WORKER, StillWorking, WorkerSetting, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,25 @@ class Inbox:
         self._ended()
 
 
+class HaltCheck:
+    """Asks between two steps whether a halt waits. That it is asked is a sign of progress, sent to the
+    daemon's watchdog.
+
+    A thread of its own could not give the sign: it would go on while the work hangs.
+    """
+
+    def __init__(self, inbox: Inbox, send: Callable[[events.Event], None]) -> None:
+        self._inbox, self._send = inbox, send
+        self._sent_s = -SIGN_S
+
+    def __call__(self) -> bool:
+        now_s = time.monotonic()
+        if now_s >= self._sent_s + SIGN_S:
+            self._send(StillWorking())
+            self._sent_s = now_s
+        return self._inbox.halted()
+
+
 def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
     """Answer commands for ever; send any error as a ``WorkFailed`` and raise it again."""
     command = commands.Command()
@@ -114,7 +134,7 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
         return GuestEvaluator(setting)
     from peer.training.trainer import Trainer
 
-    return Trainer(setting, report=send, halted=inbox.halted)
+    return Trainer(setting, report=send, halted=HaltCheck(inbox, send))
 
 
 def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:

@@ -52,9 +52,13 @@ class WorkerSetup:
         self.events: asyncio.Queue[events.Event] = asyncio.Queue()
         self.foremen: list[WorkerProcess] = []
 
-    def worker_process(self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S) -> WorkerProcess:
+    def worker_process(
+        self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S, hang_s: float | None = None
+    ) -> WorkerProcess:
         command = command or (sys.executable, "-I", "-S", "-c", BEGIN + script)
-        worker_process = WorkerProcess(SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s)
+        worker_process = WorkerProcess(
+            SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s, hang_s=hang_s
+        )
         self.foremen.append(worker_process)
         return worker_process
 
@@ -185,6 +189,61 @@ async def test_close_kills_a_worker_that_stays(setup: WorkerSetup) -> None:
     await worker_process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("work", "did"),
+    [
+        ("signal.pause()", "did not compute"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "did not compute"),
+        ("while True: pass", "computed"),
+    ],
+    ids=["waits", "stopped", "dead loop"],
+)
+async def test_a_worker_that_hangs_is_killed_and_the_next_order_starts_another(
+    setup: WorkerSetup, work: str, did: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    worker_process = setup.worker_process(
+        f"""
+setting, order = take(), take()
+if not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "w").close()
+    {work}
+say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+""",
+        stop_s=1.0,
+        hang_s=1.0,
+    )
+    await worker_process.send(commands.Initialise(1, 5))
+    failed = await setup.next()
+    assert (failed.attempt, failed.fault) == (5, "hang")
+    assert did in failed.reason
+    await worker_process.send(commands.Initialise(1, 6))
+    assert await setup.next() == events.Halted(1, 6)
+
+
+async def test_a_worker_that_gives_signs_or_has_no_order_is_never_taken_for_hung(setup: WorkerSetup) -> None:
+    """It works for twice as long as it may give no sign, and is idle for longer than that, too."""
+    worker_process = setup.worker_process(
+        """
+import time
+setting = take()
+for _ in range(2):
+    order = take()
+    for _ in range(60):
+        time.sleep(0.1)
+        say("StillWorking")
+    say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+""",
+        hang_s=3.0,
+    )
+    for attempt in (1, 2):
+        await worker_process.send(commands.Initialise(1, attempt))
+        assert await setup.next() == events.Halted(1, attempt)
+        await asyncio.sleep(4.0)
 
 
 async def test_nothing_starts_after_close(setup: WorkerSetup) -> None:

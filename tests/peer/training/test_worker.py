@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from peer.core import commands, events
-from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
+from peer.core.worker_protocol import FROM_WORKER, StillWorking, WorkerSetting, decode, encode
 from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, work
 
 FOREVER = 10**6
@@ -41,7 +41,7 @@ class Daemon:
             event = decode(line, FROM_WORKER)
             if isinstance(event, kind):
                 return event
-            assert isinstance(event, events.Progressed), event
+            assert isinstance(event, events.Progressed | StillWorking), event
         raise AssertionError(f"the worker ended without a {kind.__name__}")
 
     def close(self) -> None:
@@ -98,6 +98,18 @@ def test_a_halt_ends_the_work_in_hand_and_what_waits_behind_it(make_setting) -> 
         daemon.send(commands.Halt(1, 6), commands.Halt(1, 7))
         assert daemon.next(events.Halted).attempt == 6
         assert daemon.next(events.Halted).attempt == 7
+
+
+def test_work_without_steps_gives_signs_of_progress_too(make_setting) -> None:
+    """Reading the data and measuring are long; each sample and batch of them is a sign."""
+    with worker_thread() as (daemon, _):
+        for order in (commands.Initialise(1, 1), commands.Evaluate(1, 1, 2, "initial")):
+            daemon.send(*([make_setting()] if isinstance(order, commands.Initialise) else []), order)
+            kinds = []
+            while not kinds or kinds[-1] is StillWorking:
+                kinds.append(type(decode(next(daemon.lines), FROM_WORKER)))
+            if isinstance(order, commands.Initialise):
+                assert StillWorking in kinds
 
 
 def test_a_worker_whose_duty_is_to_measure_trains_nothing(make_setting) -> None:
