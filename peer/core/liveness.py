@@ -6,7 +6,7 @@ It uses this site's own monotonic clock alone.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from peer.core import limits
@@ -77,11 +77,28 @@ class Peers:
         """The sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
-    def rounds(self, sites: Iterable[SiteName], now_s: float, *, patience_s: float) -> list[int]:
+    def rounds(self, sites: Iterable[SiteName], now_s: float, *, patience_s: Callable[[SiteName], float]) -> list[int]:
         """The rounds of the sites that are present, not away and not stalled, ascending."""
         present = self.present(sites, now_s)
-        pulses = (self.pulse(site) for site in present if not self.stalled(site, now_s, patience_s=patience_s))
+        pulses = (self.pulse(site) for site in present if not self.stalled(site, now_s, patience_s=patience_s(site)))
         return sorted(pulse.round for pulse in pulses if pulse is not None and pulse.phase not in AWAY)
+
+
+def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
+    """How long to wait for an artifact of a living peer, after so much waiting for it in vain.
+
+    A wait takes at most half of what is left of the peer's allowance. So the waits grow shorter
+    geometrically, and their sum over the run stays under the allowance, whatever the peer answers.
+    The allowance grows with the time that this site trained, not with deliveries: a peer that
+    delivers every other time would otherwise cost without bound.
+
+    Args:
+        in_vain_s: the waits for the peer that ended without its artifact, in this run.
+        trained_s: how long this site trained in this run.
+        pace: the federation's waiting times.
+    """
+    allowance_s = limits.WAITS_IN_VAIN_MAX * pace.wait_max_s + limits.WAIT_IN_VAIN_SHARE * trained_s
+    return min(pace.wait_max_s, max(0.0, allowance_s - in_vain_s) / 2)
 
 
 def lower_median(rounds: Sequence[int]) -> int | None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from peer.core import commands, events, limits, rows
+from peer.core import commands, events, limits, liveness, rows
 from peer.core.commands import Command, Source
 from peer.core.exchange import Exchange
 from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
@@ -180,6 +180,12 @@ class SiteState:
         if self.memory.artifact is not None:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
         return [*self.memory.received.values(), *own]
+
+    def patience_s(self, name: SiteName) -> float:
+        """How long to wait for a peer that lives and does not get on."""
+        memory = self.memory
+        in_vain_s = memory.in_vain_s.get(name, 0.0)
+        return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.rules.pace)
 
     def next_attempt(self) -> int:
         """The number of the next order; no earlier order of this process had it."""

@@ -242,8 +242,9 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
 
 
 def _want(current: Exchange, want: Want, kind: Kind, rules: Rules, now_s: float) -> PeerWait:
-    ends = (current.opened_s + current.slow_s, current.opened_s + rules.pace.wait_max_s)
-    deadline_s = next((end_s for end_s in ends if end_s > now_s), ends[-1])  # without a quorum the first one may pass
+    last_s = min(current.opened_s + rules.pace.wait_max_s, want.since_s + want.patience_s)
+    ends = (min(current.opened_s + current.slow_s, last_s), last_s)
+    deadline_s = next((end_s for end_s in ends if end_s > now_s), last_s)  # without a quorum the first one may pass
     wait = _wait(want.origin, kind, now_s - want.since_s, round(deadline_s - now_s, 1))
     return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {kind}"}
 

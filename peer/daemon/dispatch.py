@@ -94,7 +94,7 @@ class Daemon:
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self.changed = asyncio.Event()
-        pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        self._pki = pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
         self.service = PeerService(
             federation=federation,
@@ -131,11 +131,9 @@ class Daemon:
             report=self.report,
             fail=self._fail,
         )
-        self._pki = pki
         setting = self._setting()
-        self.worker_process = WorkerProcess(
-            setting, folder.logs / "worker.log", self.report, command=worker, hang_s=site.training.hang_s
-        )
+        log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
+        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _setting(self) -> worker_protocol.WorkerSetting:
