@@ -16,6 +16,8 @@ from peer.core.rules import PaceRules
 
 AWAY = frozenset({"paused", "leaving", "failed", "gone"})
 """Phases in which a peer publishes nothing more for now."""
+NOT_READY = AWAY | {"new", "initialising"}
+"""Phases in which a peer cannot begin round 1."""
 FINISHED = frozenset({"done", "leaving", "gone"})
 
 
@@ -58,6 +60,11 @@ class Peers:
     def pulse(self, site: SiteName) -> Heartbeat | None:
         """The newest known state of the site, however old."""
         return self.heard[site].pulse if site in self.heard else None
+
+    def ready(self, site: SiteName) -> bool:
+        """Whether the site did not say that it cannot begin round 1."""
+        pulse = self.pulse(site)
+        return pulse is None or pulse.phase not in NOT_READY
 
     def done(self, site: SiteName, rounds: int) -> bool:
         """Whether the site said that its last round is over; one that left earlier may come back."""

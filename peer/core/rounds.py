@@ -251,17 +251,27 @@ def review(site: SiteState) -> None:
 
 
 def check_gathered(site: SiteState) -> None:
-    """Begin round 1 once every peer has greeted, after ``gather_s``, or when enough peers have
-    begun.
+    """Begin round 1 once every peer is there, after ``gather_s``, or when enough peers have begun.
 
     Peers that have begun go on without the missing one; a site that still waited for it would delay
     them, too.
     """
-    gather_s, others = site.rules.pace.gather_s, site.rules.others
+    gather_s = site.rules.pace.gather_s
     timed_out = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
     begun = len(site.peers.begun) >= site.rules.witnesses_of_a_start
-    if timed_out or begun or len(site.greeted) == len(others):
+    if timed_out or begun or all(is_there(site, name) for name in site.rules.others):
         set_pace(site)
+
+
+def is_there(site: SiteState, name: SiteName) -> bool:
+    """Whether a peer can take part in round 1 now: it has greeted, is heard, and is ready.
+
+    A peer that greeted may have ended since. One that says that it is not ready is waited for no
+    longer than ``wait_max_s``, since it may say so for ever.
+    """
+    if name not in site.greeted or site.peers.silent(name, site.now_s):
+        return False
+    return site.peers.ready(name) or site.now_s >= site.since_s + site.rules.pace.wait_max_s
 
 
 def set_pace(site: SiteState) -> None:

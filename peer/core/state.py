@@ -225,8 +225,10 @@ class SiteState:
         waits = self.rules.pace
         if self.exchange is not None:
             return self.exchange.due_s(self.peers, self.rules)
-        if self.phase == Phase.GATHERING and waits.gather_s is not None:
-            return [self.peers.began_s + waits.gather_s]
+        if self.phase == Phase.GATHERING:
+            gather = [] if waits.gather_s is None else [self.peers.began_s + waits.gather_s]
+            unready = any(not self.peers.ready(name) for name in self.greeted)
+            return [*gather, self.since_s + waits.wait_max_s] if unready else gather
         if self.phase == Phase.PACING:
             return [self.peers.silent_at_s(site) for site in self.rules.others]
         if self.phase == Phase.ISOLATED:

@@ -14,7 +14,7 @@ from peer.core.exchange import Exchange, Want
 from peer.core.phases import Phase
 from peer.core.plan import Kind
 from peer.core.roster import SiteName
-from peer.core.rounds import unfinished
+from peer.core.rounds import is_there, unfinished
 from peer.core.rules import Rules
 from peer.core.state import SiteState
 
@@ -205,7 +205,7 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
         return [_want(current, want, kind, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
     if site.phase == Phase.GATHERING:
         left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
-        absent = [name for name in rules.others if name not in site.greeted]
+        absent = [name for name in rules.others if not is_there(site, name)]
         return [_wait(name, "hello", now_s - site.since_s, left_s) for name in absent]
     if site.phase in (Phase.PACING, Phase.ISOLATED):
         behind = [name for name in rules.others if _behind(site, name)]

@@ -11,7 +11,6 @@ import datetime
 import functools
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -26,7 +25,9 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
+from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.state import HALT_S
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
@@ -49,6 +50,10 @@ LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenera
 def now() -> datetime.datetime:
     """The time that certificates are checked against."""
     return datetime.datetime.now(datetime.UTC)
+
+
+async def _nothing() -> None:
+    """Nothing else can make the start fail."""
 
 
 class Daemon:
@@ -154,10 +159,16 @@ class Daemon:
         self._fatal = error
         self.report(events.Ticked())
 
-    async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
+    async def run(
+        self,
+        ready: Callable[[int], Coroutine[Any, Any, None]],
+        bind: Callable[[], Coroutine[Any, Any, None]] = _nothing,
+    ) -> commands.Exit:
         """Serve, take part in the rounds, and return the command that ended the daemon.
 
         Args:
+            bind: called once before any peer can hear of this site. Whatever may make the start fail
+                belongs here: peers would begin round 1 with a site that greeted them and ended.
             ready: called once with the bound port, when peers can be served.
 
         Raises:
@@ -168,6 +179,7 @@ class Daemon:
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
             self._remove_strays()
+            await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
             self.heartbeats.start(port)
@@ -198,6 +210,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for command in self.machine.handle(event, now_s=loop.time()):
             await self._carry_out(command)
+        if isinstance(event, events.StopRequested) and self.machine.phase == Phase.LEAVING:
+            log.info("leaving once the worker has written its checkpoint", extra={"limit_s": HALT_S})
         self.service.wake_waiting_calls()
         self.changed.set()
         self.changed = asyncio.Event()
@@ -315,8 +329,3 @@ class Daemon:
             return self._pki.certificate()
         except errors.CertificateError:
             return self.own.certificate
-
-    def stop_on_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.report, events.StopRequested())

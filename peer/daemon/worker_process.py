@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from peer.core import events, worker_protocol
-from peer.core.commands import Command
+from peer.core.commands import Command, Halt
 from peer.core.limits import WORKER_LINE_BYTES_MAX
 from peer.daemon.worker_watchdog import ProgressMonitor, cpu_s
 from peer.errors import one_line
@@ -119,7 +119,7 @@ class WorkerProcess:
         hang_s: float | None = None,
     ) -> None:
         self._monitor = ProgressMonitor(hang_s) if hang_s is not None else None
-        self._busy = False
+        self._began = self._busy = self._has_nothing_to_save = False
         self._hang = ""
         self._setting = setting
         self._log_path = log_path
@@ -146,6 +146,10 @@ class WorkerProcess:
         if self._closing:
             return
         self._order, self._busy = order, True
+        if isinstance(order, Halt) and self._process is not None and not self._began:
+            self._has_nothing_to_save = True  # it still imports its libraries, which takes long
+            self._process.kill()
+            return
         if self._monitor is not None:
             self._monitor.begin()
         try:
@@ -186,6 +190,7 @@ class WorkerProcess:
         writer.write(worker_protocol.encode(self._setting))
         log.info("worker started", extra={"pid": process.pid})
         self._process, self._writer = process, writer
+        self._began = self._has_nothing_to_save = False
         self._watch = asyncio.create_task(self._listen(reader, writer, process, worker_log), name="worker")
         return writer
 
@@ -223,6 +228,9 @@ class WorkerProcess:
         if failure is not None:
             self._report(self._about_order(failure.fault, failure.reason))
             return
+        if isinstance(self._order, Halt) and self._has_nothing_to_save:
+            self._report(events.Halted(self._order.generation, self._order.attempt))
+            return
         hang, self._hang = self._hang, ""
         reason = hang or problem or f"the worker ended with {describe_exit(code)}: {last_line}"
         log.error("worker died", extra={"reason": reason})
@@ -230,6 +238,7 @@ class WorkerProcess:
 
     def _advance(self, event: events.Event) -> bool:
         """Note the sign of progress that each event is; returns whether the event is to be reported."""
+        self._began = True
         if self._monitor is not None:
             self._monitor.advance()
         if isinstance(event, worker_protocol.StillWorking):

@@ -159,15 +159,36 @@ take(); take(); take()
 say("WorkFailed", generation=1, attempt=1, fault="data", reason="none")
 """)
     await worker_process.send(commands.Initialise(1, 1))
-    await worker_process.send(Halt(1, 2))
+    await worker_process.send(commands.Initialise(1, 2))
     assert await setup.next() == events.WorkFailed(1, 2, "data", "none")
+
+
+async def test_a_worker_that_has_not_begun_has_nothing_to_save_and_is_ended_by_a_halt(setup: WorkerSetup) -> None:
+    """Importing torch takes seconds, in which an operator who presses Ctrl-C would wait."""
+    worker_process = setup.worker_process("take(); signal.pause()")
+    await worker_process.send(commands.Initialise(1, 1))
+    pid = worker_process.pid
+    assert pid is not None
+    await worker_process.send(Halt(1, 2))
+    assert await setup.next() == events.Halted(1, 2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_an_order_after_such_a_halt_is_not_lost(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("take(); signal.pause()")
+    await worker_process.send(commands.Initialise(1, 1))
+    await worker_process.send(Halt(1, 2))
+    await worker_process.send(commands.Initialise(1, 3))
+    failed = await setup.next()
+    assert (failed.attempt, failed.fault) == (3, "crash")
 
 
 async def test_a_worker_that_does_not_read_holds_nobody_up(setup: WorkerSetup) -> None:
     worker_process = setup.worker_process("wait_for_the_end()")
     assert len(worker_protocol.encode(heavy_order())) > 1 << 20
     await asyncio.wait_for(worker_process.send(heavy_order()), LIMIT_S)
-    await asyncio.wait_for(worker_process.send(Halt(1, 2)), LIMIT_S)
+    await asyncio.wait_for(worker_process.send(commands.Initialise(1, 2)), LIMIT_S)
 
 
 async def test_a_worker_that_hears_nothing_any_more_is_killed(setup: WorkerSetup) -> None:
