@@ -18,7 +18,7 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
 RunCheck = Callable[..., dict[str, Finding]]
-BEFORE = ["configuration", "certificate", "CA", "round key", "listen", "data"]
+BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
 
