@@ -387,6 +387,7 @@ class TrainingConfig(StrictTable):
     threads: Count = 1
     batch_size: Count = 8
     checkpoint_s: Seconds = limits.CHECKPOINT_S
+    hang_s: Seconds = limits.HANG_S
 
 
 class SiteConfig(StrictTable):

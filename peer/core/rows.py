@@ -117,7 +117,8 @@ class ChosenRow(JournalRow):
     ``missing`` names the peers that did not contribute, each with the reason.
 
     ``position`` is the index of the plan's phase that is over. ``waited_s`` is how long the
-    exchange took, ``None`` where the wait says nothing about the peers' pace.
+    exchange took, ``None`` where the wait says nothing about the peers' pace. ``in_vain_s`` is how
+    long the site waited for each peer that did not deliver.
     """
 
     kind = "chosen"
@@ -126,6 +127,7 @@ class ChosenRow(JournalRow):
     missing: Mapping[str, str]
     waited_s: float | None
     below_quorum: bool
+    in_vain_s: Mapping[SiteName, float] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

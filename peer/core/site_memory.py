@@ -74,6 +74,8 @@ class Memory:
     aggregate: Sha256 | None = None
     compared: set[SiteName] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
+    in_vain_s: dict[SiteName, float] = field(default_factory=dict)
+    trained_s: float = 0.0
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
@@ -185,6 +187,8 @@ def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
         memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
     if row.waited_s is not None:
         memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_MAX:]
+    for name, waited_s in (row.in_vain_s or {}).items():
+        memory.in_vain_s[name] = memory.in_vain_s.get(name, 0.0) + waited_s
 
 
 def _trained(memory: Memory, row: rows.TrainedRow) -> None:
@@ -196,6 +200,7 @@ def _trained(memory: Memory, row: rows.TrainedRow) -> None:
     memory.open.metrics.update(row.metrics)
     memory.open.threads = row.threads
     memory.open.duration_s += row.duration_s
+    memory.trained_s += row.duration_s
     _make_due(memory, row.publish, memory.open.artifact)
 
 

@@ -143,14 +143,14 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
         return
     problem = _problem(site, wanted, event)
     if problem:
-        wanted.dropped = "refused"
+        wanted.drop("refused", site.now_s)
         site.refuse(event.origin, problem)
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
-        wanted.received = Source(event.origin, event.true_round, event.artifact, late)
-        row = rows.ArrivedRow(event.round, source=wanted.received, origin_generation=event.origin_generation)
-        site.persist(row)
+        source = Source(event.origin, event.true_round, event.artifact, late)
+        wanted.arrive(source, site.now_s)
+        site.persist(rows.ArrivedRow(event.round, source=source, origin_generation=event.origin_generation))
     rounds.review(site)
 
 
@@ -186,7 +186,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
     if wanted is None or event.answer == Unavailable.NOT_YET:
         ignore(site, event)
         return
-    wanted.dropped = str(event.answer)
+    wanted.drop(str(event.answer), site.now_s)
     rounds.review(site)
 
 
@@ -195,7 +195,7 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     site.refuse(event.origin, event.reason)
     wanted = _wanted(site, event)
     if wanted is not None:
-        wanted.dropped = "refused"
+        wanted.drop("refused", site.now_s)
         rounds.review(site)
 
 

@@ -41,6 +41,13 @@ class WorkerSetting(commands.Command):
     duty: Literal["train", "measure"] = "train"
 
 
+@dataclass(frozen=True, slots=True)
+class StillWorking(events.Event):
+    """A sign of progress between two reports; it is for the daemon's watchdog, not for the state
+    machine.
+    """
+
+
 IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
 """The parser of each identity type: a digest names a file, so no other text may pass for one."""
 
@@ -72,6 +79,7 @@ FROM_WORKER: dict[str, type] = {
         events.Halted,
         events.ArtifactRejected,
         events.WorkFailed,
+        StillWorking,
     )
 }
 

@@ -11,7 +11,6 @@ import datetime
 import functools
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
@@ -26,7 +25,9 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
+from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.state import HALT_S
 from peer.daemon.addresses import AddressBook
 from peer.daemon.allocator import release_memory
 from peer.daemon.evidence import EquivocationWatch
@@ -51,6 +52,10 @@ LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenera
 def now() -> datetime.datetime:
     """The time that certificates are checked against."""
     return datetime.datetime.now(datetime.UTC)
+
+
+async def _nothing() -> None:
+    """Nothing else can make the start fail."""
 
 
 class Daemon:
@@ -93,7 +98,8 @@ class Daemon:
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
-        pki = self._pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        self.changed = asyncio.Event()
+        self._pki = pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
         self.service = PeerService(
             federation=federation,
@@ -141,7 +147,8 @@ class Daemon:
             examine=self.evidence.examine,
         )
         setting = self._setting()
-        self.worker_process = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
+        log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
+        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _equivocation_watch(self, refused: Container[str]) -> EquivocationWatch:
@@ -175,10 +182,16 @@ class Daemon:
         self._fatal = error
         self.report(events.Ticked())
 
-    async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
+    async def run(
+        self,
+        ready: Callable[[int], Coroutine[Any, Any, None]],
+        bind: Callable[[], Coroutine[Any, Any, None]] = _nothing,
+    ) -> commands.Exit:
         """Serve, take part in the rounds, and return the command that ended the daemon.
 
         Args:
+            bind: called once before any peer can hear of this site. Whatever may make the start fail
+                belongs here: peers would begin round 1 with a site that greeted them and ended.
             ready: called once with the bound port, when peers can be served.
 
         Raises:
@@ -189,6 +202,7 @@ class Daemon:
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
             self._remove_strays()
+            await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
             self.heartbeats.start(port)
@@ -222,6 +236,8 @@ class Daemon:
             await self._carry_out(command)
         if isinstance(event, events.PeerGreeted):
             self.evidence.hand_on(event.site)
+        if isinstance(event, events.StopRequested) and self.machine.phase == Phase.LEAVING:
+            log.info("leaving once the worker has written its checkpoint", extra={"limit_s": HALT_S})
         self.service.wake_waiting_calls()
         self.changed.set()
         self.changed = asyncio.Event()
@@ -344,8 +360,3 @@ class Daemon:
             return self._pki.certificate()
         except errors.CertificateError:
             return self.own.certificate
-
-    def stop_on_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.report, events.StopRequested())

@@ -28,7 +28,8 @@ from peer.records.journal import Journal
 from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, ExchangeError
 from peer.transport.manifest import from_base64, to_base64
-from peer.transport.server import Refusal, Status, TokenBucket
+from peer.transport.rates import TokenBucket
+from peer.transport.server import Refusal, Status
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from peer.audit.folder_check import check_folder
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
-from peer.core import commands
+from peer.core import commands, events
 from peer.core.roster import SiteName
 from peer.daemon.allocator import keep_memory_small
 from peer.daemon.dispatch import Daemon, now
@@ -98,6 +99,15 @@ async def _serve(
     without: frozenset[SiteName],
     options: Options,
 ) -> None:
+    daemon: Daemon | None = None
+
+    def request_stop() -> None:
+        if daemon is not None:
+            daemon.report(events.StopRequested())
+
+    # Before the first resource is opened: asyncio's own reaction to Ctrl-C would break off in the midst of it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, request_stop)
     daemon = Daemon(
         folder=folder,
         federation=federation,
@@ -111,10 +121,14 @@ async def _serve(
     control = ControlServer(OperatorService(daemon))
     services = contextlib.AsyncExitStack()
 
-    async def ready(port: int) -> None:
-        facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
+    facts: dict[str, Any] = {"federation_name": federation.name, "method": federation.method.name}
+
+    async def bind() -> None:
         if site.metrics.listen is not None:
             facts["metrics_port"] = await services.enter_async_context(_metrics(daemon, site.metrics.listen))
+
+    async def ready(port: int) -> None:
+        facts["port"] = port
         log.info("serving", extra={**facts, "committed": daemon.machine.memory.committed})
         if daemon.machine.memory.finished:
             log.info("every round is finished; serving what others still need")
@@ -124,9 +138,8 @@ async def _serve(
             services.push_async_callback(cancel, asyncio.create_task(keep_running(name, watcher), name=name))
 
     await control.start(folder.prepare_control_socket())
-    daemon.stop_on_signals()
     try:
-        ended: commands.Exit = await daemon.run(ready)
+        ended: commands.Exit = await daemon.run(ready, bind)
     finally:
         notify("STOPPING=1")
         await services.aclose()

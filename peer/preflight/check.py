@@ -45,6 +45,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     if running is not None:
         yield running
     yield from local.check_certificates(own, federation)
+    yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
     data, samples = local.check_data(federation, site)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from peer import landlock
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
@@ -84,6 +85,15 @@ def check_certificates(own: certificates.Identity, federation: FederationConfig)
     )
     tag = round_key_tag(own.round_key, federation.digest)
     yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
+
+
+def check_confinement() -> Finding:
+    """Whether the worker, which runs network code, can be kept from the keys of this machine's sites."""
+    if version := landlock.abi():
+        text = f"Landlock {version}: the worker cannot read pki/, nor write outside its own folders"
+        return Finding("confinement", "ok", text)
+    text = "this kernel has no Landlock: network code that the worker runs could read the private key"
+    return Finding("confinement", "warning", text, "use a kernel from 5.13 on with landlock in `lsm=`, or trusted code")
 
 
 def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:

@@ -335,7 +335,7 @@ SIGNED_MANIFESTS = parser(pb.SignedManifests, wire.decode_manifests)
 HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
 
 
-class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # the package has no types
+class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the package has no types
     """The answers to all methods, each behind the guard.
 
     gRPC hands over a request's bytes only when a handler reads them, and never parses them.

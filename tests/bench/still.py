@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -97,7 +98,8 @@ async def serve(folder: SiteFolder, megabytes: int) -> None:
     daemon.worker_process = FakeWorker(daemon, megabytes, lines)  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
-    daemon.stop_on_signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, daemon.report, events.StopRequested())
     try:
         await daemon.run(ignore_port)
     finally:

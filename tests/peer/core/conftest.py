@@ -436,6 +436,25 @@ class Simulation:
         for other in self.machines:
             self.cut |= {(name, other), (other, name)}
 
+    def withhold(self, name: str, claim: Callable[[int, float], Heartbeat]) -> None:
+        """Have a dead site greet and beat for ever, and deliver nothing.
+
+        ``claim`` makes its heartbeats from the furthest round of the others and the seconds that
+        passed.
+        """
+        machine, began_s = self.machines[SiteName(name)], self.now_s
+
+        def action() -> None:
+            living = [other for other in self.machines.values() if other.round is not None and other.exit is None]
+            furthest = max((other.round.number for other in living if other.round is not None), default=0)
+            pulse = claim(furthest, self.now_s - began_s)
+            for other in living:
+                self.feed(other, events.PeerGreeted(machine.rules.site, greeting_of(machine.rules, 1)))
+                self.feed(other, events.PeerHeard(machine.rules.site, pulse))
+            self.at(BEAT_S, action)
+
+        self.at(self.delay_s(1.0), action)
+
     def feed(self, machine: Machine, event: events.Event) -> None:
         """Have a site handle an event, and carry out its commands; a fuse kills it between two of them."""
         if machine.round is None or machine.exit is not None:

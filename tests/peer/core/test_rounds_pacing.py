@@ -49,7 +49,39 @@ def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
     site.greet("africa", "america")
     site.wait(100_000)
     assert site.site.phase == Phase.GATHERING
-    site.greet("asia")
+    site.greet("africa", "america", "asia")
+    assert number(site) == 1
+
+
+def test_a_peer_that_greeted_and_ended_is_waited_for_until_it_is_back(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    site.greet("africa")
+    site.wait(60)
+    site.greet("america", "asia")
+    assert site.site.phase == Phase.GATHERING, "africa is silent"
+    site.beat("america")
+    site.beat("asia")
+    site.beat("africa", 0, "gone")
+    assert site.site.phase == Phase.GATHERING
+    site.beat("africa", 0, "initialising")
+    assert site.site.phase == Phase.GATHERING
+    site.beat("africa", 0, "gathering")
+    assert number(site) == 1
+
+
+def test_a_peer_that_is_never_ready_holds_round_one_for_the_longest_wait_only(solo: Any) -> None:
+    site = solo(pace=PaceRules(wait_max_s=300))
+    site.finish()
+    site.greet("africa")
+    site.beat("africa", 0, "initialising")
+    site.greet("america", "asia")
+    for _ in range(100):
+        assert site.site.phase == Phase.GATHERING
+        site.wait(2.9)
+        for name in ("africa", "america", "asia"):
+            site.beat(name, 0, "initialising" if name == "africa" else "gathering")
+    site.wait(20)
     assert number(site) == 1
 
 

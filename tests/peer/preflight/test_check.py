@@ -16,7 +16,7 @@ from peer.preflight.finding import Finding
 from peer.records.ledger import Ledger
 
 RunCheck = Callable[..., dict[str, Finding]]
-BEFORE = ["configuration", "certificate", "CA", "round key", "listen", "data"]
+BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
 

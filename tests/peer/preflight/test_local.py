@@ -169,3 +169,12 @@ def test_distillation_that_moves_nothing_is_worth_a_warning(run_check: RunCheck,
     finding = run_check()["gamma"]
     assert finding.verdict == "warning"
     assert "0.03%" in finding.message
+
+
+def test_whether_the_kernel_can_confine_the_worker_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.landlock, "abi", lambda: 7)
+    assert local.check_confinement().verdict == "ok"
+    monkeypatch.setattr(local.landlock, "abi", lambda: 0)
+    finding = local.check_confinement()
+    assert finding.verdict == "warning"
+    assert "could read the private key" in finding.message
