@@ -116,16 +116,16 @@ def test_stop_lets_the_worker_write_its_checkpoint_before_the_exit(simulation: A
 
 
 def test_isolated_site_waits_then_catches_up(simulation: Any, phases: Any) -> None:
-    run = simulation(FOUR, rounds=12)
+    run = simulation(FOUR, rounds=20)
     run.run(until=lambda: len(run.committed("europe")) == 1)
     run.cut_off("europe")
     europe = run.machines["europe"]
     run.run(until=lambda: europe.round.phase == phases.ISOLATED)
-    run.run(until=lambda: len(run.committed("asia")) >= 8)
+    run.run(until=lambda: len(run.committed("asia")) >= 14)
     run.cut = set()
     run.run_to_end()
     check_invariants(run)
-    assert run.committed("europe")[-1][0] == 12
+    assert run.committed("europe")[-1][0] == 20
     skipped = [round for _, body in run.committed("europe") for round in body["skipped"]]
     assert skipped, "it jumped over the rounds that the others had passed"
 

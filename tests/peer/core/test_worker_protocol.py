@@ -16,6 +16,7 @@ from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import (
     FROM_WORKER,
     TO_WORKER,
+    StillWorking,
     WorkerSetting,
     decode,
     encode,
@@ -54,6 +55,7 @@ MESSAGES: list[Any] = [
     events.Measured(1, 3, 4, {}, "tensor 'a' is missing"),
     events.Rehearsed(1, 4, "cpu", {"train": 0.5}, 10.0, 1 << 30, 1 << 34, 60),
     events.Halted(1, 4),
+    StillWorking(),
     events.ArtifactRejected(1, 3, 4, SiteName("asia"), DIGEST, "tensor 'a' is missing"),
     events.WorkFailed(1, 4, "memory", "CUDA out of memory\nTried to allocate 2 GiB"),
 ]
