@@ -76,6 +76,7 @@ def _check_folder(
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return
+    yield from local.check_strays(folder)
     change = find_change(folder, federation, site)
     if change is not None:
         yield Finding("journal", "failure", change.message, change.remedy)

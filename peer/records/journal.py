@@ -257,6 +257,12 @@ class Journal:
                 record = {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}
                 yield {**record, "cause": None if cause is None else json.loads(cause)} if causes else record
 
+    def mentions(self, text: str) -> bool:
+        """Whether the body of any row has this text, such as a digest."""
+        with storage(self.path):
+            query = "SELECT 1 FROM row WHERE instr(body, ?) LIMIT 1"
+            return self._connection.execute(query, (text,)).fetchone() is not None
+
     def empty(self) -> bool:
         with storage(self.path):
             return self._connection.execute("SELECT 1 FROM row LIMIT 1").fetchone() is None
