@@ -161,7 +161,12 @@ def verify(
 @site_option
 @click.option("--of", required=True, metavar="SITE", help="The other site, whose ledger an auditor will verify.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
-@click.option("--all", "everything", is_flag=True, help="Write every manifest, not only the one that covers most rows.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Write every manifest, not only the one of each generation that covers most rows.",
+)
 @output.json_option
 @shared_options
 @pass_settings
