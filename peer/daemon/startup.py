@@ -13,6 +13,7 @@ from typing import Any
 
 from peer import errors
 from peer.audit.folder_check import INTENTS_CHECKED, check_folder
+from peer.audit.folder_permissions import check_permissions
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
@@ -64,6 +65,7 @@ def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
 
 def run(folder: SiteFolder, options: Options) -> None:
     """Run the daemon of a site until it leaves; ``PeerError`` when it cannot start or cannot go on."""
+    check_permissions(folder)
     federation, site, own = load(folder)
     without = _absent(federation, folder.site, options.without)
     make_private(folder.logs)

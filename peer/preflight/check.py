@@ -8,6 +8,7 @@ from typing import Any
 
 from peer import errors
 from peer.audit.folder_check import check_folder
+from peer.audit.folder_permissions import check_permissions
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -34,6 +35,10 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
             That takes a while, and is not done while a daemon runs.
         worker: the worker's command.
     """
+    try:
+        check_permissions(folder)
+    except errors.PeerError as error:
+        yield Finding("permissions", "failure", error.message, error.remedy)
     try:
         federation, site, own = startup.load(folder)
     except errors.PeerError as error:

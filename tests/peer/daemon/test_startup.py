@@ -199,6 +199,13 @@ def test_systemd_that_is_gone_is_no_reason_to_end(
     assert [record.getMessage() for record in caplog.records] == ["systemd not told"] * 3
 
 
+def test_a_folder_that_others_can_write_is_refused_before_anything_is_read(folder: SiteFolder) -> None:
+    folder.site_toml.chmod(0o666)
+    folder.federation_toml.write_text("no toml")
+    with pytest.raises(StateError, match=r"other users can write .*site\.toml \(mode 0666\); run `chmod go-w "):
+        startup.run(folder, Options())
+
+
 @pytest.mark.parametrize("name", ["mars", "asia", ""])
 def test_a_stranger_or_oneself_cannot_be_absent(folder: SiteFolder, name: str) -> None:
     with pytest.raises(UsageError, match=rf"--without {name}: not another site of this federation; there are europe"):

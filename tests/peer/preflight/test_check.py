@@ -104,6 +104,14 @@ def test_a_lost_journal_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> N
     assert "--resume fresh" in finding.remedy
 
 
+def test_a_folder_that_others_can_write_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
+    folder.pki.chmod(0o755)
+    finding = run_check()["permissions"]
+    assert finding.verdict == "failure"
+    assert finding.message == f"other users can enter {folder.pki} (mode 0755)"
+    assert finding.remedy == f"run `chmod -R go-rwx {folder.path}`"
+
+
 def test_data_that_are_wrong_are_not_given_to_a_worker(run_check: RunCheck, folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
     findings = run_check("works")
