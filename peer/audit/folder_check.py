@@ -53,6 +53,8 @@ def check_folder(
     """
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.open_journals(folder)]
+        for journal in journals[-1:]:  # the one that a start goes on with
+            journal.verify()
         newest_manifests = {
             journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None
         }

@@ -20,7 +20,8 @@ from peer.daemon.dispatch import now
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
-from peer.records.ledger import Head, Ledger, chain_hash
+from peer.records.journal import chain_hash
+from peer.records.ledger import Head, Ledger
 from peer.transport.manifest import decode_manifest, from_base64, to_base64
 
 KEYS = {

@@ -205,10 +205,11 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
     path = asia.home / "journal.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:  # as 0.1 wrote it
         connection.executescript(
-            "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; PRAGMA user_version = 1;"
+            "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; ALTER TABLE row DROP COLUMN hash; "
+            "PRAGMA user_version = 1;"
         )
     assert find_change(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
-    assert not path.with_name("journal.db.before-2").exists()
+    assert not path.with_name("journal.db.before-3").exists()
     before = running.rows("asia")
     await running.start("asia")
     await running.start("europe")
@@ -216,7 +217,7 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
     assert running.rows("asia")[: len(before)] == before
     assert running.kinds("asia").count("initialised") == 1
     assert running.kinds("asia").count("committed") == 3
-    with contextlib.closing(Journal(path.with_name("journal.db.before-2"), read_only=True)) as backup:
+    with contextlib.closing(Journal(path.with_name("journal.db.before-3"), read_only=True)) as backup:
         assert list(backup.rows()) == before
 
 

@@ -24,7 +24,7 @@ from peer.daemon.metrics import METRICS
 from peer.daemon.metrics_server import CONNECTIONS_MAX, MetricsServer
 from peer.demo.local_federation import LocalFederation
 from peer.errors import PortInUse
-from peer.records.ledger import chain_hash
+from peer.records.journal import chain_hash
 
 SENT: dict[str, Any] = {
     "peer": "europe",
