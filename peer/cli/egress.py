@@ -324,9 +324,9 @@ def _render_verification(document: Mapping[str, Any]) -> RenderableType:
         pairs.append(("witness", f"{witness['by']} has seen {witness['rows']} rows ({witness['file']})"))
     for report in document["restored"]:
         when = rendering.clock(report["time"])
-        pairs.append(
-            ("restored", f"{report['reported_by']} reported on {when} that the site runs from an older backup")
-        )
+        by_operator = report["reported_by"] == document["site"]
+        known = f"{report['reported_by']} reported on {when} that the site runs from an older backup"
+        pairs.append(("restored", f"the operator restored a backup on {when}" if by_operator else known))
     pairs += [("problem", problem) for problem in problems[:PROBLEMS_SHOWN_MAX]]
     if len(problems) > PROBLEMS_SHOWN_MAX:
         pairs.append(("problem", f"and {len(problems) - PROBLEMS_SHOWN_MAX} more: see --json"))
