@@ -244,7 +244,7 @@ class SiteRestored(TypedDict):
     site: Annotated[str, "this site"]
     federation: Annotated[str, "name of the federation"]
     folder: Annotated[str, "the site's folder"]
-    made: Annotated[int, "when the backup was made"]
+    time: Annotated[int, "when the backup was written"]
     round: Annotated[int, "last committed round in the backup"]
     generation: Annotated[int, "generation that the site goes on as; 0 if it had never run"]
     lost_rounds: Annotated[

@@ -68,14 +68,14 @@ class BackedUpFile(BaseModel):
 
 
 class BackupManifest(BaseModel):
-    """The last member of a backup. ``made`` is a Unix time, ``round`` the last committed round."""
+    """The last member of a backup. ``time`` is Unix seconds, ``round`` the last committed round."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     mhfl_backup: Literal[1]
     federation: str
     site: str
-    made: int
+    time: int
     generation: int
     round: int
     ledger_rows: int
@@ -255,7 +255,7 @@ def _archive(
                 mhfl_backup=VERSION,
                 federation=folder.federation,
                 site=folder.site,
-                made=int(time.time()),
+                time=int(time.time()),
                 generation=memory.generation if generation else 0,
                 round=memory.committed,
                 ledger_rows=rows_sent,

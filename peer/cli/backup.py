@@ -78,7 +78,7 @@ def restore(settings: Settings, file: Path, site_name: str | None, force: bool, 
         "site": manifest.site,
         "federation": manifest.federation,
         "folder": str(restored.folder.path),
-        "made": manifest.made,
+        "time": manifest.time,
         "round": manifest.round,
         "generation": restored.generation,
         "lost_rounds": list(restored.lost) if restored.lost is not None else None,
@@ -111,7 +111,7 @@ def _render_restoration(document: Mapping[str, Any]) -> RenderableType:
     kept = "the newer one of the former folder" if document["ledger_kept"] else "that of the backup"
     return output.fields(
         (
-            ("restored", f"{where} as of {rendering.clock(document['made'])}: {document['folder']}"),
+            ("restored", f"{where} as of {rendering.clock(document['time'])}: {document['folder']}"),
             ("state", f"round {document['round']}; goes on as generation {document['generation']}"),
             ("lost rounds", f"{lost[0]} to {lost[1]}" if lost is not None else unknown),
             ("ledger", kept),
