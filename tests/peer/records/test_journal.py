@@ -336,6 +336,19 @@ def test_rows_of_an_earlier_schema_are_chained_once(path: Path) -> None:
         journal.verify()
 
 
+def test_a_journal_of_the_second_schema_is_taken_over(path: Path) -> None:
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
+        before = journal.records()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("ALTER TABLE row DROP COLUMN hash; PRAGMA user_version = 2;")
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("left", 0, {"fault": "", "reason": ""})
+        journal.verify()
+        assert journal.records()[:1] == before
+    assert version(path.with_name("journal.db.before-3")) == 2
+
+
 @pytest.mark.parametrize("body", ["[]", "1", "null", "{}", '{"generation": "one"}', "[" * 100_000, "1" * 5000])
 def test_a_row_of_another_form_is_damage_that_names_it(path: Path, body: str) -> None:
     journal = Journal(path)
