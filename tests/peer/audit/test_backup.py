@@ -45,8 +45,9 @@ COMMITTED = {
 }
 KILLED = """
 import os, sys
-from pathlib import Path
-count, kill_at = 0, int(sys.argv[1])
+from peer.audit import backup
+from peer.cli import backup as commands, main
+count = kill_at = 0
 def dying(function):
     def call(*arguments, **keywords):
         global count
@@ -56,10 +57,14 @@ def dying(function):
         return function(*arguments, **keywords)
     return call
 os.fsync, os.rename, os.replace = dying(os.fsync), dying(os.rename), dying(os.replace)
-from peer.cli import main
-main(sys.argv[2:])
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        kill_at, sys.stdout = int(line), sys.stderr
+        main(sys.argv[1:])
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Kills itself before the n-th durable step."""
+"""For each number n of its input, runs a command that kills itself before its n-th durable step."""
 
 
 @pytest.fixture
@@ -309,14 +314,18 @@ while True:
 
 def run_until_it_survives(words: list[str], after_each_kill: Callable[[], None]) -> int:
     """Run the command again and again, killed before a later durable step each time."""
-    for kill_at in range(1, 200):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(kill_at), *words], capture_output=True, text=True, check=False
-        )
-        if done.returncode != -signal.SIGKILL:
-            assert done.returncode == 0, done.stderr
-            return kill_at
-        after_each_kill()
+    command = [sys.executable, "-c", KILLED, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdin is not None
+        assert runner.stdout is not None
+        for kill_at in range(1, 200):
+            print(kill_at, file=runner.stdin, flush=True)
+            code = int(runner.stdout.readline())
+            if code != -signal.SIGKILL:
+                assert code == 0
+                runner.stdin.close()
+                return kill_at
+            after_each_kill()
     raise AssertionError("it never ended")
 
 
