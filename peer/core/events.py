@@ -52,7 +52,10 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerGreeted(Event):
-    """A peer passed Hello in either direction: same protocol, same federation, same roster."""
+    """A peer passed Hello in either direction: same protocol, same federation, same roster.
+
+    ``greeting.seen`` is there only where this site's own signature proves it.
+    """
 
     site: SiteName
     greeting: Hello
@@ -64,6 +67,14 @@ class PeerHeard(Event):
 
     site: SiteName
     pulse: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProved(Event):
+    """A verified signature shows that a peer has published an artifact for this round."""
+
+    site: SiteName
+    round: int
 
 
 @dataclass(frozen=True, slots=True)

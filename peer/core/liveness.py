@@ -55,6 +55,11 @@ class Peers:
         moved_s, began_s = self.moved_s.get(site, now_s), self.round_began_s.get(site, now_s)
         return now_s >= min(moved_s + patience_s, began_s + limits.PACING_WAITS_MAX * patience_s)
 
+    def prove(self, site: SiteName, round: int) -> None:
+        """Record that the site has signed a manifest or a statement of this round."""
+        before = self.heard.get(site, LastHeard())
+        self.heard[site] = replace(before, proven_round=max(before.proven_round, round))
+
     def pulse(self, site: SiteName) -> Heartbeat | None:
         """The newest known state of the site, however old."""
         return self.heard[site].pulse if site in self.heard else None
@@ -77,11 +82,20 @@ class Peers:
         """The sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
-    def rounds(self, sites: Iterable[SiteName], now_s: float, *, patience_s: float) -> list[int]:
-        """The rounds of the sites that are present, not away and not stalled, ascending."""
-        present = self.present(sites, now_s)
-        pulses = (self.pulse(site) for site in present if not self.stalled(site, now_s, patience_s=patience_s))
-        return sorted(pulse.round for pulse in pulses if pulse is not None and pulse.phase not in AWAY)
+    def rounds(
+        self, sites: Iterable[SiteName], now_s: float, *, patience_s: float, unproven_max: int
+    ) -> dict[SiteName, int]:
+        """The rounds of the sites that are present, not away and not stalled.
+
+        A claim beyond ``unproven_max`` counts up to the round after the newest proven one: a site
+        publishes for a round before that round, or in it.
+        """
+        rounds = {}
+        for site in self.present(sites, now_s):
+            pulse = self.pulse(site)
+            if pulse is not None and pulse.phase not in AWAY and not self.stalled(site, now_s, patience_s=patience_s):
+                rounds[site] = min(pulse.round, max(unproven_max, self.heard[site].proven_round + 1))
+        return rounds
 
 
 def lower_median(rounds: Sequence[int]) -> int | None:

@@ -283,21 +283,26 @@ def set_pace(site: SiteState) -> None:
         return
     site.alone = not present
     site.enter(Phase.PACING)
-    rounds = site.peers.rounds(rules.others, site.now_s, patience_s=rules.pace.wait_max_s)
-    middle = liveness.lower_median(rounds)
     following = memory.committed + 1
+    rounds = site.peers.rounds(
+        rules.others,
+        site.now_s,
+        patience_s=rules.pace.wait_max_s,
+        unproven_max=rules.unproven_round_max(memory.committed),
+    )
+    middle = liveness.lower_median(sorted(rounds.values()))
     if middle is not None and rules.circulating < following < middle - rules.pace.lag_rounds_max:
-        ahead = sum(round >= middle for round in rounds)
-        if ahead >= min(2, len(rules.others)):
-            following = _jump(site, min(middle, rules.rounds))
+        ahead = {name: round for name, round in rounds.items() if round >= middle}
+        if len(ahead) >= min(2, len(rules.others)):
+            following = _jump(site, min(middle, rules.rounds), ahead)
     if middle is None or following <= middle + rules.pace.lead_rounds_max:
         open_round(site, following)
 
 
-def _jump(site: SiteState, round: int) -> int:
+def _jump(site: SiteState, round: int, ahead: Mapping[SiteName, int]) -> int:
     """Skip the rounds that the peers have passed; the newest own artifact serves the next round."""
     publish = round if site.rules.plan.published == "commit" else None
-    site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish))
+    site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish, proven=dict(ahead)))
     site.publish_due()
     return round
 

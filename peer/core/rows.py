@@ -216,11 +216,15 @@ class ComparedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow(JournalRow):
-    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's."""
+    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's.
+
+    ``proven`` has the peers that are there, each with the round that its signature proves.
+    """
 
     kind = "skipped"
     first: int = field(metadata={ON_DISK: "from"})
     publish: int | None = None
+    proven: Mapping[SiteName, int] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +457,16 @@ class ReceivedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EquivocatedRow(JournalRow):
+    """A site signed two artifacts for one round; ``manifests`` are both, in base64."""
+
+    kind = "equivocated"
+    origin: SiteName
+    sha256: tuple[Sha256, ...]
+    manifests: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeniedRow(JournalRow):
     """A call was refused by the schedule or by this site's policy."""
 
@@ -491,44 +505,13 @@ class SpokenRow(JournalRow):
 KINDS: Mapping[str, type[JournalRow]] = {
     row_type.kind: row_type
     for row_type in (
-        BeganRow,
-        InitialisedRow,
-        OpenedRow,
-        ArrivedRow,
-        ChosenRow,
-        TrainedRow,
-        AggregatedRow,
-        EvaluatedRow,
-        CommittedRow,
-        ComparedRow,
-        SkippedRow,
-        PublishedRow,
-        RetiredRow,
-        DiscardedRow,
-        RegeneratedRow,
-        AdoptedRow,
-        SlotLostRow,
-        IsolatedRow,
-        FinishedRow,
-        PausedRow,
-        ResumedRow,
-        LeftRow,
-        WorkFailedRow,
-        RefusedRow,
-        IgnoredRow,
-        ReportRow,
-        LapsedRow,
-        GuestRow,
-        MislaidRow,
-        MeasuredRow,
-        SettledRow,
-        ConfiguredRow,
-        ManifestRow,
-        ReceivedRow,
-        DeniedRow,
-        SpokenRow,
+        BeganRow, InitialisedRow, OpenedRow, ArrivedRow, ChosenRow, TrainedRow, AggregatedRow, EvaluatedRow,
+        CommittedRow, ComparedRow, SkippedRow, PublishedRow, RetiredRow, DiscardedRow, RegeneratedRow,
+        AdoptedRow, SlotLostRow, IsolatedRow, FinishedRow, PausedRow, ResumedRow, LeftRow, WorkFailedRow,
+        RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,
+        ConfiguredRow, ManifestRow, ReceivedRow, EquivocatedRow, DeniedRow, SpokenRow,
     )
-}
+}  # fmt: skip
 """Every kind of row, by its name on disk."""
 
 MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {}

@@ -129,7 +129,8 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
     Args:
         stored: the journal, oldest first.
         present: digests of the artifact files on disk; memory forgets everything that needs another
-            file.
+            file. A site that lost a published artifact may make another for its round, and therefore
+            takes a new generation.
         generation: the lowest that the site may have: the number of its folder.
 
     Raises:
@@ -139,9 +140,10 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
     for kind, round, body in stored:
         if kind in REMEMBERED:
             memory.apply(rows.decode(kind, round, body))
-    if present is not None:
-        memory.forget_missing_files(present)
     memory.generation = max(memory.generation, generation)
+    if present is not None:
+        memory.generation += any(artifact.sha256 not in present for artifact in memory.published.values())
+        memory.forget_missing_files(present)
     return memory
 
 

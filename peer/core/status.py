@@ -96,6 +96,9 @@ class PeerStatus(PeerProgress):
     spoken: Annotated[SentMessages | None, "messages sent to the peer beside artifacts, since the daemon started"]
     artifact_bytes: Annotated[ArtifactBytes | None, "artifacts received and sent since the daemon started"]
     clock_skew_s: Annotated[float | None, "the peer's clock minus this one, at its last greeting"]
+    software: Annotated[str | None, "program and version, as the peer's last greeting states them"]
+    protocol: Annotated[int | None, "version of the protocol that both sites speak"]
+    features: Annotated[list[str] | None, "what else the peer's program understands"]
     address: Annotated[str | None, "where the daemon calls the peer"]
     called_s: Annotated[float | None, "since the peer's last call reached this site"]
 

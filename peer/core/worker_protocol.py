@@ -115,9 +115,10 @@ def decode(line: bytes, table: Mapping[str, type]) -> Any:
         document = json.loads(line)
     except RecursionError:
         raise ValueError("a line that nests too deeply") from None
-    if not isinstance(document, dict) or document.get("type") not in table:
-        raise ValueError(f"no message of type {document.get('type') if isinstance(document, dict) else document!r}")
-    kind = table[document.pop("type")]
+    name = document.pop("type", None) if isinstance(document, dict) else document
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(f"no message of type {name!r}")
+    kind = table[name]
     return from_json(kind, document)
 
 

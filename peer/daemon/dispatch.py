@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
 
 from cryptography import x509
@@ -28,9 +28,11 @@ from peer.core import status as status_document
 from peer.core.machine import SiteMachine
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
+from peer.daemon.allocator import release_memory
+from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
-from peer.daemon.service import PeerService
+from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER, put_aside
 from peer.identity import certificates
@@ -81,21 +83,18 @@ class Daemon:
         self.folder, self.federation, self.site, self.own = folder, federation, site, own
         self.home = folder.generation(generation)
         self.artifacts = self.home / "artifacts"
-        self.journal = Journal(self.home / "journal.db")
-        self.ledger = Ledger(folder.egress_db)
+        self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
         rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
-        memory = self.journal.fold(recover, site_memory.REMEMBERED)
-        self.machine = SiteMachine(rules, memory)
-        self.started_s, self.served = time.time(), ""
+        self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED))
+        self.started_s, self.served, self.changed = time.time(), "", asyncio.Event()
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
-        self.changed = asyncio.Event()
-        pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        pki = self._pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
         self.service = PeerService(
             federation=federation,
@@ -106,12 +105,22 @@ class Daemon:
             artifacts=self.artifacts,
             pki=pki,
             report=self.report,
+            refused=refused,
         )
-        reports = self.service.report if federation.global_test else None
-        self.server = ExchangeServer(self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports)
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
             pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused
+        )
+        self.evidence = self._equivocation_watch(refused)
+        compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
+        self.server = ExchangeServer(
+            self.service,
+            pki=pki,
+            roster=rules.roster,
+            refused=refused,
+            reports=reports,
+            compare=compare,
+            release_memory=release_memory,
         )
         self.heartbeats = Heartbeats(
             own=own.name,
@@ -120,7 +129,6 @@ class Daemon:
             addresses=self.addresses,
             client=self.client,
             service=self.service,
-            pulse=self.machine.pulse,
             report=self.report,
         )
         self.fetcher = ArtifactFetcher(
@@ -131,11 +139,24 @@ class Daemon:
             artifacts=self.artifacts,
             report=self.report,
             fail=self._fail,
+            examine=self.evidence.examine,
         )
-        self._pki = pki
         setting = self._setting()
         self.worker_process = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _equivocation_watch(self, refused: Container[str]) -> EquivocationWatch:
+        return EquivocationWatch(
+            federation=self.federation.digest,
+            ca=self.own.ca,
+            site=self.own.name,
+            roster=self.machine.rules.roster,
+            journal=self.journal,
+            service=self.service,
+            client=self.client,
+            refused=refused,
+            report=self.report,
+        )
 
     def _setting(self) -> worker_protocol.WorkerSetting:
         return worker_protocol.WorkerSetting(
@@ -176,7 +197,8 @@ class Daemon:
             await ready(port)
             await self._dispatch()
         finally:
-            await asyncio.gather(self.heartbeats.close(), self.fetcher.close(), return_exceptions=True)
+            closing = (self.heartbeats.close(), self.fetcher.close(), self.evidence.close())
+            await asyncio.gather(*closing, return_exceptions=True)
             self.served = ""
             await self.server.stop()  # before the worker's end, which may take a while
             await self.client.close()
@@ -199,6 +221,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for command in self.machine.handle(event, now_s=loop.time()):
             await self._carry_out(command)
+        if isinstance(event, events.PeerGreeted):
+            self.evidence.hand_on(event.site)
         self.service.wake_waiting_calls()
         self.changed.set()
         self.changed = asyncio.Event()
@@ -208,6 +232,8 @@ class Daemon:
             case commands.Persist(kind, round, body, cause):
                 self.journal.append(kind, round, body, cause)
                 self._log_row(kind, round, body)
+                if kind == "compared" and not body["agrees"]:
+                    self.evidence.compare(SiteName(body["site"]), round)
                 if kind == "committed":
                     self._journal_message_counts()
             case commands.Publish(round, artifact, evaluation):
@@ -307,12 +333,15 @@ class Daemon:
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
-        skew_s = account.clock_skew_s
+        skew_s, greeting = account.clock_skew_s, account.greeting
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
             "artifact_bytes": {"in": self.fetcher.received_bytes[name], "out": account.sent_bytes},
             "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
+            "software": greeting.software if greeting is not None else None,
+            "protocol": common_protocol(greeting) if greeting is not None else None,
+            "features": list(greeting.features) if greeting is not None else None,
             "address": self.addresses.address(name),
             "called_s": self.service.called_s(name),
         }

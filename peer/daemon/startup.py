@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import resource
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -19,6 +18,7 @@ from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands
 from peer.core.roster import SiteName
+from peer.daemon.allocator import keep_memory_small
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch
@@ -31,9 +31,6 @@ from peer.records.ledger import Ledger
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
-
-ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
-"""M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 WATCH_AGAIN_S = 10.0
@@ -93,18 +90,6 @@ def allow_descriptors() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def keep_memory_small() -> None:
-    """Have glibc, where it is the C library, return the memory of freed chunks to the system.
-
-    By default each of gRPC's threads has an arena that keeps them: a daemon that transfers 250 MB
-    grows to 170 MB.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        allocator = ctypes.CDLL(None)
-        for setting, value in ALLOCATOR.items():
-            allocator.mallopt(setting, value)
 
 
 async def _serve(

@@ -30,10 +30,8 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     Import this module only after ``local.check_packages`` found nothing.
 
     Args:
-        folder: the site's folder.
         train: also start a worker, load the data, build the model and try a step of each stage.
             That takes a while, and is not done while a daemon runs.
-        worker: the worker's command.
     """
     try:
         check_permissions(folder)
@@ -88,9 +86,7 @@ def _check_folder(
 
 
 def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
-    """A finding if another process has locked the folder, and its status if it is a daemon that
-    answers.
-    """
+    """A finding if another process has locked the folder, and the status if a daemon answers."""
     try:
         with folder.locked():
             return None, None

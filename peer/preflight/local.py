@@ -34,9 +34,7 @@ REMEDY = f"uninstall the other distribution, or use a virtual environment for {D
 
 
 def check_packages() -> Iterator[Finding]:
-    """Findings where another distribution's ``models`` or ``losses`` hides or overwrites those of
-    this one.
-    """
+    """Findings where another distribution's ``models`` or ``losses`` hide these."""
     home = Path(__file__).resolve().parents[2]
     owners = importlib.metadata.packages_distributions()
     for name in NAMES:
@@ -74,9 +72,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_certificates(own: certificates.Identity, federation: FederationConfig) -> Iterator[Finding]:
-    """The days until the site's certificate and the CA's expire, and the tag of the site's round
-    key.
-    """
+    """The days until both certificates expire, and the tag of the site's round key."""
     days = certificates.certificate_days(own.certificate, now())
     renew = "run `mhfl-peer site init --renew` and have the founder admit it"
     yield Finding.by_remedy(
@@ -95,9 +91,7 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
     """Whether the site's folder is writable, and its disk has room for the files of several rounds.
 
     Args:
-        folder: the site's folder.
         federation: its rules give the number of artifacts to keep.
-        artifact_bytes: the size of the artifact that the site sends, if known.
     """
     path = folder.path
     try:
@@ -165,9 +159,7 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
 
 
 def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:
-    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for those of a
-    round.
-    """
+    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round."""
     plan, egress = federation.plan, site.egress
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")

@@ -29,10 +29,6 @@ def keep_configuration(
     there.
 
     Args:
-        folder: the site's, locked by this process.
-        generation: the one that the daemon goes on with.
-        federation: federation.toml as it is now.
-        site: site.toml as it is now.
         accept: keep a changed site.toml from now on, instead of refusing it.
 
     Raises:

@@ -22,7 +22,7 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
-from peer.daemon import startup
+from peer.daemon import allocator, startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
 from peer.transport.control import ControlServer
@@ -31,9 +31,7 @@ STATE = "none"
 
 
 class FakeWorker:
-    """Replaces the daemon's worker process, for the orders that occur before the last round's
-    training ends.
-    """
+    """The worker process, for the orders that occur before the last round's training ends."""
 
     pid = None
 
@@ -82,9 +80,7 @@ class FakeWorker:
         self._daemon.report(events.Trained(*identity, STATE, artifact, {}, 1, 0.0))
 
     def _write_artifact(self) -> Artifact:
-        """Write a new artifact and sync it, so that the kernel does not write it back during the
-        measured round.
-        """
+        """Write an artifact and sync it: the kernel must not write it back during the measured round."""
         folder = self._daemon.artifacts
         artifact: Artifact = write_artifact(folder, self._megabytes)
         with (folder / f"{artifact.sha256}.safetensors").open("rb") as file:
@@ -119,7 +115,7 @@ def main() -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
-        startup.keep_memory_small()
+        allocator.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 
 

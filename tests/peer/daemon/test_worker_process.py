@@ -1,7 +1,5 @@
 """Workers that die in every way: each death is reported once, and the next order starts a new process."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os
@@ -304,9 +302,7 @@ async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(evaluation_
     assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
 
 
-async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
-    evaluation_process: Callable[..., Any],
-) -> None:
+async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(evaluation_process) -> None:
     process, reported = evaluation_process(TELLS)
     pids = []
     for attempt in (1, 2):
@@ -319,9 +315,7 @@ async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_ano
     assert reported.empty()
 
 
-async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(
-    evaluation_process: Callable[..., Any],
-) -> None:
+async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(evaluation_process) -> None:
     process, reported = evaluation_process("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
     await process.send(measure(7))
     event = await asyncio.wait_for(reported.get(), LIMIT_S)

@@ -1,7 +1,5 @@
 """The worker: commands in, events out, a halt in the middle of the work, never alive without its daemon."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -202,7 +200,6 @@ def test_a_worker_dies_with_its_parent() -> None:
     child += "print(1, flush=True); signal.pause()"
     parent = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         process.kill()
         assert process.stdout.read() == b""  # ends only when the child, too, let go of it
