@@ -170,7 +170,7 @@ class BackupRestored(TypedDict):
 
     time: Annotated[float, "when the site learnt of it"]
     generation: Annotated[int, "generation that the site began then"]
-    reported_by: Annotated[str, "the peer that reported it"]
+    reported_by: Annotated[str, "the peer that reported it, or this site if its operator ran `restore`"]
 
 
 class LedgerExtent(TypedDict):
@@ -222,6 +222,37 @@ class LedgerExported(TypedDict):
     rows: Annotated[int, "rows that the file shows"]
     left_out: Annotated[int, "rows of which the file has the hash only"]
     head: Annotated[LedgerHead, "head of the chain"]
+
+
+class SiteBackedUp(TypedDict):
+    """A backup of a site in one file."""
+
+    site: Annotated[str, "this site"]
+    federation: Annotated[str, "name of the federation"]
+    file: Annotated[str, "the file that was written"]
+    bytes: Annotated[int, "its size"]
+    files: Annotated[int, "number of files in it"]
+    generation: Annotated[int, "generation of the site's state; 0 before its first start"]
+    round: Annotated[int, "last committed round in it"]
+    ledger_rows: Annotated[int, "rows of the egress ledger in it"]
+    private_key: Annotated[bool, "whether it has the private key and the round key"]
+
+
+class SiteRestored(TypedDict):
+    """A site's folder that was made from a backup."""
+
+    site: Annotated[str, "this site"]
+    federation: Annotated[str, "name of the federation"]
+    folder: Annotated[str, "the site's folder"]
+    time: Annotated[int, "when the backup was written"]
+    round: Annotated[int, "last committed round in the backup"]
+    generation: Annotated[int, "generation that the site goes on as; 0 if it had never run"]
+    lost_rounds: Annotated[
+        list[int] | None, "first and last committed round that the replaced folder had and the backup lacks"
+    ]
+    aside: Annotated[str | None, "where the replaced folder is now"]
+    ledger_kept: Annotated[bool, "whether the newer ledger of the replaced folder was kept"]
+    private_key: Annotated[bool, "whether the site has its keys"]
 
 
 class Equivocation(TypedDict):
@@ -509,6 +540,8 @@ DOCUMENTS: Mapping[str, Any] = {
     "site init": SiteInitialised,
     "site join": SiteJoined,
     "check": CheckResult,
+    "backup": SiteBackedUp,
+    "restore": SiteRestored,
     "scalars": ScalarsWritten,
     "egress verify": LedgerVerified,
     "egress witness": WitnessWritten,

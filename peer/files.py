@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
@@ -17,6 +17,10 @@ UNFINISHED = ".unfinished-"
 At a start, a file with this prefix is the leftover of a crash.
 """
 ARTIFACT_SUFFIX = ".safetensors"
+STRAY_FOLDER = "stray"
+"""Beside ``artifacts/``: artifacts that no row of the journal names."""
+STRAYS_MAX = 64
+"""Files that stay in it: the artifacts of some ten rounds of a federation of six."""
 
 
 def artifact_path(folder: Path, sha256: str) -> Path:
@@ -58,6 +62,22 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
         path.replace(removed)
         shutil.rmtree(removed)
+
+
+def put_aside(paths: Sequence[Path], folder: Path) -> None:
+    """Move files into a folder, durably.
+
+    Before that, the folder loses its oldest files over ``STRAYS_MAX``; it keeps all that are moved
+    now.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    earlier = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for path in earlier[:-STRAYS_MAX]:
+        path.unlink()
+    for path in paths:
+        path.replace(folder / path.name)
+    sync_folder(folder)
+    sync_folder(folder.parent)
 
 
 def clear_unfinished(folder: Path) -> None:

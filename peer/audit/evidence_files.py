@@ -23,7 +23,8 @@ from peer.core.messages import Manifest, SignedManifest
 from peer.core.roster import Sha256
 from peer.errors import DiskError, FederationMismatch, PeerMisbehaved, UsageError
 from peer.identity import certificates
-from peer.records.ledger import GENESIS, ChainVerifier, Head
+from peer.records.journal import GENESIS
+from peer.records.ledger import ChainVerifier, Head
 from peer.transport.manifest import from_base64, verify_manifest
 
 LABEL = b"mhfl/egress/v1\x00"

@@ -28,9 +28,12 @@ INTENTS_CHECKED = 64
 the first few.
 """
 RESTORE = "restore pki, egress.db and every gen folder from one backup of this site"
+INITIAL_CHECKPOINTS = "round-000000"
 
 
-def check_folder(folder: SiteFolder, federation: FederationConfig, own: certificates.Identity) -> list[str]:
+def check_folder(
+    folder: SiteFolder, federation: FederationConfig, own: certificates.Identity, *, fresh: bool = False
+) -> list[str]:
     """Refuse a folder whose parts are of different sites or times.
 
     Returns remarks on what does not prevent a start. It reads the newest manifest of each
@@ -41,14 +44,17 @@ def check_folder(folder: SiteFolder, federation: FederationConfig, own: certific
         folder: the site's folder, locked by this process.
         federation: the federation's configuration as it is now.
         own: the site's identity, which ``Identity.load`` has checked.
+        fresh: a new generation begins, so that the newest journal may be lost.
 
     Raises:
-        StateError: a journal or the ledger is another site's, the ledger lost rows, or the
-            certificate is older than the one that the journal was written with. The message says
-            what to restore.
+        StateError: a journal or the ledger is another site's, the ledger lost rows, the newest
+            journal lost its rows, or the certificate is older than the one that the journal was
+            written with. The message says what to restore.
     """
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(contextlib.closing(journal)) for journal in history.open_journals(folder)]
+        for journal in journals[-1:]:  # the one that a start goes on with
+            journal.verify()
         newest_manifests = {
             journal.path: newest for journal in journals if (newest := _newest_manifest(journal)) is not None
         }
@@ -67,7 +73,10 @@ def check_folder(folder: SiteFolder, federation: FederationConfig, own: certific
             for journal in journals
             if journal.path in newest_manifests
         ]
-        return _compare_rounds(ledger, max(last_rounds, default=(0, 0)), folder) if ledger is not None else []
+        remarks = _compare_rounds(ledger, max(last_rounds, default=(0, 0)), folder) if ledger is not None else []
+        if not fresh:
+            _refuse_lost_journal(folder, ledger)
+        return remarks
 
 
 def _newest_manifest(journal: Journal) -> tuple[Manifest, x509.Certificate] | None:
@@ -120,7 +129,7 @@ def _refuse_rolled_back(ledger: Ledger | None, signed: SignedHead, journal: Path
             f"{path} has {rows} rows, but {journal} was written when it had {head.count}: the record of what left this "
             "site was cut or rolled back",
             "restore the newest egress.db, or the whole folder from one older backup; without either, put the gen "
-            "folders aside for the data protection officer and start without them",
+            "folders aside for the data protection officer and start with --resume fresh",
         )
     if ledger is not None and ledger.hash_at(head.count) != head.hash:
         raise StateError(
@@ -144,6 +153,39 @@ def _compare_rounds(ledger: Ledger, last_round: tuple[int, int], folder: SiteFol
         f"egress.db knows of round {newest[1]} of generation {newest[0]}, the journal only of round {last_round[1]} of "
         f"generation {last_round[0]}: an older journal was restored"
     ]
+
+
+def _refuse_lost_journal(folder: SiteFolder, ledger: Ledger | None) -> None:
+    """Refuse a journal without a model where the other files show that the site has one.
+
+    The worker begins after the first row is on disk, and nothing is sent before the row
+    ``initialised``. A daemon that went on from round 0 would make other models for rounds that
+    peers have seen.
+    """
+    generation = max(folder.generations(), default=0)
+    home = folder.generation(generation)
+    journal = home / "journal.db"
+    state = "missing"
+    if journal.exists():
+        with contextlib.closing(Journal(journal, read_only=True)) as rows:
+            if list(rows.newest(("initialised", "manifest"))):
+                return
+            state = "empty" if rows.empty() else "without an initial model"
+    artifacts = len(list(home.glob("artifacts/*.safetensors")))
+    checkpoints = {path.name for path in home.glob("checkpoints/round-*")}
+    sent = max(_rounds_sent(ledger.newest_intents(INTENTS_CHECKED)), default=(0, 0)) if ledger is not None else (0, 0)
+    facts = []
+    # A worker that was killed before the row `initialised` leaves its first files behind.
+    if checkpoints - {INITIAL_CHECKPOINTS} or (state != "without an initial model" and (artifacts or checkpoints)):
+        facts.append(f"{artifacts} artifacts and the checkpoints of {len(checkpoints)} rounds are beside it")
+    if sent[0] >= max(generation, 1):
+        facts.append(f"egress.db knows of round {sent[1]} of generation {sent[0]}")
+    if facts:
+        raise StateError(
+            f"{journal} is {state}, but {' and '.join(facts)}: the record of this site's rounds was lost",
+            "restore the whole folder from a backup; without one, begin anew with `mhfl-peer start --resume fresh`, "
+            "which deletes nothing",
+        )
 
 
 def _rounds_sent(intents: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:

@@ -224,7 +224,9 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
 
     Args:
         of: the site whose ledger an auditor will verify.
-        everything: every manifest, not only the one that covers most rows.
+        everything: every manifest, not only the one of each generation that covers most rows. A
+            generation that began from a restored backup may cover more rows than the one whose rows
+            the backup lacks.
 
     Raises:
         UsageError: there is no such other site.
@@ -235,7 +237,7 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     others = federation.roster.others(folder.site)
     if of not in others:
         raise UsageError(f"--of {of}: not another site of this federation{suggestion(of, others)}", "name another site")
-    received_manifests: list[tuple[int, ReceivedManifest]] = []
+    received_manifests: list[tuple[SignedHead, ReceivedManifest]] = []
     for journal in history.open_journals(folder):
         with contextlib.closing(journal):
             for row in journal.records(("received",)):
@@ -244,7 +246,11 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     if not received_manifests:
         raise StateError(f"{folder.site} has received no manifest of {of} yet", "try again after the next round")
     if not everything:
-        received_manifests = [max(received_manifests, key=lambda pair: (pair[0], pair[1].received))]
+        # Sorted by generation, then by rows: the last one of each generation stays.
+        ordered = sorted(
+            received_manifests, key=lambda pair: (pair[0].generation, pair[0].head.count, pair[1].received)
+        )
+        received_manifests = list({signed.generation: (signed, manifest) for signed, manifest in ordered}.values())
     return Witness(
         mhfl_witness=evidence_files.VERSION,
         of=of,
@@ -256,8 +262,8 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
 
 def _read_received(
     row: Mapping[str, Any], of: str, digest: Sha256, ca: x509.Certificate
-) -> list[tuple[int, ReceivedManifest]]:
-    """The manifest in a row, with the number of ledger rows that it covers.
+) -> list[tuple[SignedHead, ReceivedManifest]]:
+    """The manifest in a row, with the head of the ledger in it.
 
     Empty unless it can be verified.
     """
@@ -266,7 +272,7 @@ def _read_received(
     except ValueError:
         return []
     parts = {name: row["body"][name] for name in ("body", "signature", "certificate_der")}
-    return [(manifest.egress_count, ReceivedManifest(received=int(row["time"]), **parts))]
+    return [(SignedHead.of(manifest), ReceivedManifest(received=int(row["time"]), **parts))]
 
 
 def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] | None = None) -> Export:

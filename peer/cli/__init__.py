@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": ("peer.cli.lifecycle:pause", "Stop training, but keep serving the peers."),
     "resume": ("peer.cli.lifecycle:resume", "Continue after a pause or a failure."),
     "stop": ("peer.cli.lifecycle:stop", "Write a checkpoint and end the daemon."),
+    "backup": ("peer.cli.backup:backup", "Write this site to one file, also while its daemon runs."),
+    "restore": ("peer.cli.backup:restore", "Make a site's folder from a backup."),
     "status": ("peer.cli.watch:status", "Show the current round, what it waits for, and every peer."),
     "rounds": ("peer.cli.watch:rounds", "List the committed rounds: sources, contributors, metrics."),
     "evaluation": ("peer.cli.evaluation:evaluation", "Show this site's model on every site's test data."),

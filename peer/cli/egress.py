@@ -157,7 +157,12 @@ def verify(
 @site_option
 @click.option("--of", required=True, metavar="SITE", help="The other site, whose ledger an auditor will verify.")
 @click.option("--out", type=PATH, required=True, help="The file to write.")
-@click.option("--all", "everything", is_flag=True, help="Write every manifest, not only the one that covers most rows.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Write every manifest, not only the one of each generation that covers most rows.",
+)
 @output.json_option
 @shared_options
 @pass_settings
@@ -302,9 +307,9 @@ def _render_verification(document: Mapping[str, Any]) -> output.RenderableType:
         pairs.append(("witness", f"{witness['by']} has seen {witness['rows']} rows ({witness['file']})"))
     for report in document["restored"]:
         when = rendering.clock(report["time"])
-        pairs.append(
-            ("restored", f"{report['reported_by']} reported on {when} that the site runs from an older backup")
-        )
+        by_operator = report["reported_by"] == document["site"]
+        known = f"{report['reported_by']} reported on {when} that the site runs from an older backup"
+        pairs.append(("restored", f"the operator restored a backup on {when}" if by_operator else known))
     pairs += [("problem", problem) for problem in problems[:PROBLEMS_SHOWN_MAX]]
     if len(problems) > PROBLEMS_SHOWN_MAX:
         pairs.append(("problem", f"and {len(problems) - PROBLEMS_SHOWN_MAX} more: see --json"))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from peer.core import limits
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
@@ -146,6 +147,16 @@ class Progressed(Event):
     step: int
     steps: int
     losses: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def told_share(self) -> float:
+        """The share of the stage that is done, as heartbeats tell it: in quarters.
+
+        From a finer share peers could count the batches of an epoch, which tell the size of the
+        training set.
+        """
+        levels = limits.PROGRESS_LEVELS
+        return min(1.0, max(0.0, levels * self.step // self.steps / levels)) if self.steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ DIAL_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)  # waits between attempts to reach a peer;
 MANIFEST_WAIT_S = 20.0  # how long one GetManifest may hang; asked again afterwards
 STALL_S = 15.0  # a stream without a byte for so long is broken off and resumed
 PACING_WAITS_MAX = 4  # a peer that trains on may take so many `wait_max_s` for a round before the others go on
+PROGRESS_LEVELS = PACING_WAITS_MAX  # a beat tells quarters: a finer share tells how many batches an epoch has
 WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until its pace is known
 WAITS_IN_VAIN_MAX = 2  # so many `wait_max_s` a run for a peer that lives and does not deliver: one is bad luck
 WAIT_IN_VAIN_SHARE = 0.25  # and so much of the time that this site trained: enough to notice that it delivers again

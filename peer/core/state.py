@@ -76,12 +76,11 @@ class SiteState:
 
     def pulse(self) -> Heartbeat:
         """The site's own heartbeat."""
-        step, steps = (self.progress.step, self.progress.steps) if self.progress is not None else (0, 0)
         return Heartbeat(
             generation=self.memory.generation,
             round=self.number,
             phase=str(self.phase),
-            progress=min(1.0, max(0.0, step / steps)) if steps else 0.0,
+            progress=self.progress.told_share if self.progress is not None else 0.0,
             published_round=max((key[0] for key in self.memory.published), default=0),
             committed_round=self.memory.committed,
             aggregate=self.memory.aggregate,

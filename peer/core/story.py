@@ -215,6 +215,8 @@ def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:
 
 def _regenerated(site: str, row: rows.RegeneratedRow, cause: rows.Cause | None) -> list[str]:
     known = f"{row.reported_by} knew of a later state, so that a backup must have been restored"
+    if row.reported_by == site:
+        known = "its operator restored a backup"
     return [f"{site} went on as generation {row.generation}: {known}."]
 
 

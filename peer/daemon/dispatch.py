@@ -35,6 +35,7 @@ from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
+from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER, put_aside
 from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
 from peer.records.journal import Journal
@@ -201,7 +202,7 @@ class Daemon:
             unknown = self.ledger.close_open_intents()
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
-            self._remove_strays()
+            self._put_strays_aside()
             await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
@@ -306,13 +307,27 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._alarm = loop.call_at(at_s + 0.001, self.report, events.Ticked())
 
-    def _remove_strays(self) -> None:
-        """Delete artifact files that memory does not need; parts stay, a transfer may resume them."""
+    def _put_strays_aside(self) -> None:
+        """Clear the artifacts of files that memory does not need; parts stay, a transfer may resume them.
+
+        A file that the journal names was superseded, and is deleted. The daemon moves any other
+        file to ``stray/``: the journal may be an older one, and the file the only copy of a model.
+        """
         needed = self.machine.memory.needed_digests()
-        for path in self.artifacts.glob("*.safetensors"):
-            if path.stem not in needed:
+        strays = []
+        for path in sorted(self.artifacts.glob(f"*{ARTIFACT_SUFFIX}")):
+            if path.stem in needed:
+                continue
+            if self.journal.mentions(path.stem):
                 path.unlink()
-                log.info("stray artifact removed", extra={"sha256": path.stem})
+                log.info("superseded artifact removed", extra={"sha256": path.stem})
+            else:
+                strays.append(path)
+        if strays:
+            folder = self.home / STRAY_FOLDER
+            put_aside(strays, folder)
+            facts = {"artifacts": len(strays), "folder": str(folder)}
+            log.warning("artifacts that no row of the journal names were put aside", extra=facts)
 
     def status(self) -> status_document.SiteStatus:
         machine = status_document.status(self.machine, now_s=asyncio.get_running_loop().time())

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer import errors
-from peer.audit.folder_check import check_folder
+from peer.audit.folder_check import INTENTS_CHECKED, check_folder
+from peer.audit.folder_permissions import check_permissions
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
@@ -27,6 +28,7 @@ from peer.identity.certificates import Identity
 from peer.identity.expiry import ExpiryWatcher
 from peer.records.journal import Journal
 from peer.records.kept_configuration import keep_configuration
+from peer.records.ledger import Ledger
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
@@ -61,11 +63,12 @@ def load(folder: SiteFolder) -> tuple[FederationConfig, SiteConfig, Identity]:
 
 def run(folder: SiteFolder, options: Options) -> None:
     """Run the daemon of a site until it leaves; ``PeerError`` when it cannot start or cannot go on."""
+    check_permissions(folder)
     federation, site, own = load(folder)
     without = _absent(federation, folder.site, options.without)
     make_private(folder.logs)
     with folder.locked():
-        remarks = check_folder(folder, federation, own)
+        remarks = check_folder(folder, federation, own, fresh=options.resume == "fresh")
         keep_memory_small()
         allow_descriptors()
         generation = _generation(folder, options)
@@ -200,13 +203,19 @@ def _generation(folder: SiteFolder, options: Options) -> int:
 
 
 def next_generation(folder: SiteFolder) -> int:
-    """The number after every generation that peers may have seen, also those of a restored backup."""
+    """The number after every generation that peers may have seen, also those of a restored backup or
+    a lost journal.
+    """
     number = max(folder.generations(), default=0)
     path = folder.generation(number) / "journal.db"
-    if not path.exists():
-        return number + 1
-    with contextlib.closing(Journal(path, read_only=True)) as journal:
-        return 1 + max([number, *(int(body["generation"]) for _, _, body in journal.newest(("regenerated",)))])
+    generations = [number]
+    if path.exists():
+        with contextlib.closing(Journal(path, read_only=True)) as journal:
+            generations += [int(body["generation"]) for _, _, body in journal.newest(("regenerated",))]
+    if folder.egress_db.exists():
+        with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
+            generations += [int(intent["generation"]) for intent in ledger.newest_intents(INTENTS_CHECKED)]
+    return 1 + max(generations)
 
 
 def _begun(folder: SiteFolder, generation: int) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from peer import errors
 from peer.audit.folder_check import check_folder
+from peer.audit.folder_permissions import check_permissions
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -32,6 +33,10 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
         train: also start a worker, load the data, build the model and try a step of each stage.
             That takes a while, and is not done while a daemon runs.
     """
+    try:
+        check_permissions(folder)
+    except errors.PeerError as error:
+        yield Finding("permissions", "failure", error.message, error.remedy)
     try:
         federation, site, own = startup.load(folder)
     except errors.PeerError as error:
@@ -75,6 +80,7 @@ def _check_folder(
     except errors.PeerError as error:
         yield Finding("folder", "failure", error.message, error.remedy)
         return
+    yield from local.check_strays(folder)
     change = find_change(folder, federation, site)
     if change is not None:
         yield Finding("journal", "failure", change.message, change.remedy)

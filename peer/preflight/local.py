@@ -23,6 +23,7 @@ from peer.core import limits
 from peer.core.roster import round_key_tag
 from peer.daemon.dispatch import now
 from peer.data.datalist import inspect_datalist
+from peer.files import ARTIFACT_SUFFIX, STRAY_FOLDER
 from peer.identity import certificates
 from peer.preflight.finding import Finding
 from peer.records.history import recent_rounds
@@ -120,6 +121,16 @@ def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes:
     if kind in NETWORK_FILE_SYSTEMS:
         remedy = "keep the state folder (--home, MHFL_HOME) on a disk of this machine: data may lie elsewhere"
         yield Finding("disk", "warning", f"{path} is on a network file system ({kind}), where locks may fail", remedy)
+
+
+def check_strays(folder: SiteFolder) -> Iterator[Finding]:
+    """A warning about artifacts that a start has put aside."""
+    paths = [folder.generation(number) / STRAY_FOLDER for number in folder.generations()]
+    sizes = [file.stat().st_size for path in paths for file in path.glob(f"*{ARTIFACT_SUFFIX}")]
+    if sizes:
+        where = ", ".join(str(path) for path in paths if path.exists())
+        text = f"{where}: {len(sizes)} artifacts ({sum(sizes) / 2**20:.1f} MiB) that no row of the journal names"
+        yield Finding("strays", "warning", text, f"delete {where} unless a newer journal of this site turns up")
 
 
 def filesystem_type(path: Path, mounts: Path = MOUNTS) -> str:

@@ -2,12 +2,14 @@
 
 A row is on disk before ``append`` returns. The memory of the state machine is the fold of these
 rows (``peer.core.site_memory``). The daemon therefore never changes or deletes a row.
-``peer.core.rows`` has the keys of each kind of row.
+``peer.core.rows`` has the keys of each kind of row. The rows form a hash chain, so that a start
+notices a changed or removed row.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -25,7 +27,8 @@ from peer.files import sync_folder
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-SCHEMA_VERSION = 2
+JOURNAL = "journal.db"
+SCHEMA_VERSION = 3
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS row (
     seq INTEGER PRIMARY KEY,
@@ -34,7 +37,8 @@ CREATE TABLE IF NOT EXISTS row (
     round INTEGER NOT NULL,
     body TEXT NOT NULL,
     version INTEGER NOT NULL DEFAULT 1,
-    cause TEXT
+    cause TEXT,
+    hash TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS row_kind ON row (kind, seq);
 """
@@ -43,22 +47,39 @@ MIGRATIONS: Mapping[int, str] = {
 ALTER TABLE row ADD COLUMN version INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE row ADD COLUMN cause TEXT;
 """,
+    2: "ALTER TABLE row ADD COLUMN hash TEXT;",
 }
 """By schema version, the statements that lead to the next one.
 
 No body is rewritten: each row has its version.
 """
+GENESIS = "0" * 64
+"""The hash before the first row of a chain."""
+CHAINED = "seq, time_s, kind, round, body, version, cause"
+"""The columns that the hash of a row covers."""
+WRITE_AHEAD = b"\x02\x02"
+"""The versions in a database's header that its write-ahead log needs."""
+CHAIN_BATCH = 500
+"""Rows without a hash that a migration reads at once: a manifest may have a megabyte."""
+COLUMN_TYPES = (int, float, str, int, str, int, str | None)
+"""The types of these columns; a damaged page can have others."""
 
 
 def open_database(
-    path: Path, schema: str, *, version: int, read_only: bool = False, migrations: Mapping[int, str] | None = None
+    path: Path,
+    schema: str,
+    *,
+    version: int,
+    read_only: bool = False,
+    migrations: Mapping[int, str] | None = None,
+    complete: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> sqlite3.Connection:
     """A connection to a journal or a ledger: with a write-ahead log, and each commit on disk before
     it returns.
 
     A file whose writer was killed before it made a table reads as an empty one. A file of an
     earlier version is copied to ``<name>.before-<version>`` and migrated to this version, unless it
-    is opened ``read_only``.
+    is opened ``read_only``. ``complete`` ends a migration, in its transaction.
 
     Raises:
         StateError: the file is no database, or a newer program wrote it.
@@ -70,24 +91,30 @@ def open_database(
         else:
             connection = sqlite3.connect(path, isolation_level=None)
             path.chmod(0o600)
-        stored_version = version_of(connection)
-        if stored_version > version:
-            raise errors.StateError(
-                f"{path} was written by a newer mhfl-peer (schema {stored_version}, this one knows {version})",
-                "update mhfl-peer at this site",
-            )
-        if not read_only:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            script = schema
-            if 0 < stored_version < version:
-                _back_up(connection, path, version=version)
-                script = "".join((migrations or {})[earlier] for earlier in range(stored_version, version)) + schema
-            connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {version}; COMMIT;")
-        elif not stored_version:
-            connection.close()
-            connection = sqlite3.connect(":memory:", isolation_level=None)
-            connection.executescript(f"{schema} PRAGMA user_version = {version};")
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(connection.close)
+            stored_version = version_of(connection)
+            if stored_version > version:
+                raise errors.StateError(
+                    f"{path} was written by a newer mhfl-peer (schema {stored_version}, this one knows {version})",
+                    "update mhfl-peer at this site",
+                )
+            if not read_only:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                migration = ""
+                if 0 < stored_version < version:
+                    _back_up(connection, path, version=version)
+                    migration = "".join((migrations or {})[earlier] for earlier in range(stored_version, version))
+                connection.executescript(f"BEGIN IMMEDIATE; {migration} {schema} PRAGMA user_version = {version};")
+                if migration:
+                    complete(connection)
+                connection.execute("COMMIT")
+            elif not stored_version:
+                connection.close()
+                connection = sqlite3.connect(":memory:", isolation_level=None)
+                connection.executescript(f"{schema} PRAGMA user_version = {version};")
+            on_failure.pop_all()
     return connection
 
 
@@ -127,10 +154,61 @@ def storage(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
+        if _is_damage(error, path):
+            raise damaged(path, error) from error
         remedy = "check that the folder exists, that this user may write there and that the disk has space"
         raise errors.DiskError(f"{path}: {error}", remedy) from error
-    except (sqlite3.DatabaseError, json.JSONDecodeError, rows.RowError) as error:
-        raise errors.StateError(f"{path} is damaged: {error}", "restore it from a backup") from error
+    except (sqlite3.DatabaseError, json.JSONDecodeError, UnicodeDecodeError, rows.RowError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, reason: object) -> errors.StateError:
+    """The error for a journal or a ledger that this program did not leave like this."""
+    without = f"; without one, move {path.parent} away and begin anew with `mhfl-peer start --resume fresh`"
+    remedy = f"restore it from a backup{without if path.name == JOURNAL else ''}"
+    return errors.StateError(f"{path} is damaged: {reason}", remedy)
+
+
+def _is_damage(error: sqlite3.OperationalError, path: Path) -> bool:
+    """Whether the file's content is the reason, and not the disk.
+
+    The statements never change: where SQLite finds an error in one, the file has another table than
+    it should. Python sets no code where a text is no UTF-8. The header of a damaged file can forbid
+    writing.
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code != sqlite3.SQLITE_READONLY:
+        return code == sqlite3.SQLITE_ERROR
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(20)[18:20] != WRITE_AHEAD
+    return False
+
+
+def chain_hash(previous: str, text: str) -> str:
+    """The hash of a row: SHA-256 over the hash before it, a line feed, and the row's canonical JSON."""
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+
+
+def _add_hashes(connection: sqlite3.Connection) -> None:
+    """Chain the rows that an earlier program wrote."""
+    seq, previous = 0, GENESIS
+    query = f"SELECT {CHAINED} FROM row WHERE seq > ? ORDER BY seq LIMIT {CHAIN_BATCH}"
+    while batch := connection.execute(query, (seq,)).fetchall():
+        for columns in batch:
+            seq, previous = columns[0], chain_hash(previous, _json(columns))
+            connection.execute("UPDATE row SET hash = ? WHERE seq = ?", (previous, seq))
+
+
+class RowBody(dict[str, Any]):
+    """The body of a row; a key that is missing is an error that names the row."""
+
+    def __init__(self, body: Mapping[str, Any], *, path: Path, seq: int, kind: str) -> None:
+        super().__init__(body)
+        self._where = path, seq, kind
+
+    def __missing__(self, key: str) -> Any:
+        path, seq, kind = self._where
+        raise damaged(path, f"row {seq} ({kind!r}): {key!r} is missing")
 
 
 class Journal:
@@ -144,7 +222,8 @@ class Journal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         options: dict[str, Any] = {"version": SCHEMA_VERSION, "read_only": read_only, "migrations": MIGRATIONS}
-        self._connection = open_database(path, SCHEMA, **options)
+        self._connection = open_database(path, SCHEMA, **options, complete=_add_hashes)
+        self._last_read = 0
         with storage(path):
             self._version = version_of(self._connection)
 
@@ -161,19 +240,49 @@ class Journal:
         """Append one row; it is on disk when this returns. ``DiskError`` when it cannot be written."""
         version = rows.KINDS[kind].version if kind in rows.KINDS else 1
         body_json, cause_json = _json(body), None if cause is None else _json(cause)
-        with storage(self.path):
+        with storage(self.path), self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            newest = self._connection.execute("SELECT seq, hash FROM row ORDER BY seq DESC LIMIT 1").fetchone()
+            seq, previous = newest or (0, GENESIS)
+            columns = (seq + 1, time.time(), kind, round, body_json, version, cause_json)
             self._connection.execute(
-                "INSERT INTO row (time_s, kind, round, body, version, cause) VALUES (?, ?, ?, ?, ?, ?)",
-                (time.time(), kind, round, body_json, version, cause_json),
+                f"INSERT INTO row ({CHAINED}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*columns, chain_hash(previous, _json(columns))),
             )
+
+    def verify(self) -> None:
+        """``StateError`` where a row was changed or removed, or the file is damaged.
+
+        Rows that were cut off at the end do not show. A journal of an earlier schema has no hashes
+        yet: there, only a row that is missing shows.
+        """
+        chained = self._version > 2
+        columns = f"{CHAINED}, hash" if chained else "seq"
+        expected, previous = 1, GENESIS
+        with storage(self.path):
+            for seq, *rest in self._connection.execute(f"SELECT {columns} FROM row ORDER BY seq"):
+                if seq != expected:
+                    raise rows.RowError(f"row {expected} is missing: row {seq} stands in its place")
+                if chained:
+                    *values, stored = rest
+                    _check_types((seq, *values))
+                    previous = chain_hash(previous, _json((seq, *values)))
+                    if stored != previous:
+                        raise rows.RowError(f"row {seq} was changed, or a row before it")
+                expected += 1
+            faults = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if faults != "ok":
+                raise rows.RowError(faults)
 
     def fold(self, function: Callable[[Iterator[Row]], Result], kinds: Iterable[str] = ()) -> Result:
         """The function's result over the rows of these kinds, or all rows.
 
         ``StateError`` where one is damaged.
         """
-        with storage(self.path):
+        try:
             return function(self.rows(kinds))
+        except rows.RowError as error:
+            raise damaged(self.path, f"row {self._last_read}: {error}") from error
 
     def rows(self, kinds: Iterable[str] = ()) -> Iterator[Row]:
         """The rows of these kinds, or all rows, oldest first."""
@@ -265,10 +374,30 @@ class Journal:
         """The rows as records; each body is upgraded to the current version of its kind."""
         query = f"SELECT seq, time_s, kind, round, {_body(leave_out)}, {self._later_columns} FROM row {where}"
         with storage(self.path):
-            for seq, time_s, kind, round, text, version, cause in self._connection.execute(query, values):
-                body = rows.upgrade(kind, version, json.loads(text))
-                record = {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}
-                yield {**record, "cause": None if cause is None else json.loads(cause)} if causes else record
+            for columns in self._connection.execute(query, values):
+                record, cause = self._record(*columns)
+                self._last_read = record["seq"]
+                yield {**record, "cause": cause} if causes else record
+
+    def _record(self, *columns: Any) -> tuple[dict[str, Any], Any]:
+        """A row as a record, and its cause; ``RowError`` where the row is damaged."""
+        seq, time_s, kind, round, text, version, cause_text = columns
+        _check_types(columns)
+        try:
+            body = json.loads(text)
+            if not isinstance(body, dict):
+                raise rows.RowError("its body is no JSON object")
+            cause = None if cause_text is None else json.loads(cause_text)
+            body = RowBody(rows.upgrade(kind, version, body), path=self.path, seq=seq, kind=kind)
+        except (ValueError, RecursionError) as error:
+            raise rows.RowError(f"row {seq}: {error}") from error
+        return {"seq": seq, "time": time_s, "kind": kind, "round": round, "body": body}, cause
+
+    def mentions(self, text: str) -> bool:
+        """Whether the body of any row has this text, such as a digest."""
+        with storage(self.path):
+            query = "SELECT 1 FROM row WHERE instr(body, ?) LIMIT 1"
+            return self._connection.execute(query, (text,)).fetchone() is not None
 
     def empty(self) -> bool:
         with storage(self.path):
@@ -278,7 +407,13 @@ class Journal:
         self._connection.close()
 
 
-def _json(body: Mapping[str, Any]) -> str:
+def _check_types(columns: Sequence[Any]) -> None:
+    """``RowError`` where a column of ``CHAINED`` has a value that this program never writes."""
+    if not all(isinstance(value, expected) for value, expected in zip(columns, COLUMN_TYPES, strict=True)):
+        raise rows.RowError(f"row {columns[0]}: a column is of another type than it should be")
+
+
+def _json(body: Mapping[str, Any] | Sequence[Any]) -> str:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -8,7 +8,6 @@ signed head of the chain that every manifest carries.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.errors import StateError
-from peer.records.journal import open_database, storage
+from peer.records.journal import GENESIS, chain_hash, damaged, open_database, storage
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -51,7 +49,6 @@ limit.
 
 NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 NEITHER = "row {} is neither an intent nor an outcome"
-GENESIS = "0" * 64
 UNKNOWN = "unknown"
 
 
@@ -295,16 +292,11 @@ class Ledger:
         """The body of a row; ``StateError`` when it is neither an intent nor an outcome."""
         body: dict[str, Any] = json.loads(text)
         if not _is_row(body):
-            raise StateError(f"{self.path} is damaged: {NEITHER.format(seq)}", "restore it from a backup")
+            raise damaged(self.path, NEITHER.format(seq))
         return body
 
     def close(self) -> None:
         self._connection.close()
-
-
-def chain_hash(previous: str, text: str) -> str:
-    """The hash of a row: SHA-256 over the hash before it, a line feed, and the row's canonical JSON."""
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def _is_row(body: Any) -> bool:

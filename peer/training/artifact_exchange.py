@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import nn
 
 from models import Network, Output
@@ -20,6 +21,9 @@ from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
 from peer.training.tensors import State, mean, state_of, unpack
+
+BATCH_COUNTER = "num_batches_tracked"
+"""How torch's batch normalisations name their counters."""
 
 
 class ArtifactExchange:
@@ -151,9 +155,20 @@ class ArtifactExchange:
         averaged_with_head = self._method.averaged_with_head
         if averaged_with_head is None:
             return {}
-        state = state_of(self._networks.networks[averaged_with_head.name])
+        state = self._hide_counters(state_of(self._networks.networks[averaged_with_head.name]))
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
 
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network))
-        return {name: tensor for name, tensor in state_of(network).items() if name in names}
+        return self._hide_counters({name: tensor for name, tensor in state_of(network).items() if name in names})
+
+    def _hide_counters(self, state: State) -> State:
+        """The state without the numbers of batches that layers have seen, if the policy hides them.
+
+        Only a batch normalisation without momentum reads its counter.
+        """
+        if not self._settings.hides_counters:
+            return state
+        return {
+            name: torch.zeros_like(tensor) if name.endswith(BATCH_COUNTER) else tensor for name, tensor in state.items()
+        }

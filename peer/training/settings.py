@@ -72,7 +72,11 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """All settings that training needs; none changes while it runs."""
+    """All settings that training needs; none changes while it runs.
+
+    ``hides_counters``: the number of batches that a layer has seen tells the size of the training
+    set, which the site's policy does not tell.
+    """
 
     site: SiteName
     federation: Sha256
@@ -93,6 +97,7 @@ class TrainingSettings:
     batch_size: int
     checkpoint_s: float
     tells_samples: bool
+    hides_counters: bool = False
     weighted: bool = False
     shared_model: Mapping[str, Any] | None = None
 
@@ -109,6 +114,8 @@ class TrainingSettings:
         plan = find_plan(name, method.pop("package", None))
         training, egress = _without_nulls(site.get("training")), _without_nulls(site.get("egress"))
         weighted = federation.get("weighting", "uniform") == "samples"
+        tells_size = bool(egress.get("training_set_size", False))
+        works = {stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()}
         return cls(
             site=SiteName(setting.site_name),
             federation=Sha256(setting.federation_digest),
@@ -118,7 +125,7 @@ class TrainingSettings:
             method=name,
             plan=plan,
             parameters={**plan.defaults(), **_without_nulls(method)},
-            works={stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()},
+            works=works,
             task=TaskSettings(
                 **{key: federation["task"][key] for key in ("kind", "spatial_dims", "in_channels", "classes")}
             ),
@@ -130,7 +137,8 @@ class TrainingSettings:
             threads=training.get("threads", 1),
             batch_size=training.get("batch_size", 8),
             checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
-            tells_samples=weighted and bool(egress.get("training_set_size", False)),
+            tells_samples=weighted and tells_size,
+            hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )

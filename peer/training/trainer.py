@@ -245,7 +245,8 @@ class Trainer:
     def _run_stage(self, command: commands.Train, name: str, work: str, *, steps_before: int) -> dict[str, Any]:
         """Train to the last step, write the checkpoint, and return its record."""
         loop, batches = self.prepare(command)
-        stage, steps = loop.stage, loop.pass_steps
+        # What leaves counts a stage in the federation's unit: steps per epoch tell the size of the training set.
+        stage, steps = loop.stage, self.settings.works[command.stage].count
         local = [network for network in stage.trains if network in self.site_networks.networks]
         for network in local:
             moments = self.site_networks.moments.get(network, {})
@@ -342,7 +343,7 @@ class Trainer:
         plan, owner = self.settings.plan, command.circulate
         for name in stage.trains:
             if (bad := non_finite(stage.networks[name].state_dict())) is not None:
-                raise Diverged(f"tensor {bad!r} is not finite after step {steps}")
+                raise Diverged(f"tensor {bad!r} is not finite after the last step")
         if owner is not None:
             before = command.sources[0].artifact.steps if command.sources else steps_before
             return self._send(stage.networks[VISITOR], owner=owner, steps=before + steps)

@@ -122,7 +122,7 @@ def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: LocalFed
 
 def test_a_restart_closes_the_transfers_that_a_kill_left_open(three: LocalFederation, tools: Any) -> None:
     ledger = Ledger(three.folder("asia").egress_db)
-    ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=7)
+    ledger.intend(peer="europe", purpose="evaluate", kind="metrics", round=1, generation=1, sha256="ab" * 32, bytes=7)
     ledger.close()
     three.start("asia")
     tools.wait_until(lambda: three.show("asia", "egress"))

@@ -16,6 +16,7 @@ import pytest
 from peer.audit.folder_check import check_folder
 from peer.config.schema import FederationConfig
 from peer.config.site_folder import SiteFolder
+from peer.daemon import startup
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.errors import CertificateError, StateError
@@ -47,10 +48,10 @@ def backup(asia: SiteFolder, tmp_path: Path) -> Callable[[], Path]:
     return copy
 
 
-def check(folder: SiteFolder) -> list[str]:
+def check(folder: SiteFolder, *, fresh: bool = False) -> list[str]:
     federation = FederationConfig.load(folder.federation_toml)
     own = Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=now())
-    return check_folder(folder, federation, own)
+    return check_folder(folder, federation, own, fresh=fresh)
 
 
 def restore(source: Path, folder: SiteFolder, *names: str) -> None:
@@ -218,3 +219,61 @@ def test_a_model_that_is_lent_after_the_next_was_published_makes_no_journal_old(
 def hash_at(folder: SiteFolder, count: int) -> str:
     with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
         return str(ledger.hash_at(count))
+
+
+@pytest.mark.parametrize("state", ["empty", "missing", "without an initial model"])
+def test_a_lost_journal_is_refused_where_the_ledger_knows_of_rounds(asia: SiteFolder, books: Any, state: str) -> None:
+    lose_journal(asia, books, state)
+    with pytest.raises(
+        StateError,
+        match=rf"journal\.db is {state}, but egress\.db knows of round 3 of generation 1: .* lost; .*--resume fresh",
+    ):
+        check(asia)
+    assert check(asia, fresh=True)
+    assert startup.next_generation(asia) == 2
+
+
+@pytest.mark.parametrize("state", ["empty", "missing"])
+@pytest.mark.parametrize("file", ["artifacts/ab.safetensors", "checkpoints/round-000000/initial/record.json"])
+def test_a_lost_journal_is_refused_beside_a_model(enrolled: LocalFederation, books: Any, state: str, file: str) -> None:
+    asia = enrolled.folder("asia")
+    lose_journal(asia, books, state)
+    assert check(asia) == []
+    (asia.generation(1) / file).parent.mkdir(parents=True, exist_ok=True)
+    (asia.generation(1) / file).touch()
+    with pytest.raises(StateError, match=rf"journal\.db is {state}, but . artifacts and the checkpoints of . rounds"):
+        check(asia)
+
+
+def test_a_worker_that_was_killed_before_the_first_model_s_row_is_no_lost_journal(
+    enrolled: LocalFederation, books: Any
+) -> None:
+    asia = enrolled.folder("asia")
+    lose_journal(asia, books, "without an initial model")
+    home = asia.generation(1)
+    (home / "artifacts" / "ab.safetensors").touch()
+    (home / "checkpoints" / "round-000000").mkdir()
+    assert check(asia) == []
+    (home / "checkpoints" / "round-000001").mkdir()
+    with pytest.raises(StateError, match="without an initial model, but 1 artifacts and the checkpoints of 2 rounds"):
+        check(asia)
+
+
+def test_generations_put_aside_are_no_new_site_to_its_ledger(asia: SiteFolder, books: Any) -> None:
+    books.send("asia", "europe", round=1, generation=7)
+    for number in asia.generations():
+        shutil.rmtree(asia.generation(number))
+    with pytest.raises(StateError, match=r"missing, but egress\.db knows of round 1 of generation 7"):
+        check(asia)
+    assert startup.next_generation(asia) == 8
+
+
+def lose_journal(folder: SiteFolder, books: Any, state: str) -> None:
+    """Leave the first generation's journal in this state."""
+    for file in folder.generation(1).glob("journal.db*"):
+        file.unlink()
+    with contextlib.closing(books.journal(folder.site)) as journal:
+        if state == "without an initial model":
+            journal.append("began", 0, {"generation": 1})
+    if state == "missing":
+        (folder.generation(1) / "journal.db").unlink()

@@ -20,7 +20,8 @@ from peer.daemon.dispatch import now
 from peer.errors import FederationMismatch, PeerMisbehaved, StateError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle
-from peer.records.ledger import Head, Ledger, chain_hash
+from peer.records.journal import chain_hash
+from peer.records.ledger import Head, Ledger
 from peer.transport.manifest import decode_manifest, from_base64, to_base64
 
 KEYS = {
@@ -220,12 +221,17 @@ def test_a_witness_is_of_another_site_from_which_something_came(asia: SiteFolder
     assert len(verification.make_witness(europe, "asia", everything=True).manifests) == 4
 
 
-def test_a_witness_remembers_the_most_rows_not_the_last_ones(asia: SiteFolder, books: Any) -> None:
-    """After a restored backup a site's newer manifests cover fewer rows than those of before."""
+def test_a_witness_remembers_the_most_rows_of_each_generation(asia: SiteFolder, books: Any) -> None:
+    """After a restored backup a site's newer manifests cover fewer rows than those of before, and
+    later more.
+    """
     edit(asia.egress_db, "DELETE FROM ledger WHERE seq > 2")
-    books.send("asia", "europe", round=5, generation=2)
-    newest = verification.make_witness(books.loopback.folder("europe"), "asia")
-    assert decode_manifest(from_base64(newest.manifests[0].model_dump()).body).egress_count == 6
+    europe = books.loopback.folder("europe")
+    for round, expected in ((5, [6, 2]), (6, [6, 4]), (7, [6, 6]), (8, [6, 8])):
+        books.send("asia", "europe", round=round, generation=2)
+        newest = verification.make_witness(europe, "asia").manifests
+        manifests = [decode_manifest(from_base64(manifest.model_dump()).body) for manifest in newest]
+        assert [manifest.egress_count for manifest in manifests] == expected
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import shutil
 import sqlite3
 import stat
 from pathlib import Path
@@ -131,6 +132,31 @@ def test_a_ledger_that_is_no_database_is_named(enrolled: LocalFederation, asia: 
         leftover.unlink()
     asia.egress_db.write_bytes(b"no database" * 1000)
     assert "egress.db is damaged" in call_failing(enrolled, "StateError", "egress", "verify", "--site", "asia")
+
+
+def test_the_default_witness_shows_the_rows_that_a_restored_backup_lacks_also_rounds_later(
+    enrolled: LocalFederation, books: Any, tmp_path: Path
+) -> None:
+    folder = enrolled.folder("asia")
+    for round in range(1, 5):
+        books.send("asia", "europe", round=round)
+    shutil.copytree(folder.path, tmp_path / "backup")
+    for round in range(5, 8):
+        books.send("asia", "europe", round=round)
+    shutil.rmtree(folder.path)
+    shutil.copytree(tmp_path / "backup", folder.path)
+    with contextlib.closing(books.journal("asia")) as journal:
+        journal.append("regenerated", 4, {"generation": 2, "reported_by": "europe", "their_round": 7})
+    for round in range(5, 13):  # until the new generation's manifests cover more rows than the former one's
+        books.send("asia", "europe", round=round, generation=2)
+    out = tmp_path / "from-europe.json"
+    written = call_json(enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", out)
+    assert written["manifests"] == 2
+    words = ("egress", "verify", "--site", "asia", "--witness", out)
+    complaint = call_failing(enrolled, "LedgerBroken", *words)
+    assert "row 12 is not the one that a witness has seen" in complaint
+    assert "the manifest of round 7 of generation 1" in complaint
+    assert "the journal says that an older backup was restored on" in complaint
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

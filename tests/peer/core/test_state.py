@@ -115,7 +115,7 @@ def test_a_beat_says_where_the_site_is(solo: Any) -> None:
     assert (pulse.round, pulse.progress, pulse.published_round, pulse.committed_round) == (2, 0.0, 2, 1)
 
 
-@pytest.mark.parametrize(("step", "steps", "progress"), [(30, 20, 1.0), (-1, 20, 0.0), (5, 0, 0.0)])
+@pytest.mark.parametrize(("step", "steps", "progress"), [(30, 20, 1.0), (-1, 20, 0.0), (5, 0, 0.0), (14, 20, 0.5)])
 def test_progress_stays_a_share_whatever_a_worker_counts(solo: Any, step: int, steps: int, progress: float) -> None:
     site = solo(method="local")
     site.finish()

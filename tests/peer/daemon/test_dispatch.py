@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import socket
 import sqlite3
@@ -22,6 +23,7 @@ from peer.daemon import startup
 from peer.daemon.dispatch import Daemon, now
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, PortInUse
+from peer.files import STRAYS_MAX
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.records.journal import Journal
@@ -203,10 +205,11 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
     path = asia.home / "journal.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:  # as 0.1 wrote it
         connection.executescript(
-            "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; PRAGMA user_version = 1;"
+            "ALTER TABLE row DROP COLUMN version; ALTER TABLE row DROP COLUMN cause; ALTER TABLE row DROP COLUMN hash; "
+            "PRAGMA user_version = 1;"
         )
     assert find_change(asia.folder, asia.federation, asia.site) is None, "a look changes nothing"
-    assert not path.with_name("journal.db.before-2").exists()
+    assert not path.with_name("journal.db.before-3").exists()
     before = running.rows("asia")
     await running.start("asia")
     await running.start("europe")
@@ -214,7 +217,7 @@ async def test_a_folder_of_the_version_before_is_taken_over_in_the_midst_of_the_
     assert running.rows("asia")[: len(before)] == before
     assert running.kinds("asia").count("initialised") == 1
     assert running.kinds("asia").count("committed") == 3
-    with contextlib.closing(Journal(path.with_name("journal.db.before-2"), read_only=True)) as backup:
+    with contextlib.closing(Journal(path.with_name("journal.db.before-3"), read_only=True)) as backup:
         assert list(backup.rows()) == before
 
 
@@ -342,14 +345,22 @@ async def test_artifacts_larger_than_the_free_space_cost_their_rounds_and_no_dae
         assert "received" not in running.kinds(name)
 
 
-async def test_files_that_no_row_names_go_at_the_start_and_parts_stay(running: Running) -> None:
-    artifacts = running.make("asia").artifacts
-    stray, part = artifacts / f"{'ab' * 32}.safetensors", artifacts / f"{'cd' * 32}.part"
-    stray.touch()
-    part.touch()
+async def test_a_superseded_artifact_goes_at_the_start_a_stray_is_put_aside_and_parts_stay(running: Running) -> None:
+    daemon = running.make("asia")
+    artifacts = daemon.artifacts
+    superseded, stray = (artifacts / f"{digest * 32}.safetensors" for digest in ("ab", "ef"))
+    part = artifacts / f"{'cd' * 32}.part"
+    for path in (superseded, stray, part):
+        path.touch()
+    daemon.journal.append("discarded", 0, {"sha256": superseded.stem})
+    former = daemon.home / "stray"
+    former.mkdir()
+    for number in range(STRAYS_MAX + 1):
+        (former / str(number)).touch()
+        os.utime(former / str(number), (number, number))
     await running.start("asia")
-    assert not stray.exists()
-    assert part.exists()
+    assert [path.exists() for path in (superseded, stray, part)] == [False, False, True]
+    assert {path.name for path in former.iterdir()} == {stray.name, *map(str, range(1, STRAYS_MAX + 1))}
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------

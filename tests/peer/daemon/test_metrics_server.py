@@ -20,7 +20,7 @@ from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS
 from peer.daemon.metrics_server import CONNECTIONS_MAX, MetricsServer
 from peer.errors import PortInUse
-from peer.records.ledger import chain_hash
+from peer.records.journal import chain_hash
 
 SENT: dict[str, Any] = {**TRANSFER, "bytes": 9}
 LIMIT_S = 20.0

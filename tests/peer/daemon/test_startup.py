@@ -182,6 +182,29 @@ def test_a_kill_leaves_a_site_that_starts_again(program: Any, folder: SiteFolder
     assert kinds(folder).count("initialised") == 1
 
 
+@pytest.mark.parametrize("lost", ["empty", "missing"])
+def test_a_lost_journal_ends_the_start_with_code_6_and_deletes_nothing(
+    program: Any, folder: SiteFolder, lost: str
+) -> None:
+    process = program.start("asia")
+    program.start("europe")
+    assert process.wait(LIMIT_S) == 0
+    home = folder.generation(1)
+    files = sorted(home.glob("artifacts/*"))
+    assert len(files) > 1
+    for path in home.glob("journal.db*"):
+        path.unlink()
+    if lost == "empty":
+        (home / "journal.db").touch()
+    process = program.start("asia")
+    _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 6, stderr
+    assert "Traceback" not in stderr
+    assert f"journal.db is {lost}, but {len(files)} artifacts" in stderr
+    assert "start --resume fresh" in stderr
+    assert sorted(home.glob("artifacts/*")) == files
+
+
 # --- before the first byte -------------------------------------------------------------------------------------------
 def test_systemd_that_is_gone_is_no_reason_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -190,6 +213,13 @@ def test_systemd_that_is_gone_is_no_reason_to_end(
         monkeypatch.setenv("NOTIFY_SOCKET", address)
         notify("READY=1")
     assert [record.getMessage() for record in caplog.records] == ["systemd not told"] * 3
+
+
+def test_a_folder_that_others_can_write_is_refused_before_anything_is_read(folder: SiteFolder) -> None:
+    folder.site_toml.chmod(0o666)
+    folder.federation_toml.write_text("no toml")
+    with pytest.raises(StateError, match=r"other users can write .*site\.toml \(mode 0666\); run `chmod go-w "):
+        startup.run(folder, Options())
 
 
 @pytest.mark.parametrize("name", ["mars", "asia", ""])

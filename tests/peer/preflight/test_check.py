@@ -78,6 +78,34 @@ def test_a_folder_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder
     assert "row 1 is neither an intent nor an outcome" in finding.message
 
 
+def test_artifacts_that_a_start_put_aside_are_a_warning(run_check: RunCheck, folder: SiteFolder) -> None:
+    stray = folder.generation(folder.create_generation()) / "stray"
+    stray.mkdir()
+    assert "strays" not in run_check()
+    (stray / f"{'ab' * 32}.safetensors").write_bytes(bytes(1 << 20))
+    finding = run_check()["strays"]
+    assert (finding.verdict, finding.message) == (
+        "warning",
+        f"{stray}: 1 artifacts (1.0 MiB) that no row of the journal names",
+    )
+
+
+def test_a_lost_journal_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
+    (folder.generation(folder.create_generation()) / "artifacts" / f"{'ab' * 32}.safetensors").touch()
+    finding = run_check()["folder"]
+    assert finding.verdict == "failure"
+    assert "journal.db is missing, but 1 artifacts" in finding.message
+    assert "--resume fresh" in finding.remedy
+
+
+def test_a_folder_that_others_can_write_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
+    folder.pki.chmod(0o755)
+    finding = run_check()["permissions"]
+    assert finding.verdict == "failure"
+    assert finding.message == f"other users can enter {folder.pki} (mode 0755)"
+    assert finding.remedy == f"run `chmod -R go-rwx {folder.path}`"
+
+
 def test_data_that_are_wrong_are_not_given_to_a_worker(run_check: RunCheck, folder: SiteFolder) -> None:
     (folder.path / "datalist.json").unlink()
     findings = run_check("works")

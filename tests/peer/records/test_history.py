@@ -86,7 +86,7 @@ def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path)
     folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
     folder.path.mkdir(parents=True)
     append_rows(folder, ("committed", 1, {"metrics": {}}))
-    with pytest.raises(StateError, match=r"journal\.db is damaged: a row 'committed' of round 1: 'generation'"):
+    with pytest.raises(StateError, match=r"journal\.db is damaged: row 1 \('committed'\): 'generation' is "):
         History(folder, rounds=True).read_all()
     with (
         contextlib.closing(Journal(folder.generation(1) / "journal.db", read_only=True)) as journal,

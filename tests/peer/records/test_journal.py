@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import sqlite3
 import stat
 import subprocess
@@ -196,7 +197,7 @@ def version(path: Path) -> int:
 @pytest.mark.parametrize("number", [0, 1])  # 0: killed between the tables and the number
 def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, number: int) -> None:
     write_first_schema(path, number=number)
-    path.with_name("journal.db.before-2.part").write_bytes(b"of a backup that was killed")
+    path.with_name("journal.db.before-3.part").write_bytes(b"of a backup that was killed")
     before = [(row["seq"], row["time"]) for row in Journal(path, read_only=True).records()]
     journal = Journal(path)
     assert list(journal.rows()) == list(FIRST_ROWS)
@@ -205,15 +206,16 @@ def test_a_journal_of_the_first_schema_is_taken_over_with_a_backup(path: Path, n
     assert memory.open is not None
     assert (memory.open.number, memory.state) == (1, "s")
     journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
+    journal.verify()
     assert [row["cause"] and row["cause"]["event"] for row in journal.of_round(1)] == [*[None] * 5, "Began"]
     journal.close()
-    assert version(path) == SCHEMA_VERSION == 2
+    assert version(path) == SCHEMA_VERSION == 3
 
-    backup = path.with_name("journal.db.before-2")
+    backup = path.with_name("journal.db.before-3")
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     assert version(backup) == number
     assert list(Journal(backup, read_only=True).rows()) == list(FIRST_ROWS)
-    assert not path.with_name("journal.db.before-2.part").exists()
+    assert not path.with_name("journal.db.before-3.part").exists()
 
 
 def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> None:
@@ -224,12 +226,12 @@ def test_a_journal_of_the_first_schema_is_read_and_left_alone(path: Path) -> Non
     assert [row["cause"] for row in reader.of_round(1)] == [None] * 5
     reader.close()
     assert version(path) == 1
-    assert not path.with_name("journal.db.before-2").exists()
+    assert not path.with_name("journal.db.before-3").exists()
 
 
 def test_a_journal_is_taken_over_only_with_a_backup(path: Path) -> None:
     write_first_schema(path)
-    path.with_name("journal.db.before-2").mkdir()
+    path.with_name("journal.db.before-3").mkdir()
     with pytest.raises(errors.DiskError, match=r"journal\.db"):
         Journal(path)
     assert version(path) == 1
@@ -249,7 +251,7 @@ def test_a_row_that_lacks_a_key_is_named_with_its_file(path: Path) -> None:
     journal = Journal(path)
     journal.append("opened", 3, {})
     with pytest.raises(
-        errors.StateError, match=r"journal\.db is damaged: a row 'opened' of round 3: 'sources' is miss"
+        errors.StateError, match=r"journal\.db is damaged: row 1: a row 'opened' of round 3: 'sources' "
     ):
         journal.fold(recover, REMEMBERED)
 
@@ -285,8 +287,121 @@ def test_a_row_that_is_no_json_is_named_as_damage(path: Path) -> None:
         connection.execute("UPDATE row SET body = '{\"generation\": '")
     connection.close()
     for read in (lambda: list(journal.rows()), journal.records, lambda: list(journal.newest(("began",)))):
-        with pytest.raises(errors.StateError, match=r"journal\.db is damaged: Expecting value"):
+        with pytest.raises(errors.StateError, match=r"journal\.db is damaged: row 1: Expecting value"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("DELETE FROM row WHERE seq = 2", "row 2 is missing: row 3 stands in its place"),
+        ("DELETE FROM row WHERE seq = 1", "row 1 is missing"),
+        ("UPDATE row SET body = replace(body, 'Z', 'z') WHERE seq = 2", "row 2 was changed"),
+        ("UPDATE row SET time_s = time_s + 1 WHERE seq = 3", "row 3 was changed"),
+        ("UPDATE row SET cause = '{}' WHERE seq = 1", "row 1 was changed"),
+        ("UPDATE row SET hash = NULL WHERE seq = 3", "row 3 was changed"),
+        ("UPDATE row SET seq = 4 - seq + 10; UPDATE row SET seq = seq - 10", "row 1 was changed"),
+    ],
+)
+def test_a_row_that_was_changed_or_removed_is_named(path: Path, statement: str, problem: str) -> None:
+    journal = Journal(path)
+    for round in range(3):
+        journal.append("began", round, {"where": "Zürich"})
+    journal.verify()
+    journal.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statement)
+    for read_only in (True, False):
+        with (
+            contextlib.closing(Journal(path, read_only=read_only)) as journal,
+            pytest.raises(errors.StateError) as named,
+        ):
+            journal.verify()
+        assert f"journal.db is damaged: {problem}" in named.value.message
+        assert f"move {path.parent} away and begin anew with `mhfl-peer start --resume fresh`" in named.value.remedy
+
+
+def test_rows_of_an_earlier_schema_are_chained_once(path: Path) -> None:
+    write_first_schema(path)
+    reader = Journal(path, read_only=True)
+    reader.verify()
+    reader.close()
+    Journal(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE row SET round = 7 WHERE seq = 2")
+    with (
+        contextlib.closing(Journal(path)) as journal,
+        pytest.raises(errors.StateError, match="row 2 was changed"),
+    ):
+        journal.verify()
+
+
+def test_a_journal_of_the_second_schema_is_taken_over(path: Path) -> None:
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("began", 0, {"generation": 1}, {"event_number": 1, "event": "Began", "peer": ""})
+        before = journal.records()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("ALTER TABLE row DROP COLUMN hash; PRAGMA user_version = 2;")
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("left", 0, {"fault": "", "reason": ""})
+        journal.verify()
+        assert journal.records()[:1] == before
+    assert version(path.with_name("journal.db.before-3")) == 2
+
+
+@pytest.mark.parametrize("body", ["[]", "1", "null", "{}", '{"generation": "one"}', "[" * 100_000, "1" * 5000])
+def test_a_row_of_another_form_is_damage_that_names_it(path: Path, body: str) -> None:
+    journal = Journal(path)
+    journal.append("left", 0, {})
+    journal.append("began", 0, {"generation": 1})
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE row SET body = ? WHERE seq = 2", (body,))
+    with pytest.raises(errors.StateError, match=r"journal\.db is damaged: row 2"):
+        journal.fold(recover, REMEMBERED)
+    journal.close()
+
+
+def test_a_key_that_is_missing_names_its_row_wherever_it_is_read(path: Path) -> None:
+    journal = Journal(path)
+    journal.append("regenerated", 0, {"their_round": 1})
+    (record,) = journal.records()
+    with pytest.raises(
+        errors.StateError, match=r"journal\.db is damaged: row 1 \('regenerated'\): 'generation' is miss"
+    ):
+        record["body"]["generation"]
+    journal.close()
+
+
+def test_a_flipped_bit_anywhere_is_damage_or_changes_nothing(path: Path) -> None:
+    """Half of the bits lie in pages' free space, which nothing reads."""
+    journal = Journal(path)
+    for round in range(60):
+        journal.append("opened", round, {"sources": []}, {"event_number": round, "event": "Ticked", "peer": ""})
+        journal.append("refused", round, {"origin": "europe", "reason": "x" * 90})
+    expected = read_everything(journal)
+    journal.close()
+    whole = path.read_bytes()
+    draw, noticed = random.Random(11), 0
+    header = [(place, draw.randrange(8)) for place in range(108) for _ in range(2)]
+    for place, bit in [*header, *((draw.randrange(len(whole)), draw.randrange(8)) for _ in range(500))]:
+        content = bytearray(whole)
+        content[place] ^= 1 << bit
+        path.write_bytes(content)
+        for leftover in path.parent.glob("journal.db?*"):
+            leftover.unlink()
+        try:
+            with contextlib.closing(Journal(path)) as journal:
+                journal.verify()
+                assert read_everything(journal) == expected, (place, bit)
+        except errors.StateError:
+            noticed += 1
+    assert noticed > 200
+
+
+def read_everything(journal: Journal) -> list[object]:
+    """What a start and the documents read, by table and by index."""
+    memory = journal.fold(recover, REMEMBERED)
+    return [memory, journal.records(), list(journal.newest(("opened", "refused"))), journal.records(("refused",))]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from peer import errors
-from peer.records.ledger import EMPTY, GENESIS, ChainVerifier, Head, Ledger, SentArtifact, chain_hash
+from peer.records.journal import GENESIS, chain_hash
+from peer.records.ledger import EMPTY, ChainVerifier, Head, Ledger, SentArtifact
 
 WRITER = """
 import sys

@@ -1,0 +1,459 @@
+"""A backup of a site in one file, also while its daemon runs, and its restoration.
+
+The file is a tar archive: the site's files, and ``manifest.json`` with the size and SHA-256 of each
+as its last member. The copies of the newest journal and of the ledger are of one moment. The file
+has what a site needs in order to go on from its journal, and not its data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import io
+import os
+import re
+import shutil
+import sqlite3
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from peer.config.schema import FederationConfig
+from peer.config.site_folder import SiteFolder, make_private, must_be_new
+from peer.core import rows, site_memory
+from peer.core.roster import SITE_NAME, SiteName
+from peer.errors import CertificateError, DiskError, StateError, UsageError
+from peer.files import ARTIFACT_SUFFIX, UNFINISHED, artifact_path, sync_folder
+from peer.identity.certificates import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    PENDING_KEY_FILE,
+    ROUND_KEY_FILE,
+    Identity,
+)
+from peer.records.history import open_journals
+from peer.records.journal import JOURNAL, Journal, storage
+from peer.records.ledger import Ledger
+
+VERSION: Literal[1] = 1
+MANIFEST = "manifest.json"
+MANIFEST_BYTES_MAX = 16 << 20
+TRIES = 5
+"""A running daemon may delete a file between the copy of its journal and the opening of the file."""
+PUBLIC = (CERTIFICATE_FILE, CA_FILE)
+SECRET = (KEY_FILE, PENDING_KEY_FILE, ROUND_KEY_FILE)
+PLACE = re.compile(
+    r"site\.toml|federation\.toml|egress\.db|pki/(site\.key|site\.key\.new|cert\.pem|ca\.pem|round\.key)"
+    r"|gen-[0-9]{4,}/(journal\.db|artifacts/[0-9a-f]{64}\.safetensors"
+    r"|checkpoints/round-[0-9]{6,}/[a-z_-]+/[A-Za-z0-9_.-]+)"
+)
+"""Where a file of a backup may lie in the site's folder."""
+
+
+class BackedUpFile(BaseModel):
+    """A file in a backup."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    path: str
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class BackupManifest(BaseModel):
+    """The last member of a backup. ``time`` is Unix seconds, ``round`` the last committed round."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    mhfl_backup: Literal[1]
+    federation: str
+    site: str
+    time: int
+    generation: int
+    round: int
+    ledger_rows: int
+    private_key: bool
+    files: list[BackedUpFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored site.
+
+    ``lost`` are the first and the last committed round that the backup lacks and the replaced
+    folder had. ``aside`` is where that folder is now. ``ledger_kept`` says that its ledger, which is
+    newer, was kept.
+    """
+
+    folder: SiteFolder
+    manifest: BackupManifest
+    generation: int
+    lost: tuple[int, int] | None
+    aside: Path | None
+    ledger_kept: bool
+    has_key: bool
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+def back_up(folder: SiteFolder, path: Path, *, with_key: bool = False) -> BackupManifest:
+    """Write a backup of a site, whose daemon may run. The file appears in one step, with mode 0600.
+
+    Args:
+        folder: the site's folder.
+        path: the file to write.
+        with_key: also write the private key and the round key.
+
+    Raises:
+        StateError: the file exists, or the site's journal or ledger is damaged.
+        DiskError: the file cannot be written.
+    """
+    must_be_new(path)
+    part = path.with_name(f"{UNFINISHED}{path.name}")
+    copies = path.with_name(f"{UNFINISHED}{path.name}.copies")
+    try:
+        shutil.rmtree(copies, ignore_errors=True)  # of a backup that was killed
+        copies.mkdir(mode=0o700)
+        try:
+            manifest = _write(folder, part, copies, with_key=with_key)
+            part.replace(path)
+        finally:
+            shutil.rmtree(copies, ignore_errors=True)
+            part.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written: {error.strerror}", "name a file on a disk with space") from error
+    return manifest
+
+
+def _write(folder: SiteFolder, part: Path, copies: Path, *, with_key: bool) -> BackupManifest:
+    """Write the archive; databases are copied first, all other files are open from then on."""
+    for _ in range(TRIES):
+        copied = SiteFolder(copies, "copy", folder.site)
+        shutil.rmtree(copied.path, ignore_errors=True)
+        copied.path.mkdir(parents=True)
+        _copy_databases(folder, copied)
+        generation, memory = _memory(copied)
+        with contextlib.ExitStack() as stack:
+            try:
+                files = [
+                    (str(place), stack.enter_context((folder.path / place).open("rb")))
+                    for place in _places(folder, generation, memory, with_key=with_key)
+                ]
+            except FileNotFoundError:
+                continue  # superseded meanwhile
+            databases = sorted(copied.path.rglob("*.db"))
+            files += [(str(p.relative_to(copied.path)), stack.enter_context(p.open("rb"))) for p in databases]
+            _require_space(part, sum(os.fstat(file.fileno()).st_size for _, file in files))
+            return _archive(part, files, folder, generation, memory, copied, with_key=with_key)
+    raise StateError(
+        f"files of {folder.path} are missing that its journal names", "see `mhfl-peer check`, or try again"
+    )
+
+
+def _copy_databases(folder: SiteFolder, copied: SiteFolder) -> None:
+    """Copy journals and ledger, the newest journal and the ledger as they are at one moment."""
+    newest = folder.generation(max(folder.generations(), default=0)) / JOURNAL
+    paths = [folder.egress_db, *(folder.generation(number) / JOURNAL for number in folder.generations())]
+    with contextlib.ExitStack() as stack:
+        sources, locks = {}, []
+        for path in filter(Path.exists, paths):
+            stack.enter_context(storage(path))
+            sources[path] = stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None)))
+            if path in (folder.egress_db, newest):
+                locks.append(stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None))))
+        for lock in locks:
+            lock.execute("BEGIN IMMEDIATE")  # the daemon writes nothing until every reader has its view
+        for source in sources.values():
+            source.execute("BEGIN")
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        for lock in locks:
+            lock.execute("ROLLBACK")
+        for path, source in sources.items():
+            target = copied.path / path.relative_to(folder.path)
+            target.parent.mkdir(exist_ok=True)
+            with contextlib.closing(sqlite3.connect(target)) as connection:
+                target.chmod(0o600)
+                source.backup(connection)
+    _verify(copied)
+
+
+def _verify(folder: SiteFolder) -> None:
+    """``StateError`` where a journal or the ledger is damaged."""
+    for journal in open_journals(folder):
+        with contextlib.closing(journal):
+            journal.verify()
+    if folder.egress_db.exists():
+        with contextlib.closing(Ledger(folder.egress_db, read_only=True)) as ledger:
+            problems = ledger.verify()
+        if problems:
+            raise StateError(f"{folder.egress_db}: {problems[0]}", "see `mhfl-peer egress verify`")
+
+
+def _memory(folder: SiteFolder) -> tuple[int, site_memory.Memory]:
+    """The newest generation's number, and what its journal remembers."""
+    generation = max(folder.generations(), default=0)
+    path = folder.generation(generation) / JOURNAL
+    if not path.exists():
+        return generation, site_memory.Memory()
+    with contextlib.closing(Journal(path, read_only=True)) as journal:
+        memory = journal.fold(lambda stored: site_memory.recover(stored, generation=generation), site_memory.REMEMBERED)
+    return generation, memory
+
+
+def _places(
+    folder: SiteFolder, generation: int, memory: site_memory.Memory, *, with_key: bool
+) -> Iterator[PurePosixPath]:
+    """The files that a site needs beside its databases, relative to its folder."""
+    yield from map(PurePosixPath, ("federation.toml", "site.toml"))
+    for name in (*PUBLIC, *(SECRET if with_key else ())):
+        if (folder.pki / name).exists():
+            yield PurePosixPath("pki", name)
+    home = PurePosixPath(folder.generation(generation).name)
+    artifacts = folder.generation(generation) / "artifacts"
+    for digest in sorted(memory.needed_digests()):
+        if artifact_path(artifacts, digest).exists():  # one that is gone, the daemon forgets or fetches again
+            yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
+    states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
+    for state in sorted(states):
+        names = sorted(path.name for path in (folder.generation(generation) / "checkpoints" / state).iterdir())
+        yield from (home / "checkpoints" / state / name for name in names)
+
+
+def _archive(
+    part: Path,
+    files: Sequence[tuple[str, BinaryIO]],
+    folder: SiteFolder,
+    generation: int,
+    memory: site_memory.Memory,
+    copied: SiteFolder,
+    *,
+    with_key: bool,
+) -> BackupManifest:
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as output:
+        with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            backed_up = []
+            for name, file in files:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed
+                size = file.tell()
+                file.seek(0)
+                _add(archive, name, file, size)
+                backed_up.append(BackedUpFile(path=name, bytes=size, sha256=sha256))
+            rows_sent = 0
+            if copied.egress_db.exists():
+                with contextlib.closing(Ledger(copied.egress_db, read_only=True)) as ledger:
+                    rows_sent = ledger.head.count
+            manifest = BackupManifest(
+                mhfl_backup=VERSION,
+                federation=folder.federation,
+                site=folder.site,
+                time=int(time.time()),
+                generation=memory.generation if generation else 0,
+                round=memory.committed,
+                ledger_rows=rows_sent,
+                private_key=with_key,
+                files=backed_up,
+            )
+            content = manifest.model_dump_json(indent=1).encode()
+            _add(archive, MANIFEST, io.BytesIO(content), len(content))
+        output.flush()
+        os.fsync(output.fileno())
+    return manifest
+
+
+def _add(archive: tarfile.TarFile, name: str, file: BinaryIO, size: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, 0o600, int(time.time())
+    archive.addfile(member, file)
+
+
+def _require_space(part: Path, size: int) -> None:
+    free = shutil.disk_usage(part.parent).free
+    if size > free:
+        raise DiskError(f"{part.parent} has {free} bytes free, and the backup needs {size}", "name another disk")
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+def restore(path: Path, home: Path, site: str | None = None, *, force: bool = False) -> Restored:
+    """Make a site's folder from a backup; it appears in one step, as a new generation.
+
+    Otherwise its peers would take the artifacts that it makes again for forgeries.
+
+    Args:
+        path: the file that ``back_up`` wrote.
+        home: the state folder.
+        site: the site that the backup must be of, as ``site`` or ``federation/site``.
+        force: move a folder that exists aside. Its keys stay in use if they are usable, and so does
+            its ledger if it continues that of the backup.
+
+    Raises:
+        StateError: the file is damaged or no backup, or the site's folder exists.
+        UsageError: the backup is of another site.
+        LockedError: the site's daemon runs.
+        DiskError: the folder cannot be written.
+    """
+    try:
+        with contextlib.closing(_open(path)) as archive:
+            manifest = _read_manifest(archive, path)
+            folder = SiteFolder(home, manifest.federation, SiteName(manifest.site))
+            if site not in (None, manifest.site, f"{manifest.federation}/{manifest.site}"):
+                raise UsageError(f"{path} is a backup of {manifest.federation}/{manifest.site}, not of {site}")
+            with contextlib.ExitStack() as stack:
+                if folder.path.exists():
+                    if not force:
+                        raise StateError(
+                            f"{folder.path} exists", "give --force to move it aside, or --home for another place"
+                        )
+                    stack.enter_context(folder.locked())
+                make_private(home)
+                staging = home / f"{UNFINISHED}restore-{manifest.federation}-{manifest.site}"
+                shutil.rmtree(staging, ignore_errors=True)  # of a restoration that was killed
+                try:
+                    staged = SiteFolder(staging, folder.federation, folder.site)
+                    _extract(archive, manifest, staged, path)
+                    _verify(staged)
+                    return _put_in_place(staged, folder, manifest)
+                finally:
+                    shutil.rmtree(staging, ignore_errors=True)
+    except (tarfile.TarError, EOFError) as error:
+        raise _damaged(path, str(error)) from error
+    except OSError as error:
+        raise DiskError(f"{error.filename or path}: {error.strerror}", "free space, or name another --home") from error
+
+
+def _open(path: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(path, "r:")
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", "name the file that `mhfl-peer backup` wrote") from None
+
+
+def _damaged(path: Path, reason: str) -> StateError:
+    return StateError(f"{path} is damaged, or no backup: {reason}", "use another backup; nothing was changed")
+
+
+def _read_manifest(archive: tarfile.TarFile, path: Path) -> BackupManifest:
+    members = archive.getmembers()
+    if not members or members[-1].name != MANIFEST or members[-1].size > MANIFEST_BYTES_MAX:
+        raise _damaged(path, "its end is missing")
+    file = archive.extractfile(members[-1])
+    try:
+        manifest = BackupManifest.model_validate_json(file.read() if file is not None else b"")
+    except ValidationError as error:
+        raise _damaged(path, f"its {MANIFEST}: {error.errors()[0]['msg']}") from error
+    if [member.name for member in members[:-1]] != [file.path for file in manifest.files]:
+        raise _damaged(path, f"its files are not those of its {MANIFEST}")
+    names = (manifest.federation, manifest.site)
+    unsafe = [file.path for file in manifest.files if not PLACE.fullmatch(file.path)]
+    if unsafe or not all(map(SITE_NAME.fullmatch, names)):
+        raise _damaged(path, f"{(unsafe or names)[0]!r} has no place in a site's folder")
+    return manifest
+
+
+def _extract(archive: tarfile.TarFile, manifest: BackupManifest, staged: SiteFolder, path: Path) -> None:
+    make_private(staged.path)
+    make_private(staged.pki)
+    folders = {staged.path, staged.pki}
+    for expected in manifest.files:
+        source = archive.extractfile(expected.path)
+        if source is None:
+            raise _damaged(path, f"{expected.path} is no file")
+        target = staged.path / expected.path
+        make_private(target.parent)
+        folders.add(target.parent)
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+        with target.open("rb") as written:
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
+        if (target.stat().st_size, sha256) != (expected.bytes, expected.sha256):
+            raise _damaged(path, f"{expected.path} has other content than its {MANIFEST} says")
+    for number in staged.generations():
+        for name in ("artifacts", "checkpoints"):
+            make_private(staged.generation(number) / name)
+    for folder in folders:
+        sync_folder(folder)
+
+
+def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManifest) -> Restored:
+    """Begin a new generation, take over what is newer in a former folder, and swap the two."""
+    exists = folder.path.exists()
+    ledger_kept = exists and _keep_newer_ledger(folder, staged)
+    if exists:
+        _keep_keys(folder, staged)
+    newest, memory = _memory(staged)
+    former_generation, former_round = _former(folder) if exists else (0, 0)
+    generation = 0
+    if newest:
+        generation = 1 + max(memory.generation, former_generation)
+        with contextlib.closing(Journal(staged.generation(newest) / JOURNAL)) as journal:
+            row = rows.RegeneratedRow(
+                memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed
+            )
+            journal.write(row)
+    has_key = (staged.pki / KEY_FILE).exists() and (staged.pki / ROUND_KEY_FILE).exists()
+    make_private(folder.path.parent)
+    aside = None
+    if exists:
+        moment = datetime.datetime.now(datetime.UTC)
+        aside = folder.path.with_name(f"{folder.site}.before-{moment:%Y%m%dT%H%M%S.%f}Z")
+        folder.path.rename(aside)
+    staged.path.rename(folder.path)
+    sync_folder(folder.path.parent)
+    lost = (manifest.round + 1, former_round) if former_round > manifest.round else None
+    return Restored(folder, manifest, generation, lost, aside, ledger_kept, has_key)
+
+
+def _former(folder: SiteFolder) -> tuple[int, int]:
+    """Generation and last committed round of the folder that is replaced, as far as it can be read."""
+    with contextlib.suppress(StateError, DiskError):
+        generation, memory = _memory(folder)
+        return max(generation, memory.generation), memory.committed
+    return max(folder.generations(), default=0), 0
+
+
+def _keep_newer_ledger(folder: SiteFolder, staged: SiteFolder) -> bool:
+    """Take over a ledger that continues the backup's: no record of what left is lost then."""
+    if not folder.egress_db.exists():
+        return False
+    with contextlib.suppress(StateError, DiskError):
+        head = None
+        if staged.egress_db.exists():
+            with contextlib.closing(Ledger(staged.egress_db, read_only=True)) as ledger:
+                head = ledger.head
+        with contextlib.closing(Ledger(folder.egress_db)) as former:
+            count = head.count if head is not None else 0
+            if former.verify() or former.head.count <= count or (head and former.hash_at(count) != head.hash):
+                return False
+        with (
+            contextlib.closing(sqlite3.connect(folder.egress_db)) as source,
+            contextlib.closing(sqlite3.connect(staged.egress_db)) as target,
+        ):
+            source.backup(target)
+        staged.egress_db.chmod(0o600)
+        return True
+    return False
+
+
+def _keep_keys(folder: SiteFolder, staged: SiteFolder) -> None:
+    """Take over the keys of the former folder if they are usable: they may have been renewed."""
+    try:
+        federation = FederationConfig.load(staged.federation_toml)
+        Identity.load(folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=None)
+    except CertificateError:
+        return
+    shutil.rmtree(staged.pki)
+    shutil.copytree(folder.pki, staged.pki)
+    for path in staged.pki.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(staged.pki)

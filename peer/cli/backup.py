@@ -1,0 +1,121 @@
+"""``mhfl-peer backup`` and ``mhfl-peer restore``: a site in one file, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.config import site_folder
+from peer.documents import SiteBackedUp, SiteRestored
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(short_help="Write this site to one file, also while its daemon runs.")
+@click.argument("file", type=FILE)
+@site_option
+@click.option("--with-key", is_flag=True, help="Also write the private key and the round key: keep the file secret.")
+@output.json_option
+@shared_options
+@pass_settings
+def backup(settings: Settings, file: Path, site_name: str | None, with_key: bool, as_json: bool) -> None:
+    """Write the site's journal, ledger, models and configuration to FILE, also while its daemon
+    runs.
+
+    The file appears in one step and has no data of the site.
+
+    \b
+    mhfl-peer backup --site europe /backup/europe.tar
+    mhfl-peer backup --site europe --with-key /safe/europe-with-key.tar
+    """
+    from peer.audit import backup as backups
+
+    folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+    manifest = backups.back_up(folder, file, with_key=with_key)
+    document: SiteBackedUp = {
+        "site": manifest.site,
+        "federation": manifest.federation,
+        "file": str(file),
+        "bytes": file.stat().st_size,
+        "files": len(manifest.files),
+        "generation": manifest.generation,
+        "round": manifest.round,
+        "ledger_rows": manifest.ledger_rows,
+        "private_key": manifest.private_key,
+    }
+    output.emit(document, as_json=as_json, render=_render_backup)
+
+
+@click.command(short_help="Make a site's folder from a backup.")
+@click.argument("file", type=FILE)
+@site_option
+@click.option("--force", is_flag=True, help="Move the folder that exists aside; its daemon must be stopped.")
+@output.json_option
+@shared_options
+@pass_settings
+def restore(settings: Settings, file: Path, site_name: str | None, force: bool, as_json: bool) -> None:
+    """Make a site's folder from the backup FILE, and say which rounds are lost.
+
+    The site goes on as a new generation, which its peers and auditors see. A folder that is moved
+    aside keeps everything; its usable keys and a newer ledger are taken over from it.
+
+    \b
+    mhfl-peer restore --site europe /backup/europe.tar
+    mhfl-peer restore --site europe --force /backup/europe.tar
+    """
+    from peer.audit import backup as backups
+
+    restored = backups.restore(file, site_folder.home_folder(settings.home), site_name, force=force)
+    manifest = restored.manifest
+    document: SiteRestored = {
+        "site": manifest.site,
+        "federation": manifest.federation,
+        "folder": str(restored.folder.path),
+        "time": manifest.time,
+        "round": manifest.round,
+        "generation": restored.generation,
+        "lost_rounds": list(restored.lost) if restored.lost is not None else None,
+        "aside": str(restored.aside) if restored.aside is not None else None,
+        "ledger_kept": restored.ledger_kept,
+        "private_key": restored.has_key,
+    }
+    output.emit(document, as_json=as_json, render=_render_restoration)
+
+
+def _render_backup(document: Mapping[str, Any]) -> RenderableType:
+    key = "is in the file: keep it secret" if document["private_key"] else "is not in the file: see --with-key"
+    return output.fields(
+        (
+            ("backup", f"of {document['site']} in {document['federation']}: {document['file']}"),
+            ("size", f"{rendering.size(document['bytes'])}, {document['files']} files"),
+            ("state", f"round {document['round']} of generation {document['generation']}"),
+            ("ledger", f"{document['ledger_rows']} rows"),
+            ("private key", key),
+        )
+    )
+
+
+def _render_restoration(document: Mapping[str, Any]) -> RenderableType:
+    where = f"{document['federation']}/{document['site']}"
+    start = f"`mhfl-peer check --site {where}`, then `mhfl-peer start --site {where}`"
+    enrol = "put site.key and round.key into its pki folder with mode 0600, or enrol the site again with --renew"
+    lost = document["lost_rounds"]
+    unknown = f"those after round {document['round']}, if there were any"
+    kept = "the newer one of the former folder" if document["ledger_kept"] else "that of the backup"
+    return output.fields(
+        (
+            ("restored", f"{where} as of {rendering.clock(document['time'])}: {document['folder']}"),
+            ("state", f"round {document['round']}; goes on as generation {document['generation']}"),
+            ("lost rounds", f"{lost[0]} to {lost[1]}" if lost is not None else unknown),
+            ("ledger", kept),
+            *([("moved aside", document["aside"])] if document["aside"] is not None else []),
+            ("next", start if document["private_key"] else f"{enrol}; {start}"),
+        )
+    )

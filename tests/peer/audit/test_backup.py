@@ -1,0 +1,374 @@
+"""A backup is one file that is whole or not there; a restored site is one that peers and auditors recognise."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from peer.audit import verification
+from peer.audit.backup import MANIFEST, back_up, restore
+from peer.audit.folder_check import check_folder
+from peer.audit.folder_permissions import check_permissions
+from peer.cli import main
+from peer.config.site_folder import SiteFolder
+from peer.daemon import startup
+from peer.demo.local_federation import LocalFederation
+from peer.errors import EXIT_CODES, LockedError, StateError, UsageError
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+
+STATE = "round-000002/train"
+COMMITTED = {
+    "sources": [],
+    "contributors": ["asia"],
+    "missing": {},
+    "below_quorum": False,
+    "skipped": [],
+    "artifact_sha256": None,
+    "metrics": {},
+    "threads": 1,
+    "duration_s": 1.0,
+}
+KILLED = """
+import os, sys
+from peer.audit import backup
+from peer.cli import backup as commands, main
+count = kill_at = 0
+def dying(function):
+    def call(*arguments, **keywords):
+        global count
+        count += 1
+        if count == kill_at:
+            os.kill(os.getpid(), 9)
+        return function(*arguments, **keywords)
+    return call
+os.fsync, os.rename, os.replace = dying(os.fsync), dying(os.rename), dying(os.replace)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        kill_at, sys.stdout = int(line), sys.stderr
+        main(sys.argv[1:])
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""For each number n of its input, runs a command that kills itself before its n-th durable step."""
+
+
+@pytest.fixture
+def asia(books: Any) -> SiteFolder:
+    """A site that committed two rounds and sent two artifacts."""
+    for round in (1, 2):
+        books.send("asia", "europe", round=round)
+    commit(books, 2)
+    return books.loopback.folder("asia")  # type: ignore[no-any-return]
+
+
+def commit(books: Any, round: int) -> None:
+    """Write a committed round, its published artifact and its checkpoint."""
+    folder = books.loopback.folder("asia")
+    digest = f"{round:064x}"
+    artifact = {"kind": "model", "owner": "asia", "sha256": digest, "bytes": 3, "steps": 0, "spec": {}, "tensors": []}
+    state = f"round-{round:06d}/train"
+    with contextlib.closing(books.journal("asia")) as journal:
+        journal.append("committed", round, {**COMMITTED, "generation": 1, "state": state})
+        journal.append("published", round, {"artifact": artifact})
+    home = folder.generation(1)
+    (home / "artifacts" / f"{digest}.safetensors").write_bytes(b"own")
+    (home / "checkpoints" / state).mkdir(parents=True)
+    (home / "checkpoints" / state / "record.json").write_text("{}")
+
+
+def call(home: Path, *words: object) -> Result:
+    return CliRunner().invoke(main, ["--home", str(home), *map(str, words)])
+
+
+def call_json(home: Path, *words: object) -> Any:
+    result = call(home, *words, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def call_failing(home: Path, name: str, *words: object) -> str:
+    result = call(home, *words)
+    assert EXIT_CODES[result.exit_code].name == name, result.stderr
+    return result.stderr
+
+
+def assert_starts(folder: SiteFolder) -> None:
+    """The folder passes every check of a start."""
+    check_permissions(folder)
+    federation, _, own = startup.load(folder)
+    check_folder(folder, federation, own)
+
+
+def regenerations(folder: SiteFolder) -> list[tuple[int, str]]:
+    with contextlib.closing(Journal(folder.generation(1) / "journal.db", read_only=True)) as journal:
+        return [(body["generation"], body["reported_by"]) for _, _, body in journal.rows(("regenerated",))]
+
+
+def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
+    file = tmp_path / "asia.tar"
+    (asia.generation(1) / "artifacts" / f"{'ab' * 32}.safetensors").write_bytes(b"superseded")
+    document = call_json(enrolled.home, "backup", file, "--site", "asia", "--with-key")
+    assert (document["round"], document["generation"], document["ledger_rows"]) == (2, 1, 4)
+    assert (document["bytes"], document["private_key"]) == (file.stat().st_size, True)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    shutil.rmtree(asia.path)
+    document = call_json(enrolled.home, "restore", file, "--site", "trial/asia")
+    assert (document["round"], document["generation"], document["lost_rounds"], document["aside"]) == (2, 2, None, None)
+    assert_starts(asia)
+    home = asia.generation(1)
+    assert [path.read_bytes() for path in (home / "artifacts").iterdir()] == [b"own"]
+    assert (home / "checkpoints" / STATE / "record.json").read_text() == "{}"
+    assert regenerations(asia) == [(2, "asia")]
+    text = call(enrolled.home, "egress", "verify", "--site", "asia").stdout
+    assert "the operator restored a backup on" in text
+    assert "The ledger is whole." in text
+
+
+def test_a_restored_backup_is_visible_to_an_auditor_unless_the_newer_ledger_survived(
+    enrolled: LocalFederation, asia: SiteFolder, books: Any, tmp_path: Path
+) -> None:
+    file, witness = tmp_path / "asia.tar", tmp_path / "witness.json"
+    back_up(asia, file, with_key=True)
+    for round in (3, 4):
+        books.send("asia", "europe", round=round)
+        commit(books, round)
+    words = ("egress", "witness", "--site", "europe", "--of", "asia", "--out", witness)
+    assert call(enrolled.home, *words).exit_code == 0
+    document = call_json(enrolled.home, "restore", file, "--force")
+    assert (document["lost_rounds"], document["ledger_kept"]) == ([3, 4], True)
+    assert_starts(asia)
+    assert verification.verify(asia, [witness])["problems"] == []
+
+    shutil.rmtree(asia.path)
+    assert call_json(enrolled.home, "restore", file)["ledger_kept"] is False
+    complaint = call_failing(enrolled.home, "LedgerBroken", "egress", "verify", "--site", "asia", "--witness", witness)
+    assert "the tail was cut: a witness has seen 6 rows, here are 4" in complaint
+    assert "the journal says that an older backup was restored on" in complaint
+
+
+def test_a_ledger_that_does_not_continue_the_backup_s_is_not_kept(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    for path in asia.path.glob("egress.db*"):
+        path.unlink()
+    for round in range(1, 5):
+        books.send("asia", "europe", round=round)
+    assert not restore(tmp_path / "asia.tar", asia.home, force=True).ledger_kept
+    assert verification.verify(asia)["rows"] == 4
+
+
+def test_a_site_that_exists_is_moved_aside_only_by_force_and_never_while_it_runs(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
+    file = tmp_path / "asia.tar"
+    back_up(asia, file)
+    assert "--force to move it aside" in call_failing(enrolled.home, "StateError", "restore", file)
+    with asia.locked(), pytest.raises(LockedError):
+        restore(file, asia.home, force=True)
+    key = (asia.pki / "site.key").read_bytes()
+    document = call_json(enrolled.home, "restore", file, "--force")
+    aside = Path(document["aside"])
+    assert (aside / "pki" / "site.key").read_bytes() == key
+    assert aside.name.startswith("asia.before-")
+    assert document["private_key"], "the keys of the former folder are used"
+    assert_starts(asia)
+    assert call_json(enrolled.home, "restore", file, "--force")["generation"] == 3, "after every one that peers saw"
+    shutil.rmtree(asia.path)
+    assert "those after round 2" in call(enrolled.home, "restore", file).stdout
+
+
+def test_without_its_key_a_backup_has_no_secret_and_says_what_to_do(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
+    file, home = tmp_path / "asia.tar", tmp_path / "elsewhere"
+    assert "is not in the file: see --with-key" in call(enrolled.home, "backup", file, "--site", "asia").stdout
+    with tarfile.open(file) as archive:
+        names = archive.getnames()
+    assert [name for name in names if name.startswith("pki/")] == ["pki/cert.pem", "pki/ca.pem"]
+    assert names[-1] == MANIFEST
+    text = call(home, "restore", file).stdout
+    assert "put site.key and round.key into its pki folder" in " ".join(text.split())
+    for name in ("site.key", "round.key"):
+        shutil.copy(asia.pki / name, home / "trial" / "asia" / "pki" / name)
+    assert_starts(SiteFolder(home, "trial", asia.site))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda content: content[:-20480], "its end is missing|has other content|unexpected end of data|bad checksum"),
+        (lambda content: content[: len(content) // 3], "its end is missing|unexpected end of data"),
+        (lambda content: b"", "empty file"),
+        (lambda content: b"no backup" * 1000, "invalid header|truncated header|bad checksum"),
+        (
+            lambda content: content.replace(b"SQLite format 3", b"SQLite format 4"),
+            "has other content than its manifest",
+        ),
+    ],
+)
+def test_a_damaged_backup_is_refused_and_changes_nothing(
+    asia: SiteFolder, tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
+) -> None:
+    file, home = tmp_path / "asia.tar", tmp_path / "elsewhere"
+    back_up(asia, file)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(StateError, match=rf"asia\.tar is damaged, or no backup: .*({problem})"):
+        restore(file, home)
+    assert not list(home.glob("*/*"))
+
+
+@pytest.mark.parametrize("name", ["../../stolen", "/etc/stolen", "gen-0001/../x", "pki/other", "logs/daemon.log"])
+def test_a_backup_writes_nowhere_but_in_its_site_s_folder(asia: SiteFolder, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "asia.tar"
+    back_up(asia, file)
+    with tarfile.open(file) as archive:
+        files = [(member.name, archive.extractfile(member).read()) for member in archive]  # type: ignore[union-attr]
+    manifest = json.loads(files[-1][1])
+    manifest["files"][0]["path"] = name
+    members = [(name, files[0][1]), *files[1:-1], (MANIFEST, json.dumps(manifest).encode())]
+    with tarfile.open(file, "w") as archive:
+        for member_name, content in members:
+            member = tarfile.TarInfo(member_name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(StateError, match="has no place in a site's folder"):
+        restore(file, tmp_path / "elsewhere")
+
+
+def test_what_does_not_fit_is_refused(enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path) -> None:
+    file = tmp_path / "asia.tar"
+    back_up(asia, file)
+    with pytest.raises(StateError, match=r"asia\.tar exists"):
+        back_up(asia, file)
+    with pytest.raises(UsageError, match="is a backup of trial/asia, not of europe"):
+        restore(file, tmp_path / "elsewhere", "europe")
+    with pytest.raises(UsageError, match=r"nowhere\.tar does not exist"):
+        restore(tmp_path / "nowhere.tar", tmp_path / "elsewhere")
+    with contextlib.closing(sqlite3.connect(asia.generation(1) / "journal.db")) as connection, connection:
+        connection.execute("UPDATE row SET round = 9 WHERE seq = 1")
+    assert "row 1 was changed" in call_failing(enrolled.home, "StateError", "backup", tmp_path / "b", "--site", "asia")
+    assert [path.name for path in tmp_path.iterdir() if "asia.tar" in path.name or path.name == "b"] == ["asia.tar"]
+
+
+def test_a_site_that_never_ran_can_be_backed_up(enrolled: LocalFederation, tmp_path: Path) -> None:
+    europe = enrolled.folder("europe")
+    assert back_up(europe, tmp_path / "europe.tar", with_key=True).generation == 0
+    shutil.rmtree(europe.path)
+    assert restore(tmp_path / "europe.tar", enrolled.home).generation == 0
+    assert_starts(europe)
+
+
+def test_the_copies_of_journal_and_ledger_are_of_one_moment(asia: SiteFolder, tmp_path: Path) -> None:
+    """A writer adds to the ledger, then tells the journal, as fast as it can."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(asia.generation(1) / "journal.db"), str(asia.egress_db)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    try:
+        for number in range(8):
+            assert writer.stdout.readline()
+            file = tmp_path / f"{number}.tar"
+            back_up(asia, file, with_key=True)
+            restored = restore(file, tmp_path / f"home-{number}").folder
+            with contextlib.closing(Ledger(restored.egress_db, read_only=True)) as ledger:
+                head = ledger.head.count
+            with contextlib.closing(Journal(restored.generation(1) / "journal.db", read_only=True)) as journal:
+                told = max(body["reason"] for _, _, body in journal.rows(("refused",)))
+            assert int(told) in (head, head - 1)
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from peer.records.journal import Journal
+from peer.records.ledger import Ledger
+journal, ledger = Journal(Path(sys.argv[1])), Ledger(Path(sys.argv[2]))
+while True:
+    facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 2, "generation": 1, "bytes": 1}
+    row = ledger.intend(sha256="ab" * 32, **facts)
+    journal.append("refused", 2, {"origin": "europe", "reason": f"{row:09d}"})
+    print(row, flush=True)
+"""
+
+
+def run_until_it_survives(words: list[str], after_each_kill: Callable[[], None]) -> int:
+    """Run the command again and again, killed before a later durable step each time."""
+    command = [sys.executable, "-c", KILLED, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdin is not None
+        assert runner.stdout is not None
+        for kill_at in range(1, 200):
+            print(kill_at, file=runner.stdin, flush=True)
+            code = int(runner.stdout.readline())
+            if code != -signal.SIGKILL:
+                assert code == 0
+                runner.stdin.close()
+                return kill_at
+            after_each_kill()
+    raise AssertionError("it never ended")
+
+
+def test_a_killed_backup_leaves_no_file_and_a_killed_restoration_no_half_site(
+    enrolled: LocalFederation, asia: SiteFolder, tmp_path: Path
+) -> None:
+    file, home = tmp_path / "asia.tar", tmp_path / "elsewhere"
+
+    def no_half_file() -> None:
+        if file.exists():  # killed after the last step that matters
+            shutil.rmtree(home, ignore_errors=True)
+            restore(file, home)
+            shutil.rmtree(home)
+            file.unlink()
+
+    words = ["--home", str(enrolled.home), "backup", str(file), "--site", "asia", "--with-key"]
+    assert run_until_it_survives(words, no_half_file) > 2
+    assert [path.name for path in tmp_path.iterdir() if "asia.tar" in path.name] == ["asia.tar"]
+
+    def no_half_site() -> None:
+        folder = SiteFolder(home, "trial", asia.site)
+        if folder.path.exists():
+            assert_starts(folder)
+            shutil.rmtree(folder.path)
+
+    assert run_until_it_survives(["--home", str(home), "restore", str(file)], no_half_site) > 5
+    assert_starts(SiteFolder(home, "trial", asia.site))
+    assert not list(home.glob(".unfinished*"))
+
+
+def test_a_restoration_killed_between_the_two_renames_can_be_repeated(asia: SiteFolder, tmp_path: Path) -> None:
+    file = tmp_path / "asia.tar"
+    back_up(asia, file)
+    words = ["--home", str(asia.home), "restore", str(file), "--force"]
+
+    def something_is_whole() -> None:
+        folders = [path for path in asia.path.parent.iterdir() if path.name.startswith("asia")]
+        assert any((path / "pki" / "site.key").exists() for path in folders)
+        if not asia.path.exists():
+            (aside,) = folders
+            aside.rename(asia.path)
+        for path in asia.path.parent.glob("asia.before-*"):
+            shutil.rmtree(path)
+
+    run_until_it_survives(words, something_is_whole)
+    assert_starts(asia)
