@@ -154,7 +154,11 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated(Event):
-    """The shared module is the mean of its contributors; the checkpoint is on disk."""
+    """The shared module is the mean of its contributors; the checkpoint is on disk.
+
+    ``cut`` names the sites whose contribution the federation's bounds left out or weighed less,
+    each with the reason.
+    """
 
     generation: int
     round: int
@@ -162,6 +166,7 @@ class Aggregated(Event):
     state: str
     sha256: Sha256
     contributors: tuple[SiteName, ...]
+    cut: Mapping[SiteName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,6 +362,7 @@ def commit(site: SiteState) -> None:
     round, artifact, needed_before = current.number, current.artifact, memory.needed_digests()
     visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
+    left_out = current.cut.keys() - set(current.contributors)
     serves_next = rules.plan.published == "commit" and (visiting or round < last)
     row = rows.CommittedRow(
         round,
@@ -370,8 +371,9 @@ def commit(site: SiteState) -> None:
             rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback)
             for source in current.sources
         ),
-        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)})),
+        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)} - left_out)),
         missing=dict(current.missing),
+        cut=dict(current.cut) or None,
         below_quorum=current.below_quorum,
         skipped=tuple(memory.skipped),
         artifact_sha256=artifact.sha256 if artifact is not None else None,

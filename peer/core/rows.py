@@ -145,13 +145,17 @@ class TrainedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatedRow(JournalRow):
-    """The shared module is the mean of its contributors; ``sha256`` is the mean's digest."""
+    """The shared module is the mean of its contributors; ``sha256`` is the mean's digest.
+
+    ``cut`` names the sites whose contribution was left out or weighed less, each with the reason.
+    """
 
     kind = "aggregated"
     position: int
     state: str
     sha256: Sha256
     contributors: tuple[SiteName, ...]
+    cut: Mapping[SiteName, str] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +196,7 @@ class CommittedRow(JournalRow):
     sources: tuple[UsedSource, ...]
     contributors: tuple[SiteName, ...]
     missing: Mapping[str, str]
+    cut: Mapping[SiteName, str] | None = field(default=None, metadata=OMITTED)
     below_quorum: bool
     skipped: tuple[int, ...]
     artifact_sha256: Sha256 | None

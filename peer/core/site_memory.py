@@ -39,6 +39,7 @@ class OpenRound:
     artifact: Artifact | None = None
     aggregate: Sha256 | None = None
     contributors: tuple[str, ...] = ()
+    cut: Mapping[SiteName, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     threads: int = 0
     duration_s: float = 0.0
@@ -203,6 +204,7 @@ def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
         memory.open.state = row.state
         memory.open.aggregate = row.sha256
         memory.open.contributors = row.contributors
+        memory.open.cut = row.cut or {}
 
 
 def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:

@@ -183,7 +183,11 @@ def _trained(site: str, row: rows.TrainedRow, cause: rows.Cause | None) -> list[
 
 
 def _aggregated(site: str, row: rows.AggregatedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+    sentences = [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+    for name, reason in sorted((row.cut or {}).items()):
+        less = "gave less weight to" if name in row.contributors else "left out"
+        sentences.append(f"{site} {less} {name}'s contribution: {reason}.")
+    return sentences
 
 
 def _committed(site: str, row: rows.CommittedRow, cause: rows.Cause | None) -> list[str]:

@@ -83,8 +83,12 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
         state=event.state,
         sha256=event.sha256,
         contributors=event.contributors,
+        cut=event.cut or None,
     )
     site.persist(row)
+    for name, reason in event.cut.items():
+        if name not in event.contributors and name != site.rules.site:
+            site.refuse(name, f"left out of the mean: {reason}")
     rounds.next_phase(site)
 
 

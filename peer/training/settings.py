@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.limits import CHECKPOINT_S
-from peer.core.plan import Plan, Value, Work
+from peer.core.plan import AggregateRule, Plan, Value, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import find_plan
@@ -93,6 +93,8 @@ class TrainingSettings:
     checkpoint_s: float
     tells_samples: bool
     weighted: bool = False
+    aggregate_rule: AggregateRule = "mean"
+    aggregate_bounds: bool = True
     shared_model: Mapping[str, Any] | None = None
 
     @property
@@ -108,6 +110,7 @@ class TrainingSettings:
         plan = find_plan(name, method.pop("package", None))
         training, egress = _without_nulls(site.get("training")), _without_nulls(site.get("egress"))
         weighted = federation.get("weighting", "uniform") == "samples"
+        aggregate = _without_nulls(federation.get("aggregate"))
         return cls(
             site=SiteName(setting.site_name),
             federation=Sha256(setting.federation_digest),
@@ -131,6 +134,8 @@ class TrainingSettings:
             checkpoint_s=training.get("checkpoint_s", CHECKPOINT_S),
             tells_samples=weighted and bool(egress.get("training_set_size", False)),
             weighted=weighted,
+            aggregate_rule=aggregate.get("rule", "mean"),
+            aggregate_bounds=aggregate.get("bounds", True),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
 

@@ -154,16 +154,14 @@ class Trainer:
         if record is None:
             self.site_networks.load(command.base)
             try:
-                averaged, contributors = self.artifact_exchange.average(
-                    command.sources, samples=len(self.data.training)
-                )
+                aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.site_networks.artifact_network.load_state_dict(averaged, strict=False)
-            digest = hashlib.sha256(pack(averaged)).hexdigest()
+            self.site_networks.artifact_network.load_state_dict(aggregate.state, strict=False)
+            digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
-            record["contributors"] = contributors
+            record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
             moments = {
                 name: state
                 for name, state in self.site_networks.moments.items()
@@ -171,8 +169,15 @@ class Trainer:
             }
             self.site_networks.write(name, record, moments)
             self._checkpoints.prune([command.base])
-        order = (command.generation, command.round, command.attempt, name)
-        return events.Aggregated(*order, Sha256(record["sha256"]), tuple(map(SiteName, record["contributors"])))
+        return events.Aggregated(
+            generation=command.generation,
+            round=command.round,
+            attempt=command.attempt,
+            state=name,
+            sha256=Sha256(record["sha256"]),
+            contributors=tuple(map(SiteName, record["contributors"])),
+            cut=record.get("cut", {}),
+        )
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -367,3 +368,40 @@ def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> 
     out = site.deliver(holder, artifact=artifact("europe", "the real one", steps=2))
     assert site.order.source.origin == holder
     assert [command.origin for command in out if isinstance(command, commands.CancelFetch)] == [others[1]]
+
+
+# Averages leave contributions out.
+
+
+def averaged(site: Any, contributors: tuple[str, ...], cut: dict[str, str]) -> None:
+    """The worker averages, and leaves contributions out or weighs them less."""
+    event = dataclasses.replace(site.result(), contributors=contributors, cut=cut)
+    site.feed(event)
+
+
+def averaging(solo: Any) -> Any:
+    """A site that has received all models of a round of FedAvg, before their mean."""
+    site = solo(sites=("africa", "asia", "europe"), method="fedavg")
+    site.finish()
+    site.greet()
+    site.finish()
+    for origin in ("africa", "asia"):
+        site.deliver(origin)
+    assert isinstance(site.order, commands.Aggregate)
+    return site
+
+
+def test_a_contribution_that_is_left_out_is_named_in_the_round_and_its_origin_refused(solo: Any) -> None:
+    site = averaging(solo)
+    averaged(site, ("africa", "europe"), {"asia": "conv is too far"})
+    assert site.body("aggregated")["cut"] == {"asia": "conv is too far"}
+    committed = site.body("committed")
+    assert (committed["contributors"], committed["cut"]) == (["africa", "europe"], {"asia": "conv is too far"})
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": "left out of the mean: conv is too far"}
+
+
+def test_one_that_weighs_less_still_contributes_and_the_site_never_refuses_itself(solo: Any) -> None:
+    site = averaging(solo)
+    averaged(site, ("africa", "asia"), {"africa": "claims too much", "europe": "conv is too far"})
+    assert site.body("committed")["contributors"] == ["africa", "asia"]
+    assert not site.site.refusals
