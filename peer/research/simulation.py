@@ -23,6 +23,7 @@ from peer.core.seeds import derive
 from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.records.journal import Journal
+from peer.research.insider import Insider
 from peer.research.simulated_network import LinkDown, SimulatedNetwork, restore_site
 from peer.training.checkpoint import Checkpoints
 from peer.training.errors import fault_of, reason_of
@@ -71,15 +72,19 @@ class Simulation:
             ``datalist.json``.
         round_key: the shared secret from which the sites compute the schedule of the rounds.
         loss: probability with which each directed link is down in a round.
+        insider: the site that does not send what it trained, and its act.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
     """
 
-    def __init__(self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False, insider: Insider | None = None
+    ) -> None:
         self.folder = folder
         self.federation = FederationConfig.load(folder / "federation.toml")
         self.sites = {name: SiteConfig.load(folder / "sites" / name / "site.toml") for name in self.federation.roster}
         self._key, self._loss = RoundKey(round_key), loss
+        self._insider = insider
         first_of: dict[str, SiteName] = {}
         self._representatives = {
             name: first_of.setdefault(str(_network_and_input(site)) if pooled else name, name)
@@ -112,7 +117,7 @@ class Simulation:
                 name: restore_site(
                     make_rules(self.federation, name, self._key),
                     tuple(journals[name].rows()),
-                    _make_worker(name, trainers[name]),
+                    self._worker(name, trainers[name]),
                     journals[name],
                     self.home(name) / "artifacts",
                 )
@@ -150,6 +155,14 @@ class Simulation:
                 base_folder=str(self.sites[name].folder),
             )
         )
+
+    def _worker(self, name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
+        """The site's worker; that of the insider sends something else than it trained."""
+        perform = _make_worker(name, trainer)
+        insider = self._insider
+        if insider is None or insider.site != name:
+            return perform
+        return lambda command: insider.play(perform(command), trainer.settings, sites=len(self.sites))
 
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:
