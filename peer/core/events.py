@@ -14,7 +14,7 @@ from typing import Literal
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
-FAULTS = ("memory", "data", "configuration", "crash")
+FAULTS = ("memory", "data", "configuration", "divergence", "crash")
 """Why the worker failed, by where the remedy lies."""
 Answer = Literal["taken", "refused", "none"]
 

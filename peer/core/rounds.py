@@ -182,6 +182,30 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
         site.emit(commands.Discard(sha256))
 
 
+def revert(site: SiteState, reason: str) -> bool:
+    """Go back to the state before the last committed round, if peers had a part in that round.
+
+    Their artifacts are not at hand any more, so all of these peers are named. An artifact that the
+    open round has published stays: a second one for the same round would be a forgery.
+
+    Returns:
+        Whether the site went back.
+    """
+    current, before, rules = site.opened, site.memory.before, site.rules
+    published = rules.plan.published != "commit" and (current.number, rules.site) in site.memory.published
+    state, contributors = before or (site.memory.state, ())
+    origins = tuple(name for name in contributors if name != rules.site)
+    if published or not origins or state == site.memory.state:
+        return False
+    trained = any(name.startswith("train") for name in rules.plan.phases[: current.position])
+    position = 0 if trained else current.position
+    row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
+    site.persist(row)
+    for origin in origins:
+        site.refuse(origin, f"left out of round {site.memory.committed}, after which training diverged: {reason}")
+    return True
+
+
 def own_copy(site: SiteState) -> Source | None:
     """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
     name = site.rules.site

@@ -210,6 +210,10 @@ def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -
     return [f"The worker of {site} failed ({row.fault}): {row.reason}."]
 
 
+def _reverted(site: str, row: rows.RevertedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} went back to its state before it used the artifacts of {', '.join(row.origins)}."]
+
+
 def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:
     why = f", because of a fault ({row.fault}): {row.reason}" if row.fault else _when(cause)
     return [f"The daemon of {site} ended{why}."]
@@ -241,6 +245,7 @@ SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
     rows.PausedRow: _plain("{site} paused"),
     rows.ResumedRow: _plain("{site} went on after the pause"),
     rows.WorkFailedRow: _work_failed,
+    rows.RevertedRow: _reverted,
     rows.RegeneratedRow: _regenerated,
     rows.LeftRow: _left,
     rows.FinishedRow: lambda site, row, cause: [f"{site} had finished its last round."],

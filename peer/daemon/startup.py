@@ -33,7 +33,11 @@ log = logging.getLogger(__name__)
 ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
 """M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
-FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
+FAULTS: Mapping[str, type[errors.PeerError]] = {
+    "data": errors.DataError,
+    "configuration": errors.ModelError,
+    "divergence": errors.ModelError,
+}
 WATCH_AGAIN_S = 10.0
 """How long after its failure a watcher starts again: a lasting failure must not flood the log."""
 

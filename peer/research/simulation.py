@@ -18,6 +18,7 @@ from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import commands, events, site_memory
 from peer.core.machine import SiteMachine
+from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
 from peer.core.worker_protocol import WorkerSetting
@@ -26,12 +27,12 @@ from peer.records.journal import Journal
 from peer.research.insider import Insider
 from peer.research.simulated_network import LinkDown, SimulatedNetwork, restore_site
 from peer.training.checkpoint import Checkpoints
-from peer.training.errors import fault_of, reason_of
+from peer.training.errors import DivergenceError, fault_of, reason_of
 from peer.training.tensors import pack, state_of
 from peer.training.trainer import Trainer
 
 GENERATION = "gen-0001"
-FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": ModelError}
+FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": ModelError, "divergence": ModelError}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Simulation:
         rounds = dict.fromkeys(trained, 0)
 
         def report_progress(name: SiteName, machine: SiteMachine) -> None:
+            if machine.phase == Phase.FAILED:
+                raise ModelError(f"site {name}: {machine.failure}")
             rounds[name] = machine.memory.committed
             watch(sum(rounds.values()), len(rounds) * self.federation.rounds)
 
@@ -186,12 +189,17 @@ def _network_and_input(site: SiteConfig) -> tuple[object, ...]:
 
 
 def _make_worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-    """A worker that commands the site's trainer; its errors name the site."""
+    """A worker that commands the site's trainer; its errors name the site.
+
+    Only a divergence goes to the state machine, which may mend it; another error would come again.
+    """
 
     def perform(command: commands.Command) -> events.Event:
         try:
             return trainer.perform(command)
         except Exception as error:
+            if isinstance(error, DivergenceError) and isinstance(command, commands.Train):
+                return events.WorkFailed(command.generation, command.attempt, error.fault, reason_of(error))
             raise FAULTS.get(fault_of(error), WorkerFailed)(f"site {name}: {reason_of(error)}") from error
 
     return perform

@@ -33,7 +33,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class Aggregation:
     """The result of an aggregation.
 
     Attributes:
@@ -55,7 +55,7 @@ def aggregate(
     rule: AggregateRule = "mean",
     bounds: bool = True,
     weighted: bool = False,
-) -> Aggregate:
+) -> Aggregation:
     """Aggregate states by the federation's rule, after the bounds.
 
     A contribution beyond a bound is left out whole. To clip it (norm clipping: Sun et al. 2019,
@@ -77,17 +77,17 @@ def aggregate(
     kept = [states[site] for site in contributors]
     if rule != "mean":
         trimmed = (len(kept) - 1) // 2 if rule == "median" else math.ceil(len(kept) / 4) if len(kept) > 2 else 0
-        return Aggregate(trimmed_mean(kept, trimmed), contributors, cut)
+        return Aggregation(trimmed_mean(kept, trimmed), contributors, cut)
     claims = [float(count) for site in contributors if (count := samples[site])]
     if not weighted or len(claims) < len(contributors):
-        return Aggregate(mean(kept), contributors, cut)
+        return Aggregation(mean(kept), contributors, cut)
     largest = SAMPLES_RATIO_MAX * statistics.median(claims)
     if bounds:
         for site, claim in zip(contributors, claims, strict=True):
             if claim > largest:
                 cut[site] = f"claims {claim:.0f} samples, and counts as {largest:.0f}: {SAMPLES_RATIO_MAX:g} medians"
         claims = [min(claim, largest) for claim in claims]
-    return Aggregate(mean(kept, claims), contributors, cut)
+    return Aggregation(mean(kept, claims), contributors, cut)
 
 
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:

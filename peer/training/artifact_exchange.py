@@ -14,7 +14,7 @@ from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.training.aggregation import Aggregate, aggregate
+from peer.training.aggregation import Aggregation, aggregate
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
@@ -99,7 +99,7 @@ class ArtifactExchange:
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
-    def average(self, sources: Sequence[Source], *, samples: int) -> Aggregate:
+    def average(self, sources: Sequence[Source], *, samples: int) -> Aggregation:
         """The aggregate of the own and the received states, by the federation's rule and bounds.
 
         The federation's ``weighting = "samples"`` applies only if every site tells its number of

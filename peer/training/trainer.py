@@ -28,7 +28,7 @@ from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError, WorkInterrupted
+from peer.training.errors import DivergenceError, UnusableArtifact, UnusableConfigurationError, WorkInterrupted
 from peer.training.guest import evaluate_split
 from peer.training.loop import Diverged, Loop, run_stage
 from peer.training.optimiser import fitting_moments
@@ -363,7 +363,7 @@ class Trainer:
         if command.sources:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
-        return UnusableConfigurationError(
+        return DivergenceError(
             f"training diverged in round {command.round}: {reason}; lower [stages.{command.stage}] learning_rate, or "
             "look for extreme values in the data"
         )

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from peer.core import events
+from peer.core.events import FAULTS
 from peer.core.messages import Heartbeat
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
@@ -147,7 +148,7 @@ async def test_zero_is_said_before_anything_happens(daemon: Still, read: Read) -
     assert read("mhfl_calls_denied_total") == {("europe",): 0, ("unknown",): 0}
     assert read("mhfl_peer_means_compared_total") == {("europe", "true"): 0, ("europe", "false"): 0}
     assert read("mhfl_transfers_total")[TransferLabels("out", "europe", "model", "train", "broken")] == 0
-    assert read("mhfl_worker_failures_total") == {(fault,): 0 for fault in ("memory", "data", "configuration", "crash")}
+    assert read("mhfl_worker_failures_total") == {(fault,): 0 for fault in FAULTS}
 
 
 async def test_a_round_shows_who_is_in_it(daemon: Still, read: Read) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.core.roster import SiteName
-from peer.training.aggregation import Aggregate, aggregate, find_outliers
+from peer.training.aggregation import Aggregation, aggregate, find_outliers
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -97,7 +97,7 @@ def test_without_bounds_nothing_is_left_out() -> None:
 
 
 # --- claimed numbers of samples ---------------------------------------------------------------------------------------
-def weighted(claims: list[int | None], *, bounds: bool = True) -> Aggregate:
+def weighted(claims: list[int | None], *, bounds: bool = True) -> Aggregation:
     flat = {site: {"weight": torch.full((1,), float(k))} for k, site in enumerate(SITES)}
     return aggregate(flat, dict(zip(SITES, claims, strict=True)), weighted=True, bounds=bounds)
 
