@@ -210,7 +210,7 @@ def own_copy(site: SiteState) -> Source | None:
     """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
     name = site.rules.site
     own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
-    return max(own, key=lambda source: source.artifact.steps, default=None)
+    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
 
 
 def adopt(site: SiteState, source: Source) -> None:

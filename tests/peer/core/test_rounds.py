@@ -354,7 +354,7 @@ def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> No
     assert site.kinds.count("refused") == 0
 
 
-def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> None:
+def test_a_copy_from_a_site_that_the_schedule_never_gave_it_is_refused(solo: Any, artifact: Any) -> None:
     site = solo(**RING, rounds=2, parameters={"activation": 0.5})
     site.finish()
     site.greet()
@@ -363,11 +363,20 @@ def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> 
     assert site.site.phase == Phase.HANDBACK
     holder = site.rules.holder(2, "europe")
     others = [name for name in site.rules.others if name != holder]
-    site.deliver(others[0], artifact=artifact("europe", "a fork", steps=1))
+    site.deliver(others[0], artifact=artifact("europe", "a fork", steps=1 << 40))
+    reason = f"sent europe's model for round 2, which only {holder} can have"
+    assert site.site.refusals[-1] == {"site": others[0], "round": 1, "reason": reason}
     assert site.site.phase == Phase.HANDBACK, "the holder's copy is still to come"
     out = site.deliver(holder, artifact=artifact("europe", "the real one", steps=2))
     assert site.order.source.origin == holder
     assert [command.origin for command in out if isinstance(command, commands.CancelFetch)] == [others[1]]
+
+
+def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
+    site = begun(solo, method="fedcross", rounds=3, round_steps=20)
+    site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
+    reason = "claims 1 steps of a model that can have 0 by round 1"
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
 
 
 # Averages leave contributions out.
