@@ -62,6 +62,7 @@ class FederationShown(TypedDict):
     evaluation_every: Annotated[int, "rounds between two evaluations; 0: at the end only"]
     task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
+    aggregate: Annotated[Mapping[str, Any], "how sites average, and whether within bounds"]
     schedule: Annotated[Mapping[str, Any], "how the order of a round is drawn"]
     fallback: Annotated[Mapping[str, Any], "what replaces an artifact that did not arrive"]
     pace: Annotated[Mapping[str, Any], "deadlines and limits of waiting"]

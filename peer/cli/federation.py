@@ -154,6 +154,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
         "evaluation_every": federation.evaluation_every,
         "task": federation.task.model_dump(mode="json"),
         "stages": {name: stage.model_dump(mode="json") for name, stage in federation.stages.items()},
+        "aggregate": federation.aggregate.model_dump(mode="json"),
         "schedule": federation.schedule.model_dump(mode="json"),
         "fallback": federation.fallback.model_dump(mode="json"),
         "pace": federation.pace.model_dump(mode="json"),
@@ -185,7 +186,9 @@ def _render_shown(document: dict[str, Any]) -> output.RenderableType:
     ]
     tables = {"task": document["task"], "parameters": document["parameters"]}
     tables |= {f"stage {name}": keys for name, keys in document["stages"].items()}
-    tables |= {name: document[name] for name in ("schedule", "fallback", "pace", "shared_model") if document[name]}
+    tables |= {
+        name: document[name] for name in ("aggregate", "schedule", "fallback", "pace", "shared_model") if document[name]
+    }
     for name, keys in tables.items():
         pairs += [(f"{name}: {key}", ", ".join(map(str, v)) if isinstance(v, tuple) else v) for key, v in keys.items()]
     rows = [(site["index"], site["name"], site["address"], site["description"]) for site in document["sites"]]

@@ -140,7 +140,11 @@ def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     several = len({record["generation"] for record in document}) > 1
     for record in document:
         sources = ", ".join(source["site"] + (" (stale)" if source["fallback"] else "") for source in record["sources"])
-        missing = ", ".join(f"{site} ({reason})" for site, reason in record["missing"].items())
+        cut = {
+            site: f"{'weighs less' if site in record['contributors'] else 'left out'}: {reason}"
+            for site, reason in record["cut"].items()
+        }
+        missing = ", ".join(f"{site} ({reason})" for site, reason in {**record["missing"], **cut}.items())
         shown = {name: value for name, value in record["metrics"].items() if not name.endswith(NOT_SHOWN)}
         metrics = "  ".join(f"{name.removeprefix('train_')} {value:.4g}" for name, value in shown.items())
         artifact = (record["artifact_sha256"] or "-")[:SHORT]

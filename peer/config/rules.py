@@ -23,6 +23,7 @@ def make_rules(
         egress: the site's policy for evaluation at other sites; without one there is no such
             evaluation.
     """
+    works = [federation.work(stage) for stage in federation.plan.stages]
     return Rules(
         site=name,
         roster=federation.roster,
@@ -31,6 +32,7 @@ def make_rules(
         method=federation.method.name,
         plan=federation.plan,
         rounds=federation.rounds,
+        round_steps=sum(work.count for work in works) if all(work.unit == "step" for work in works) else None,
         schedule_kind=federation.schedule.kind,
         parameters=federation.parameters,
         pace=PaceRules(**federation.pace.model_dump(exclude={"beat_s"})),

@@ -30,7 +30,7 @@ from peer.config.toml import (
     suggestion,
 )
 from peer.core import limits, roster, rules
-from peer.core.plan import METHOD_KEYS, Kind, Plan, Unit, Value, Work
+from peer.core.plan import METHOD_KEYS, AggregateRule, Kind, Plan, Unit, Value, Work
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import ConfigError
 from peer.methods.registry import PLANS, find_plan, method_names
@@ -161,6 +161,17 @@ class StageConfig(StrictTable):
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class AggregateConfig(StrictTable):
+    """``[aggregate]``: how sites average, in methods that do.
+
+    With ``bounds``, a contribution far from the others is left out, and claimed samples count up to
+    a multiple of their median.
+    """
+
+    rule: AggregateRule = "mean"
+    bounds: bool = True
+
+
 class ScheduleConfig(StrictTable):
     """``[schedule]``: how the order of a round is drawn."""
 
@@ -215,6 +226,7 @@ class FederationConfig(StrictTable):
     task: TaskConfig
     method: NamedParameters
     stages: dict[str, StageConfig]
+    aggregate: AggregateConfig = AggregateConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     fallback: Fallback = Fallback()
     pace: PaceConfig = PaceConfig()
@@ -314,6 +326,8 @@ class FederationConfig(StrictTable):
             raise key_problem("method.name", f"{self.method.name} is not defined for {self.task.kind}")
         if self.fallback.kind == "stale" and "aggregate" in self.plan.phases:
             raise key_problem("fallback.kind", f"{self.method.name} averages, and a mean takes no stale artifact")
+        if (problem := self._aggregate_problem()) is not None:
+            raise key_problem("aggregate.rule", problem)
         if (problem := self._shared_model_problem()) is not None:
             raise key_problem("shared_model", problem)
         if self.schedule.kind == "derangement" and len(self.site) < 2:
@@ -323,6 +337,17 @@ class FederationConfig(StrictTable):
         if self.pace.deadline_floor_s > self.pace.wait_max_s:
             raise key_problem("pace.deadline_floor_s", f"{self.pace.deadline_floor_s} is above wait_max_s")
         return self
+
+    def _aggregate_problem(self) -> str | None:
+        """Why the method or the weighting has no use for a rule other than the mean."""
+        rule, plan = self.aggregate.rule, self.plan
+        if rule == "mean":
+            return None
+        if "aggregate" not in plan.phases:
+            return f"{self.method.name} averages nothing; leave it out"
+        if plan.pattern != "all_to_all":
+            return f"{self.method.name} averages pairs, of which only a mean exists; leave it out"
+        return f'{rule} takes no weights, but weighting = "samples"' if self.weighting == "samples" else None
 
     def _shared_model_problem(self) -> str | None:
         """The error message where the method needs a ``[shared_model]`` and the file has none."""

@@ -15,7 +15,7 @@ from peer.core import limits
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
-FAULTS = ("memory", "data", "configuration", "crash", "hang")
+FAULTS = ("memory", "data", "configuration", "divergence", "crash", "hang")
 """Why the worker failed, by where the remedy lies."""
 Answer = Literal["taken", "refused", "none"]
 
@@ -176,7 +176,11 @@ class Trained(Event):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated(Event):
-    """The shared module is the mean of its contributors; the checkpoint is on disk."""
+    """The shared module is the mean of its contributors; the checkpoint is on disk.
+
+    ``cut`` names the sites whose contribution the federation's bounds left out or weighed less,
+    each with the reason.
+    """
 
     generation: int
     round: int
@@ -184,6 +188,7 @@ class Aggregated(Event):
     state: str
     sha256: Sha256
     contributors: tuple[SiteName, ...]
+    cut: Mapping[SiteName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def fallback(rules: Rules, *, round: int, owner: SiteName, on_disk: Sequence[Sou
     """
     copies = [source for source in on_disk if source.artifact.owner == owner and source.round < round]
     if rules.pattern(round) == "circulate":
-        newest = max(copies, key=lambda source: (source.artifact.steps, source.round), default=None)
+        newest = max(copies, key=lambda source: trained(source, rules), default=None)
         return () if newest is None else (stale(newest),)
     if rules.fallback == "stale":
         from_owner = [source for source in copies if source.origin == owner]
@@ -175,8 +175,17 @@ def last_received(rules: Rules, *, fresh: Iterable[Source], earlier: Iterable[So
 
 
 def best_copy(copies: Mapping[SiteName, Source], rules: Rules) -> Source:
-    """The copy that its owner adopts: most optimiser steps, on a tie the lowest holder's."""
-    return max(copies.values(), key=lambda source: (source.artifact.steps, -rules.roster.index(source.origin)))
+    """The copy that its owner adopts: the one that is trained most, on a tie the lowest holder's."""
+    return max(copies.values(), key=lambda source: (*trained(source, rules), -rules.roster.index(source.origin)))
+
+
+def trained(source: Source, rules: Rules) -> tuple[int, int]:
+    """How far a circulating copy is trained, to compare copies of one model.
+
+    Steps are the origin's claim. They count where they could be checked on arrival; elsewhere only
+    the round counts, for which the schedule lets one site have the model.
+    """
+    return (0 if rules.round_steps is None else source.artifact.steps), source.round
 
 
 def stale(source: Source) -> Source:

@@ -16,6 +16,7 @@ from typing import Literal
 Pattern = Literal["permutation", "circulate", "all_to_all", "none"]
 Kind = Literal["model", "head", "proxy", "messenger"]
 Unit = Literal["step", "epoch"]
+AggregateRule = Literal["mean", "trimmed_mean", "median"]
 Shared = Literal["maybe", "itself", "beside"]
 Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 

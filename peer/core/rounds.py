@@ -180,11 +180,35 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
         site.emit(commands.Discard(sha256))
 
 
+def revert(site: SiteState, reason: str) -> bool:
+    """Go back to the state before the last committed round, if peers had a part in that round.
+
+    Their artifacts are not at hand any more, so all of these peers are named. An artifact that the
+    open round has published stays: a second one for the same round would be a forgery.
+
+    Returns:
+        Whether the site went back.
+    """
+    current, before, rules = site.opened, site.memory.before, site.rules
+    published = rules.plan.published != "commit" and (current.number, rules.site) in site.memory.published
+    state, contributors = before or (site.memory.state, ())
+    origins = tuple(name for name in contributors if name != rules.site)
+    if published or not origins or state == site.memory.state:
+        return False
+    trained = any(name.startswith("train") for name in rules.plan.phases[: current.position])
+    position = 0 if trained else current.position
+    row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
+    site.persist(row)
+    for origin in origins:
+        site.refuse(origin, f"left out of round {site.memory.committed}, after which training diverged: {reason}")
+    return True
+
+
 def own_copy(site: SiteState) -> Source | None:
     """The newest copy of this site's own model that the site holds itself, in circulating rounds."""
     name = site.rules.site
     own = [source for source in site.artifacts_on_disk() if source.artifact.owner == name and source.origin == name]
-    return max(own, key=lambda source: source.artifact.steps, default=None)
+    return max(own, key=lambda source: exchange.trained(source, site.rules), default=None)
 
 
 def adopt(site: SiteState, source: Source) -> None:
@@ -375,6 +399,7 @@ def commit(site: SiteState) -> None:
     round, artifact, needed_before = current.number, current.artifact, memory.needed_digests()
     visiting = rules.pattern(round) == "circulate" and rules.turn(round) != rules.site
     last = rules.circulating if rules.pattern(round) == "circulate" else rules.rounds
+    left_out = current.cut.keys() - set(current.contributors)
     serves_next = rules.plan.published == "commit" and (visiting or round < last)
     row = rows.CommittedRow(
         round,
@@ -383,8 +408,9 @@ def commit(site: SiteState) -> None:
             rows.UsedSource(source.origin, source.round, source.artifact.sha256, source.fallback)
             for source in current.sources
         ),
-        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)})),
+        contributors=tuple(sorted({rules.site, *(source.origin for source in current.sources)} - left_out)),
         missing=dict(current.missing),
+        cut=dict(current.cut) or None,
         below_quorum=current.below_quorum,
         skipped=tuple(memory.skipped),
         artifact_sha256=artifact.sha256 if artifact is not None else None,

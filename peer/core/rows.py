@@ -8,66 +8,19 @@ decoding skips an unknown key, and a key with a default may be missing. Any othe
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from peer.core.commands import Source
+from peer.core.journal_row import OMITTED, ON_DISK, values_of
+from peer.core.journal_row import Body as Body
+from peer.core.journal_row import Cause as Cause
+from peer.core.journal_row import JournalRow as JournalRow
+from peer.core.journal_row import RowError as RowError
 from peer.core.messages import Artifact, EvaluationResult
 from peer.core.roster import Sha256, SiteName
-from peer.core.worker_protocol import from_json, to_json
-
-Body = Mapping[str, Any]
-"""A row's JSON object."""
-ON_DISK = "on_disk"
-"""Metadata of a field whose key on disk is not its name: that key."""
-OMITTED = {"omitted": True}
-"""Metadata of a field whose key is left out of the body where the value is ``None``."""
-
-
-class RowError(ValueError):
-    """A row whose body does not fit its kind; the message names kind, round and key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """The event that made the state machine write a row.
-
-    ``event_number`` counts the events since the daemon began: rows with the same number are of one
-    event. ``event`` is the name of its type, ``peer`` the site that caused it, or empty.
-    """
-
-    event_number: int
-    event: str
-    peer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRow:
-    """Base of all rows. ``round`` is the round that the row belongs to."""
-
-    kind: ClassVar[str] = ""
-    version: ClassVar[int] = 1
-
-    round: int
-
-    def body(self) -> dict[str, Any]:
-        """The JSON object on disk."""
-        values = [(item, getattr(self, item.name)) for item in dataclasses.fields(self) if item.name != "round"]
-        return {
-            item.metadata.get(ON_DISK, item.name): to_json(value)
-            for item, value in values
-            if not (value is None and item.metadata.get("omitted"))
-        }
-
-    @classmethod
-    def from_body(cls, round: int, body: Body) -> Self:
-        """The row with this body; ``ValueError`` names the key that is missing or wrong."""
-        return cls(round, **_values(cls, body))
-
+from peer.core.worker_protocol import to_json
 
 # The rounds.
 
@@ -147,13 +100,17 @@ class TrainedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatedRow(JournalRow):
-    """The shared module is the mean of its contributors; ``sha256`` is the mean's digest."""
+    """The shared module is the mean of its contributors; ``sha256`` is the mean's digest.
+
+    ``cut`` names the sites whose contribution was left out or weighed less, each with the reason.
+    """
 
     kind = "aggregated"
     position: int
     state: str
     sha256: Sha256
     contributors: tuple[SiteName, ...]
+    cut: Mapping[SiteName, str] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +151,7 @@ class CommittedRow(JournalRow):
     sources: tuple[UsedSource, ...]
     contributors: tuple[SiteName, ...]
     missing: Mapping[str, str]
+    cut: Mapping[SiteName, str] | None = field(default=None, metadata=OMITTED)
     below_quorum: bool
     skipped: tuple[int, ...]
     artifact_sha256: Sha256 | None
@@ -328,6 +286,21 @@ class WorkFailedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RevertedRow(JournalRow):
+    """Training diverged from a state that peers had a part in: the site went back to the one before.
+
+    ``origins`` are the peers whose artifacts the last committed round had used. The open round goes
+    on from ``state`` at this ``position`` of the plan's phases.
+    """
+
+    kind = "reverted"
+    position: int
+    state: str
+    origins: tuple[SiteName, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRow(JournalRow):
     """The site refused something that a peer sent or did."""
 
@@ -425,7 +398,7 @@ class ConfiguredRow(JournalRow):
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
         site = {key: value for key, value in body.items() if key != "federation"}
-        return cls(round, **_values(cls, {**body, "site": site}))
+        return cls(round, **values_of(cls, {**body, "site": site}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,7 +474,7 @@ class SpokenRow(JournalRow):
 
     @classmethod
     def from_body(cls, round: int, body: Body) -> Self:
-        return cls(round, **_values(cls, {"by_peer": dict(body)}))
+        return cls(round, **values_of(cls, {"by_peer": dict(body)}))
 
 
 KINDS: Mapping[str, type[JournalRow]] = {
@@ -510,7 +483,7 @@ KINDS: Mapping[str, type[JournalRow]] = {
         BeganRow, InitialisedRow, OpenedRow, ArrivedRow, ChosenRow, TrainedRow, AggregatedRow, EvaluatedRow,
         CommittedRow, ComparedRow, SkippedRow, PublishedRow, RetiredRow, DiscardedRow, RegeneratedRow,
         AdoptedRow, SlotLostRow, IsolatedRow, FinishedRow, PausedRow, ResumedRow, LeftRow, WorkFailedRow,
-        RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,
+        RevertedRow, RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,
         ConfiguredRow, ManifestRow, ReceivedRow, EquivocatedRow, DeniedRow, SpokenRow,
     )
 }  # fmt: skip
@@ -561,21 +534,3 @@ def member(kind: str, round: int, body: Body, key: str) -> Any:
         return body[key]
     except (KeyError, TypeError) as error:
         raise RowError(f"a row {kind!r} of round {round}: {key!r} is missing") from error
-
-
-@functools.cache
-def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
-    """For each key on disk: the key, its field's name and type, and whether it is required."""
-    hints = typing.get_type_hints(row_type)
-    return [
-        (item.metadata.get(ON_DISK, item.name), item.name, hints[item.name], item.default is dataclasses.MISSING)
-        for item in dataclasses.fields(row_type)
-        if item.name != "round"
-    ]
-
-
-def _values(row_type: Any, body: Body) -> dict[str, Any]:
-    missing = [key for key, _, _, required in _keys(row_type) if required and key not in body]
-    if missing:
-        raise ValueError(f"{missing[0]!r} is missing")
-    return {name: from_json(hint, body[key], path=key) for key, name, hint, _ in _keys(row_type) if key in body}

@@ -30,6 +30,9 @@ class PaceRules:
 class Rules:
     """The federation as one site sees it.
 
+    ``round_steps`` is the number of optimiser steps of a round, or ``None`` where a stage counts
+    epochs, whose length is each site's own.
+
     ``global_test`` is the federation's setting that sites measure each other's models;
     ``evaluation_permitted`` and ``evaluation_samples_min`` are this site's policy.
     """
@@ -41,6 +44,7 @@ class Rules:
     method: str
     plan: Plan
     rounds: int
+    round_steps: int | None = None
     schedule_kind: str = "permutation"
     parameters: Mapping[str, Value] = field(default_factory=dict)
     pace: PaceRules = field(default_factory=PaceRules)
@@ -106,6 +110,10 @@ class Rules:
     def unproven_round_max(self, committed: int) -> int:
         """The highest round of a peer that a site believes without a signature; a jump needs more."""
         return committed + 1 + self.pace.lag_rounds_max
+
+    def steps_max(self, round: int) -> int | None:
+        """The most steps that a model which circulates for a round can have; ``None`` if unknown."""
+        return None if self.round_steps is None else (round - 1) * self.round_steps
 
     def evaluates(self, round: int) -> bool:
         """Whether the local model is measured at the end of a round."""

@@ -39,6 +39,7 @@ class OpenRound:
     artifact: Artifact | None = None
     aggregate: Sha256 | None = None
     contributors: tuple[str, ...] = ()
+    cut: Mapping[SiteName, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     threads: int = 0
     duration_s: float = 0.0
@@ -50,7 +51,8 @@ class OpenRound:
 class Memory:
     """All that must survive a crash.
 
-    ``state`` names the checkpoint that the next stage starts from.
+    ``state`` names the checkpoint that the next round starts from, and ``before`` the one that the
+    last committed round started from, with the contributors of that round.
 
     ``publication_due`` is the round that an artifact serves, and the artifact, until it is
     published. ``received`` has the received artifacts on disk. ``first_digests`` has, by origin,
@@ -62,6 +64,7 @@ class Memory:
 
     generation: int = 1
     state: str = ""
+    before: tuple[str, tuple[SiteName, ...]] | None = None
     artifact: Artifact | None = None
     committed: int = 0
     model_is_home: bool = False
@@ -210,6 +213,7 @@ def _aggregated(memory: Memory, row: rows.AggregatedRow) -> None:
         memory.open.state = row.state
         memory.open.aggregate = row.sha256
         memory.open.contributors = row.contributors
+        memory.open.cut = row.cut or {}
 
 
 def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
@@ -223,11 +227,19 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
 
 def _committed(memory: Memory, row: rows.CommittedRow) -> None:
     artifact = memory.open.artifact if memory.open is not None else None
+    memory.before = (memory.state, row.contributors)
     memory.committed, memory.state, memory.open, memory.skipped = row.round, row.state, None, []
     memory.aggregate, memory.compared = row.aggregate_sha256, set()
     _make_due(memory, row.publish, artifact)
     if artifact is not None and not row.visiting:
         memory.artifact = artifact
+
+
+def _reverted(memory: Memory, row: rows.RevertedRow) -> None:
+    memory.state, memory.before = row.state, None
+    if memory.open is not None:
+        memory.open.position, memory.open.state = row.position, row.state
+        memory.open.artifact, memory.open.metrics, memory.open.duration_s = None, {}, 0.0
 
 
 def _compared(memory: Memory, row: rows.ComparedRow) -> None:
@@ -280,6 +292,7 @@ APPLY: Mapping[type[rows.JournalRow], Callable[[Memory, Any], None]] = {
     rows.AggregatedRow: _aggregated,
     rows.EvaluatedRow: _evaluated,
     rows.CommittedRow: _committed,
+    rows.RevertedRow: _reverted,
     rows.ComparedRow: _compared,
     rows.SkippedRow: _skipped,
     rows.PublishedRow: _published,

@@ -185,7 +185,11 @@ def _trained(site: str, row: rows.TrainedRow, cause: rows.Cause | None) -> list[
 
 
 def _aggregated(site: str, row: rows.AggregatedRow, cause: rows.Cause | None) -> list[str]:
-    return [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+    sentences = [f"{site} averaged the shared part of {', '.join(row.contributors)}."]
+    for name, reason in sorted((row.cut or {}).items()):
+        less = "gave less weight to" if name in row.contributors else "left out"
+        sentences.append(f"{site} {less} {name}'s contribution: {reason}.")
+    return sentences
 
 
 def _committed(site: str, row: rows.CommittedRow, cause: rows.Cause | None) -> list[str]:
@@ -206,6 +210,10 @@ def _refused(site: str, row: rows.RefusedRow, cause: rows.Cause | None) -> list[
 
 def _work_failed(site: str, row: rows.WorkFailedRow, cause: rows.Cause | None) -> list[str]:
     return [f"The worker of {site} failed ({row.fault}): {row.reason}."]
+
+
+def _reverted(site: str, row: rows.RevertedRow, cause: rows.Cause | None) -> list[str]:
+    return [f"{site} went back to its state before it used the artifacts of {', '.join(row.origins)}."]
 
 
 def _left(site: str, row: rows.LeftRow, cause: rows.Cause | None) -> list[str]:
@@ -241,6 +249,7 @@ SENTENCES: Mapping[type[rows.JournalRow], Sentences] = {
     rows.PausedRow: _plain("{site} paused"),
     rows.ResumedRow: _plain("{site} went on after the pause"),
     rows.WorkFailedRow: _work_failed,
+    rows.RevertedRow: _reverted,
     rows.RegeneratedRow: _regenerated,
     rows.LeftRow: _left,
     rows.FinishedRow: lambda site, row, cause: [f"{site} had finished its last round."],

@@ -170,6 +170,20 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
         return f"sent the artifact of round {event.true_round} for round {event.round}"
     if artifact.owner != wanted.owner or artifact.kind != kind:
         return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
+    return _circulation_problem(site, event) if may_be_older or event.purpose == "handback" else ""
+
+
+def _circulation_problem(site: SiteState, event: events.ArtifactArrived) -> str:
+    """Why a circulating model cannot be what its origin claims; empty when it can.
+
+    The schedule says where a model was in each round, and how many steps it can have by then.
+    """
+    rules, round, artifact = site.rules, event.true_round, event.artifact
+    holder, steps_max = rules.holder(round, artifact.owner), rules.steps_max(round)
+    if holder != event.origin:
+        return f"sent {artifact.owner}'s {artifact.kind} for round {round}, which only {holder} can have"
+    if steps_max is not None and artifact.steps > steps_max:
+        return f"claims {artifact.steps} steps of a {artifact.kind} that can have {steps_max} by round {round}"
     return ""
 
 

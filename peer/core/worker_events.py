@@ -86,8 +86,12 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
         state=event.state or site.opened.state,
         sha256=event.sha256,
         contributors=event.contributors,
+        cut=event.cut or None,
     )
     site.persist(row)
+    for name, reason in event.cut.items():
+        if name not in event.contributors and name != site.rules.site:
+            site.refuse(name, f"left out of the mean: {reason}")
     rounds.next_phase(site)
 
 
@@ -143,7 +147,8 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
     """Try again after a crash, from the last checkpoint; after another fault, stop the training.
 
     A lack of memory, and a crash or hang that retries do not mend, cost a peer's artifact first if
-    one was in use, the largest of several. Only a failure without any is the site's own.
+    one was in use, the largest of several. Training that diverges without any goes back to the
+    state before peers last had a part in it. Only a failure after that is the site's own.
     """
     _fail(site, event.fault, event.reason, suspect=_largest_received(site))
 
@@ -156,6 +161,9 @@ def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source 
     elif fault in ("crash", "hang", "memory") and suspect is not None:
         site.failures = 0
         rounds.leave_out(site, suspect.artifact.sha256, f"the worker failed while it used the artifact: {reason}")
+        rounds.go_on(site)
+    elif fault == "divergence" and site.phase == Phase.TRAIN and rounds.revert(site, reason):
+        site.failures = 0
         rounds.go_on(site)
     elif site.phase == Phase.INITIALISING:
         site.leave(fault, reason)

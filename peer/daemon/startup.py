@@ -33,7 +33,11 @@ from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
 
-FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
+FAULTS: Mapping[str, type[errors.PeerError]] = {
+    "data": errors.DataError,
+    "configuration": errors.ModelError,
+    "divergence": errors.ModelError,
+}
 WATCH_AGAIN_S = 10.0
 """How long after its failure a watcher starts again: a lasting failure must not flood the log."""
 

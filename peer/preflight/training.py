@@ -30,6 +30,7 @@ MEMORY_SHARE_MAX = 0.9
 REMEDIES = {
     "data": "correct [data] in site.toml",
     "configuration": "correct [model] or [training] in site.toml, as the reason says",
+    "divergence": "lower learning_rate in the stage's table of federation.toml, or look for extreme values in the data",
     "memory": "lower [training] batch_size or [data] input_size in site.toml, or take a smaller [model]",
 }
 TEMPORARY = "set TMPDIR to a folder with room for a few times the model"

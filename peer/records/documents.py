@@ -30,6 +30,11 @@ class RoundRecord(TypedDict):
     sources: Annotated[list[SourceRecord], "artifacts of other sites that the round used"]
     contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    cut: Annotated[
+        dict[str, str],
+        "sites whose contribution the bounds of the average left out (no contributors then) or weighed less, each with "
+        "the reason",
+    ]
     below_quorum: Annotated[bool, "whether fewer sites contributed than the federation's quorum"]
     skipped: Annotated[list[int], "rounds before this one that the site skipped"]
     artifact_sha256: Annotated[str | None, "digest of the artifact that the site made; null where it made none"]

@@ -57,6 +57,7 @@ class CommittedRound:
     sources: list[SourceRecord]
     contributors: list[str]
     missing: dict[str, str]
+    cut: dict[str, str]
     below_quorum: bool
     skipped: list[int]
     artifact_sha256: str | None
@@ -78,6 +79,7 @@ class CommittedRound:
             sources=member("sources"),
             contributors=member("contributors"),
             missing=member("missing"),
+            cut=dict(body.get("cut") or {}),
             below_quorum=bool(member("below_quorum")),
             skipped=member("skipped"),
             artifact_sha256=member("artifact_sha256"),
@@ -95,6 +97,7 @@ class CommittedRound:
             "sources": self.sources,
             "contributors": self.contributors,
             "missing": self.missing,
+            "cut": self.cut,
             "below_quorum": self.below_quorum,
             "skipped": self.skipped,
             "artifact_sha256": self.artifact_sha256,

@@ -32,6 +32,7 @@ from peer.core.tasks import CLASSIFYING
 from peer.errors import LockedError
 from peer.records.history import Transfer, committed_rounds
 from peer.research.diagnosis import diagnose
+from peer.research.insider import Insider
 from peer.research.result_files import FORMAT
 from peer.research.runs import RESULT
 from peer.research.simulation import FinishedSite, Simulation
@@ -68,7 +69,14 @@ def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
     run_document = json.loads((folder / "run.json").read_text())
     started_s = shown_s = time.monotonic()
     key = bytes.fromhex(run_document["round_key"])
-    simulation = Simulation(folder, round_key=key, loss=run_document["loss"], pooled=run_document["pooled"])
+    insider = run_document.get("insider")
+    simulation = Simulation(
+        folder,
+        round_key=key,
+        loss=run_document["loss"],
+        pooled=run_document["pooled"],
+        insider=Insider(*insider) if insider else None,
+    )
     progress = folder / "progress"
 
     def watch(committed: int, rounds: int) -> None:

@@ -30,6 +30,8 @@ from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 EVERY_SITE = "*"
+Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
+"""What an insider does with the artifacts that it sends; see ``peer.research.insider``."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
 """Names of partitions, models, methods and links: they become parts of the names of runs' folders.
 """
@@ -84,10 +86,22 @@ class Partition(StrictTable):
 
 
 class Links(StrictTable):
-    """Failures: the probability that a directed link is down in a round, and missing sites."""
+    """Failures: the probability that a directed link is down in a round, missing sites, and an
+    insider: a site that trains as the others do and plays an act with what it sends.
+    """
 
     loss: Share = 0.0
     removed: Annotated[tuple[str, ...], Loose] = ()
+    insider: str | None = None
+    act: Act | None = None
+
+    @model_validator(mode="after")
+    def _insider_acts(self) -> Self:
+        if (self.insider is None) != (self.act is None):
+            raise key_problem("insider", "an insider has an act, and an act an insider; give both or none")
+        if self.insider in self.removed:
+            raise key_problem("insider", f"{self.insider!r} is removed")
+        return self
 
 
 class Budget(StrictTable):
@@ -154,6 +168,7 @@ class Experiment(StrictTable):
     evaluation_every: Annotated[int, Field(ge=0)] = 0
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
     fallback: Literal["self", "stale"] = "self"
+    weighting: Literal["uniform", "samples"] = "uniform"
     round_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     task: TaskConfig
     data: ExperimentData
@@ -261,8 +276,9 @@ class Experiment(StrictTable):
                     raise key_problem("data.input_sizes", f"has none for {site!r}")
         sites = {site for partition in self.partitions.values() for site in partition.sites}
         for name, links in self.links.items():
-            for site in sorted(set(links.removed) - sites):
-                raise key_problem(f"links.{name}.removed", f"{site!r} is no site{suggestion(site, sites)}")
+            for key, named in (("removed", links.removed), ("insider", (links.insider,) if links.insider else ())):
+                for site in sorted(set(named) - sites):
+                    raise key_problem(f"links.{name}.{key}", f"{site!r} is no site{suggestion(site, sites)}")
         for name, models in self.models.items():
             for site in sorted(models.keys() - sites - {EVERY_SITE}):
                 raise key_problem(f"models.{name}", f"{site!r} is no site{suggestion(site, sites)}")
@@ -344,6 +360,7 @@ class Experiment(StrictTable):
             "rounds": self.rounds,
             "seed": seed,
             "evaluation_every": self.evaluation_every,
+            **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }
@@ -402,10 +419,12 @@ class Experiment(StrictTable):
             "data": data_keys,
             "model": {"name": model.name, **layers, "parameters": hyper},
             "training": self.training.model_dump(),
+            "egress": {"training_set_size": True if self.weighting == "samples" else None},
         }
         return toml.text(
             {
                 name: {key: value for key, value in table.items() if value is not None}
                 for name, table in document.items()
+                if any(value is not None for value in table.values())
             }
         )

@@ -252,6 +252,8 @@ def _build_run(
         "round_key": experiment.round_key or _round_key(experiment.name, seed),
         "metric": experiment.metric,
     }
+    if link_settings.insider is not None:
+        document["insider"] = [link_settings.insider, link_settings.act]
     content = json.dumps([document, files | portable_files], sort_keys=True)
     document["digest"] = hashlib.sha256(content.encode()).hexdigest()
     return Run(home, document, files)

@@ -18,19 +18,21 @@ from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import commands, events, site_memory
 from peer.core.machine import SiteMachine
+from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
 from peer.core.worker_protocol import WorkerSetting
 from peer.errors import DataError, ModelError, PeerError, WorkerFailed
 from peer.records.journal import Journal
+from peer.research.insider import Insider
 from peer.research.simulated_network import LinkDown, SimulatedNetwork, restore_site
 from peer.training.checkpoint import Checkpoints
-from peer.training.errors import fault_of, reason_of
+from peer.training.errors import DivergenceError, fault_of, reason_of
 from peer.training.tensors import pack, state_of
 from peer.training.trainer import Trainer
 
 GENERATION = "gen-0001"
-FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": ModelError}
+FAULTS: Mapping[str, type[PeerError]] = {"data": DataError, "configuration": ModelError, "divergence": ModelError}
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,19 @@ class Simulation:
             ``datalist.json``.
         round_key: the shared secret from which the sites compute the schedule of the rounds.
         loss: probability with which each directed link is down in a round.
+        insider: the site that does not send what it trained, and its act.
         pooled: all sites have the same training data; of the sites with one network and one input
             size, the simulation trains the first and shares its result.
     """
 
-    def __init__(self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, round_key: bytes, loss: float = 0.0, pooled: bool = False, insider: Insider | None = None
+    ) -> None:
         self.folder = folder
         self.federation = FederationConfig.load(folder / "federation.toml")
         self.sites = {name: SiteConfig.load(folder / "sites" / name / "site.toml") for name in self.federation.roster}
         self._key, self._loss = RoundKey(round_key), loss
+        self._insider = insider
         first_of: dict[str, SiteName] = {}
         self._representatives = {
             name: first_of.setdefault(str(_network_and_input(site)) if pooled else name, name)
@@ -104,6 +110,8 @@ class Simulation:
         rounds = dict.fromkeys(trained, 0)
 
         def report_progress(name: SiteName, machine: SiteMachine) -> None:
+            if machine.phase == Phase.FAILED:
+                raise ModelError(f"site {name}: {machine.failure}")
             rounds[name] = machine.memory.committed
             watch(sum(rounds.values()), len(rounds) * self.federation.rounds)
 
@@ -112,7 +120,7 @@ class Simulation:
                 name: restore_site(
                     make_rules(self.federation, name, self._key),
                     tuple(journals[name].rows()),
-                    _make_worker(name, trainers[name]),
+                    self._worker(name, trainers[name]),
                     journals[name],
                     self.home(name) / "artifacts",
                 )
@@ -151,6 +159,14 @@ class Simulation:
             )
         )
 
+    def _worker(self, name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
+        """The site's worker; that of the insider sends something else than it trained."""
+        perform = _make_worker(name, trainer)
+        insider = self._insider
+        if insider is None or insider.site != name:
+            return perform
+        return lambda command: insider.play(perform(command), trainer.settings, sites=len(self.sites))
+
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:
         with contextlib.ExitStack() as stack:
@@ -173,12 +189,17 @@ def _network_and_input(site: SiteConfig) -> tuple[object, ...]:
 
 
 def _make_worker(name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-    """A worker that commands the site's trainer; its errors name the site."""
+    """A worker that commands the site's trainer; its errors name the site.
+
+    Only a divergence goes to the state machine, which may mend it; another error would come again.
+    """
 
     def perform(command: commands.Command) -> events.Event:
         try:
             return trainer.perform(command)
         except Exception as error:
+            if isinstance(error, DivergenceError) and isinstance(command, commands.Train):
+                return events.WorkFailed(command.generation, command.attempt, error.fault, reason_of(error))
             raise FAULTS.get(fault_of(error), WorkerFailed)(f"site {name}: {reason_of(error)}") from error
 
     return perform

@@ -237,7 +237,13 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
         },
         "partitions": {name: rule.model_dump() for name, rule in experiment.partitions.items()},
         "links": [
-            {"name": name, "loss": links.loss, "removed": list(links.removed)}
+            {
+                "name": name,
+                "loss": links.loss,
+                "removed": list(links.removed),
+                "insider": links.insider,
+                "act": links.act,
+            }
             for name, links in experiment.links_by_name.items()
         ],
     }

@@ -15,12 +15,13 @@ from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
+from peer.training.aggregation import Aggregation, aggregate
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
-from peer.training.tensors import State, mean, state_of, unpack
+from peer.training.tensors import State, state_of, unpack
 
 BATCH_COUNTER = "num_batches_tracked"
 """How torch's batch normalisations name their counters."""
@@ -102,9 +103,8 @@ class ArtifactExchange:
         weights = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
         return max((float(tensor.abs().max()) for tensor in weights), default=0.0)
 
-    def average(self, sources: Sequence[Source], *, samples: int) -> tuple[State, list[SiteName]]:
-        """The mean of the own and the received states, summed in ascending order of their sites,
-        and these sites.
+    def average(self, sources: Sequence[Source], *, samples: int) -> Aggregation:
+        """The aggregate of the own and the received states, by the federation's rule and bounds.
 
         The federation's ``weighting = "samples"`` applies only if every site tells its number of
         samples: all sites that average the same states must compute the same mean.
@@ -116,10 +116,13 @@ class ArtifactExchange:
         for source in sources:
             states[source.origin] = self._read_state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
-        order = sorted(states)
-        weights = [float(count) for name in order if (count := counts[name])]
-        weighted = settings.weighted and len(weights) == len(order)
-        return mean([states[name] for name in order], weights if weighted else None), order
+        return aggregate(
+            states,
+            counts,
+            rule=settings.aggregate_rule,
+            bounds=settings.aggregate_bounds,
+            weighted=settings.weighted,
+        )
 
     def _read_module(self, source: Source, *, allow: Collection[str]) -> nn.Module:
         """A received network, or a received head, joined with the network that travels with it."""

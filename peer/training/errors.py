@@ -31,6 +31,12 @@ class UnusableConfigurationError(WorkError):
     fault = "configuration"
 
 
+class DivergenceError(WorkError):
+    """Training diverged without a received artifact in use."""
+
+    fault = "divergence"
+
+
 class UnusableArtifact(Exception):  # noqa: N818 - the name is the fact
     """A received artifact must not be used; the message is the reason.
 
@@ -47,7 +53,7 @@ class WorkInterrupted(Exception):  # noqa: N818 - no error: a Halt came
 
 
 def fault_of(error: BaseException) -> str:
-    """``memory``, ``data``, ``configuration`` or ``crash``."""
+    """One of ``peer.core.events.FAULTS``."""
     if isinstance(error, WorkError):
         return error.fault
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or ALLOCATION in str(error):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.core.limits import CHECKPOINT_S
-from peer.core.plan import Plan, Value, Work
+from peer.core.plan import AggregateRule, Plan, Value, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting
 from peer.methods.registry import find_plan
@@ -99,6 +99,8 @@ class TrainingSettings:
     tells_samples: bool
     hides_counters: bool = False
     weighted: bool = False
+    aggregate_rule: AggregateRule = "mean"
+    aggregate_bounds: bool = True
     shared_model: Mapping[str, Any] | None = None
 
     @property
@@ -116,6 +118,7 @@ class TrainingSettings:
         weighted = federation.get("weighting", "uniform") == "samples"
         tells_size = bool(egress.get("training_set_size", False))
         works = {stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()}
+        aggregate = _without_nulls(federation.get("aggregate"))
         return cls(
             site=SiteName(setting.site_name),
             federation=Sha256(setting.federation_digest),
@@ -140,6 +143,8 @@ class TrainingSettings:
             tells_samples=weighted and tells_size,
             hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
+            aggregate_rule=aggregate.get("rule", "mean"),
+            aggregate_bounds=aggregate.get("bounds", True),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )
 

@@ -28,7 +28,7 @@ from peer.training.artifact_exchange import ArtifactExchange
 from peer.training.checkpoint import Checkpoints, checkpoint_name
 from peer.training.data import Batches, DataSplit, Seed, SiteData, load_data, site_seed
 from peer.training.device import choose_device, describe_device, make_reproducible, precision, release_memory
-from peer.training.errors import UnusableArtifact, UnusableConfigurationError, WorkInterrupted
+from peer.training.errors import DivergenceError, UnusableArtifact, UnusableConfigurationError, WorkInterrupted
 from peer.training.guest import evaluate_split
 from peer.training.loop import Diverged, Loop, run_stage
 from peer.training.optimiser import fitting_moments
@@ -152,16 +152,14 @@ class Trainer:
         if record is None:
             self.site_networks.load(command.base)
             try:
-                averaged, contributors = self.artifact_exchange.average(
-                    command.sources, samples=len(self.data.training)
-                )
+                aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.site_networks.artifact_network.load_state_dict(averaged, strict=False)
-            digest = hashlib.sha256(pack(averaged)).hexdigest()
+            self.site_networks.artifact_network.load_state_dict(aggregate.state, strict=False)
+            digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
-            record["contributors"] = contributors
+            record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
             moments = {
                 name: state
                 for name, state in self.site_networks.moments.items()
@@ -169,8 +167,15 @@ class Trainer:
             }
             self.site_networks.write(name, record, moments)
             self._checkpoints.prune([command.base])
-        order = (command.generation, command.round, command.attempt, name)
-        return events.Aggregated(*order, Sha256(record["sha256"]), tuple(map(SiteName, record["contributors"])))
+        return events.Aggregated(
+            generation=command.generation,
+            round=command.round,
+            attempt=command.attempt,
+            state=name,
+            sha256=Sha256(record["sha256"]),
+            contributors=tuple(map(SiteName, record["contributors"])),
+            cut=record.get("cut", {}),
+        )
 
     def _adopt(self, command: commands.Adopt) -> events.Event:
         name = checkpoint_name(command.round, "adopt")
@@ -357,7 +362,7 @@ class Trainer:
         if command.sources:
             source = max(command.sources, key=self.artifact_exchange.max_abs)
             return UnusableArtifact(source, f"training with it diverged: {reason}")
-        return UnusableConfigurationError(
+        return DivergenceError(
             f"training diverged in round {command.round}: {reason}; lower [stages.{command.stage}] learning_rate, or "
             "look for extreme values in the data"
         )

@@ -44,6 +44,7 @@ LAYER = {
     "peer.research.collect": "simulation",
     "peer.research.diagnosis": "simulation",
     "peer.research.simulated_network": "simulation",
+    "peer.research.insider": "simulation",
     "peer.research.simulation": "simulation",
     "peer.research.partition": "partition",
     "peer.research.report": "report",

@@ -27,6 +27,7 @@ ROUND = {
     "sources": [{"site": "europe", "round": 1, "sha256": "cd" * 32, "fallback": ""}],
     "contributors": ["asia", "europe"],
     "missing": {},
+    "cut": {},
     "below_quorum": False,
     "skipped": [],
     "artifact_sha256": "ef" * 32,
@@ -131,6 +132,12 @@ def test_rounds_say_from_whom_and_who_was_missing() -> None:
         ["2", "europe (stale)", "61.3", "efefefefefef", "total 0.1235  auc 0.75"],
         ["3", "itself", "europe (silent)", "61.3", "-", "total 0.1235  auc 0.75"],
     ]
+
+
+def test_rounds_say_whose_contribution_was_cut_and_how() -> None:
+    cut = {**ROUND, "cut": {"asia": "claims 9 samples", "africa": "conv is too far"}}
+    _, row = lines_of(rendering.rounds([cut]))
+    assert row[2] == "asia (weighs less: claims 9 samples), africa (left out: conv is too far)"
 
 
 def test_a_mean_is_shown_with_who_has_the_same() -> None:

@@ -154,6 +154,8 @@ def test_large_federations_beat_less_often() -> None:
         ({"stages": {"train": {"unit": "hour"}}}, "stages.train.unit = hour: input should be 'step' or 'epoch'"),
         ({"stages": {"train": 3}}, "stages.train = 3"),
         ({"stages": 3}, "stages = 3"),
+        ({"aggregate": {"rule": "krum"}}, "aggregate.rule = krum: input should be 'mean', 'trimmed_mean' or 'median'"),
+        ({"aggregate": {"rule": "median"}}, "aggregate.rule: fedskd averages nothing; leave it out"),
         ({"schedule": {"kind": "star"}}, "schedule.kind = star"),
         ({"schedule": {"kind": "derangement"}, "site": [{"name": "a"}]}, "schedule.kind: a derangement needs"),
         ({"fallback": {"kind": "wait"}}, "fallback.kind = wait: input should be 'self' or 'stale'"),

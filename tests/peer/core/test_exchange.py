@@ -169,10 +169,13 @@ def test_the_cache_keeps_the_newest_head_of_every_peer(rules: Any, artifact: Any
     assert [(head.origin, head.round, head.fallback) for head in heads] == [("asia", 4, ""), ("oceania", 3, "stale")]
 
 
-def test_the_best_copy_has_most_steps(rules: Any, artifact: Any) -> None:
-    copies = {"asia": source(artifact, "asia", 3, owner="europe", steps=5)}
-    copies["europe"] = source(artifact, "europe", 3, owner="europe", steps=4)
-    assert best_copy(copies, rules("europe", THREE)).origin == "asia"
+@pytest.mark.parametrize(("round_steps", "best"), [(5, "europe"), (None, "asia")])
+def test_the_best_copy_has_most_steps_where_these_are_checked_and_else_the_last_round(
+    rules: Any, artifact: Any, round_steps: int | None, best: str
+) -> None:
+    copies = {"asia": source(artifact, "asia", 4, owner="europe", steps=5)}
+    copies["europe"] = source(artifact, "europe", 3, owner="europe", steps=10)
+    assert best_copy(copies, rules("europe", THREE, round_steps=round_steps)).origin == best
 
 
 def test_a_tie_goes_to_the_lowest_index(rules: Any, artifact: Any) -> None:

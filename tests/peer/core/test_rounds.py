@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -354,7 +355,7 @@ def test_an_own_copy_that_is_unusable_leaves_the_model_as_it_is(solo: Any) -> No
     assert site.kinds.count("refused") == 0
 
 
-def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> None:
+def test_a_copy_from_a_site_that_the_schedule_never_gave_it_is_refused(solo: Any, artifact: Any) -> None:
     site = solo(**RING, rounds=2, parameters={"activation": 0.5})
     site.finish()
     site.greet()
@@ -363,8 +364,54 @@ def test_the_best_copy_may_come_before_the_holders(solo: Any, artifact: Any) -> 
     assert site.site.phase == Phase.HANDBACK
     holder = site.rules.holder(2, "europe")
     others = [name for name in site.rules.others if name != holder]
-    site.deliver(others[0], artifact=artifact("europe", "a fork", steps=1))
+    site.deliver(others[0], artifact=artifact("europe", "a fork", steps=1 << 40))
+    reason = f"sent europe's model for round 2, which only {holder} can have"
+    assert site.site.refusals[-1] == {"site": others[0], "round": 1, "reason": reason}
     assert site.site.phase == Phase.HANDBACK, "the holder's copy is still to come"
     out = site.deliver(holder, artifact=artifact("europe", "the real one", steps=2))
     assert site.order.source.origin == holder
     assert [command.origin for command in out if isinstance(command, commands.CancelFetch)] == [others[1]]
+
+
+def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
+    site = begun(solo, method="fedcross", rounds=3, round_steps=20)
+    site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
+    reason = "claims 1 steps of a model that can have 0 by round 1"
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+
+
+# Averages leave contributions out.
+
+
+def averaged(site: Any, contributors: tuple[str, ...], cut: dict[str, str]) -> None:
+    """The worker averages, and leaves contributions out or weighs them less."""
+    event = dataclasses.replace(site.result(), contributors=contributors, cut=cut)
+    site.feed(event)
+
+
+def averaging(solo: Any) -> Any:
+    """A site that has received all models of a round of FedAvg, before their mean."""
+    site = solo(sites=("africa", "asia", "europe"), method="fedavg")
+    site.finish()
+    site.greet()
+    site.finish()
+    for origin in ("africa", "asia"):
+        site.deliver(origin)
+    assert isinstance(site.order, commands.Aggregate)
+    return site
+
+
+def test_a_contribution_that_is_left_out_is_named_in_the_round_and_its_origin_refused(solo: Any) -> None:
+    site = averaging(solo)
+    averaged(site, ("africa", "europe"), {"asia": "conv is too far"})
+    assert site.body("aggregated")["cut"] == {"asia": "conv is too far"}
+    committed = site.body("committed")
+    assert (committed["contributors"], committed["cut"]) == (["africa", "europe"], {"asia": "conv is too far"})
+    assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": "left out of the mean: conv is too far"}
+
+
+def test_one_that_weighs_less_still_contributes_and_the_site_never_refuses_itself(solo: Any) -> None:
+    site = averaging(solo)
+    averaged(site, ("africa", "asia"), {"africa": "claims too much", "europe": "conv is too far"})
+    assert site.body("committed")["contributors"] == ["africa", "asia"]
+    assert not site.site.refusals

@@ -60,7 +60,10 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "committed": [
         {"generation": 1, "sources": [USED], "contributors": ["asia"], "missing": {"europe": "silent"},
          "below_quorum": False, "skipped": [2, 3], "artifact_sha256": DIGEST, "aggregate_sha256": None,
-         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": 5, "visiting": False}
+         "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": 5, "visiting": False},
+        {"generation": 1, "sources": [], "contributors": ["europe"], "missing": {}, "cut": {"asia": "too far"},
+         "below_quorum": False, "skipped": [], "artifact_sha256": None, "aggregate_sha256": None,
+         "metrics": {}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": None, "visiting": False},
     ],
     "compared": [{"site": "asia", "sha256": DIGEST, "agrees": True}],
     "skipped": [{"from": 2, "publish": None}, {"from": 2, "publish": 9, "proven": {"asia": 9}}],
@@ -76,6 +79,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
     "resumed": [{}],
     "left": [{"fault": "", "reason": ""}],
     "work_failed": [{"fault": "crash", "reason": "signal 9", "count": 2}],
+    "reverted": [{"position": 0, "state": "s", "origins": ["asia"], "reason": "nan"}],
     "refused": [{"origin": "asia", "reason": "digest"}],
     "ignored": [{"event": "Trained", "phase": "done"}, {"event": "Trained", "phase": "done", "reason": "late"}],
     "report": [{"site": "asia", "report": TOLD}],

@@ -237,6 +237,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "steps": st.integers(0, 2),
         "sha256": st.sampled_from([make("x", text).sha256 for text in ("a", "b", "initial")]),
         "contributors": st.lists(names(site), max_size=2).map(tuple),
+        "cut": st.dictionaries(names(site), st.just("too far"), max_size=2),
         "fault": st.sampled_from(events.FAULTS),
         "reason": st.sampled_from(["because", "for another reason"]),
         "pulse": st.none() | PULSES,

@@ -10,7 +10,7 @@ from torch import nn
 
 from peer.core.messages import DTYPES, TensorSpec
 from peer.training.errors import UnusableConfigurationError
-from peer.training.tensors import DTYPE_NAMES, describe, mean, non_finite, pack, state_of, unpack
+from peer.training.tensors import DTYPE_NAMES, describe, mean, non_finite, pack, state_of, trimmed_mean, unpack
 
 
 def random_state(seed: int) -> dict[str, torch.Tensor]:
@@ -101,3 +101,8 @@ def test_a_mean_of_one_is_itself() -> None:
 def test_a_mean_that_does_not_exist_is_refused(states: list, weights: list | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mean(states, weights)
+
+
+def test_a_trimmed_mean_needs_a_value_that_is_left() -> None:
+    with pytest.raises(ValueError, match="of 2 states, 1 cannot be trimmed at either end"):
+        trimmed_mean([random_state(1), random_state(2)], 1)

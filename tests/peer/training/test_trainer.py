@@ -21,7 +21,7 @@ from peer.core.limits import STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
-from peer.training.errors import UnusableConfigurationError, UnusableDataError, WorkInterrupted
+from peer.training.errors import DivergenceError, UnusableConfigurationError, UnusableDataError, WorkInterrupted
 from peer.training.trainer import Trainer
 
 STEPS = 4
@@ -287,7 +287,7 @@ def test_old_checkpoints_go(alpha: WorkerSetting) -> None:
     for round in range(1, 5):
         state = train(trainer, state, round=round).state
     rounds = sorted(path.name for path in (Path(alpha.home) / "checkpoints").iterdir())
-    assert rounds == ["round-000003", "round-000004"]
+    assert rounds == ["round-000002", "round-000003", "round-000004"]
 
 
 def test_a_base_that_is_not_there_is_named(alpha: WorkerSetting) -> None:
@@ -374,7 +374,7 @@ def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[Wo
 def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
     trainer, state = start(make_setting(method={"name": "local"}, learning_rate=1e30))
     reason = r"diverged in round 1: .*lower \[stages.train\] learning_rate"
-    with pytest.raises(UnusableConfigurationError, match=reason):
+    with pytest.raises(DivergenceError, match=reason):
         train(trainer, state)
 
 

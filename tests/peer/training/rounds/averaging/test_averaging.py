@@ -30,12 +30,12 @@ def test_samples_weigh_where_all_tell_them(sites: Any) -> None:
     counted, uncounted = (
         Source(SiteName("beta"), 1, dataclasses.replace(artifact, training_samples=count)) for count in (30, None)
     )
-    mean, contributors = alpha.artifact_exchange.average([counted], samples=10)
-    uniform, _ = alpha.artifact_exchange.average([uncounted], samples=10)
+    weighted = alpha.artifact_exchange.average([counted], samples=10)
+    uniform = alpha.artifact_exchange.average([uncounted], samples=10)
     before = beta.site_networks.dam.state_dict()["fc.bias"]
-    assert contributors == ["alpha", "beta"]
-    assert torch.allclose(mean["fc.bias"], before + 0.25)
-    assert torch.allclose(uniform["fc.bias"], before + 0.5)
+    assert weighted.contributors == ["alpha", "beta"]
+    assert torch.allclose(weighted.state["fc.bias"], before + 0.25)
+    assert torch.allclose(uniform.state["fc.bias"], before + 0.5)
 
 
 def test_fedbn_neither_sends_nor_averages_normalisation(sites: Any) -> None:
@@ -91,13 +91,13 @@ def test_heads_of_three_families_are_averaged_and_their_bodies_are_not(sites: An
         together.receive(site, 1)
     for site in SITES:
         trainer, sources = together.trainers[site], together.sources(site)
-        averaged, contributors = trainer.artifact_exchange.average(sources, samples=1)
-        assert contributors == list(SITES)
+        aggregate = trainer.artifact_exchange.average(sources, samples=1)
+        assert aggregate.contributors == list(SITES)
         heads = [trained[each] for each in SITES]
         for name in ("fc.weight", "fc.bias"):
             of = [head[name].double() for head in heads]
-            assert torch.equal(averaged[name], ((of[0] + of[1] + of[2]) / 3).float())
-        assert averaged.keys() == {"fc.weight", "fc.bias"}
+            assert torch.equal(aggregate.state[name], ((of[0] + of[1] + of[2]) / 3).float())
+        assert aggregate.state.keys() == {"fc.weight", "fc.bias"}
 
 
 def test_a_body_is_the_site_s_own_after_the_mean(sites: Any) -> None:

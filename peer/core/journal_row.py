@@ -1,0 +1,79 @@
+"""The base of the journal's rows: a frozen dataclass whose fields are the keys of its JSON body."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from peer.core.worker_protocol import from_json, to_json
+
+Body = Mapping[str, Any]
+"""A row's JSON object."""
+ON_DISK = "on_disk"
+"""Metadata of a field whose key on disk is not its name: that key."""
+OMITTED = {"omitted": True}
+"""Metadata of a field whose key is left out of the body where the value is ``None``."""
+
+
+class RowError(ValueError):
+    """A row whose body does not fit its kind; the message names kind, round and key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The event that made the state machine write a row.
+
+    ``event_number`` counts the events since the daemon began: rows with the same number are of one
+    event. ``event`` is the name of its type, ``peer`` the site that caused it, or empty.
+    """
+
+    event_number: int
+    event: str
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """Base of all rows. ``round`` is the round that the row belongs to."""
+
+    kind: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+
+    round: int
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object on disk."""
+        values = [(item, getattr(self, item.name)) for item in dataclasses.fields(self) if item.name != "round"]
+        return {
+            item.metadata.get(ON_DISK, item.name): to_json(value)
+            for item, value in values
+            if not (value is None and item.metadata.get("omitted"))
+        }
+
+    @classmethod
+    def from_body(cls, round: int, body: Body) -> Self:
+        """The row with this body; ``ValueError`` names the key that is missing or wrong."""
+        return cls(round, **values_of(cls, body))
+
+
+@functools.cache
+def _keys(row_type: Any) -> list[tuple[str, str, Any, bool]]:
+    """For each key on disk: the key, its field's name and type, and whether it is required."""
+    hints = typing.get_type_hints(row_type)
+    return [
+        (item.metadata.get(ON_DISK, item.name), item.name, hints[item.name], item.default is dataclasses.MISSING)
+        for item in dataclasses.fields(row_type)
+        if item.name != "round"
+    ]
+
+
+def values_of(row_type: Any, body: Body) -> dict[str, Any]:
+    """The fields of a row with this body; ``ValueError`` names the key that is missing or wrong."""
+    missing = [key for key, _, _, required in _keys(row_type) if required and key not in body]
+    if missing:
+        raise ValueError(f"{missing[0]!r} is missing")
+    return {name: from_json(hint, body[key], path=key) for key, name, hint, _ in _keys(row_type) if key in body}

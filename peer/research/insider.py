@@ -1,0 +1,87 @@
+"""A member that means harm: it trains as the others do, and sends something else.
+
+The acts are those of the table of insiders in ``deploy/guarantees.md``. Only the worker's answer
+changes, as if the member had changed its program; the file and its description fit each other, so
+that every check of an artifact passes that does not look at values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peer.core import events
+from peer.core.limits import COUNT_MAX, STEPS_MAX
+from peer.core.seeds import derive
+from peer.files import artifact_path
+from peer.research.experiment import Act
+from peer.training.artifact import write_artifact
+from peer.training.settings import TrainingSettings
+from peer.training.tensors import unpack
+
+SCALE = 1000.0
+STATISTICS = ("running_mean", "running_var")
+"""The last parts of the names of batch statistics; most acts leave them, since a negative or zero
+variance would give them away."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Insider:
+    """One site and its act.
+
+    ``signs`` negates the weights, ``random`` draws them anew with their mean and deviation,
+    ``scale`` multiplies weights and statistics by a thousand, and ``zero`` makes the weights zero.
+    ``replacement`` sends N random states minus N - 1 trained ones, so that the mean of N sites is
+    random (model replacement: Bagdasaryan et al. 2020, "How To Backdoor Federated Learning").
+    ``samples`` and ``steps`` claim the largest number.
+    """
+
+    site: str
+    act: Act
+
+    def play(self, event: events.Event, settings: TrainingSettings, *, sites: int) -> events.Event:
+        """The worker's event with what the insider sends instead of its artifact, if there is one."""
+        artifact = getattr(event, "artifact", None)
+        if artifact is None or isinstance(event, events.Evaluated):
+            return event
+        if self.act == "samples":
+            return _with_artifact(event, dataclasses.replace(artifact, training_samples=COUNT_MAX))
+        if self.act == "steps":
+            return _with_artifact(event, dataclasses.replace(artifact, steps=STEPS_MAX))
+        generator = torch.Generator().manual_seed(derive("insider", settings.seed, artifact.sha256))
+
+        def redraw(value: Tensor) -> Tensor:
+            spread = value.std() if value.numel() > 1 else value.abs().sum()
+            drawn: Tensor = value.mean() + spread * torch.randn(value.shape, generator=generator)
+            return drawn.to(value.dtype)
+
+        changes: dict[str, Callable[[Tensor], Tensor]] = {
+            "signs": lambda value: -value,
+            "random": redraw,
+            "scale": lambda value: value * SCALE,
+            "replacement": lambda value: sites * redraw(value) - (sites - 1) * value,
+            "zero": lambda value: value * 0,
+        }
+        state = unpack(artifact_path(settings.artifacts, artifact.sha256).read_bytes())
+        for name in sorted(state):
+            if state[name].is_floating_point() and (self.act == "scale" or not name.endswith(STATISTICS)):
+                state[name] = changes[self.act](state[name])
+        forged = write_artifact(
+            settings.artifacts,
+            state,
+            spec=artifact.spec,
+            kind=artifact.kind,
+            owner=artifact.owner,
+            steps=artifact.steps,
+            training_samples=artifact.training_samples,
+        )
+        return _with_artifact(event, forged)
+
+
+def _with_artifact(event: Any, artifact: Any) -> events.Event:
+    changed: events.Event = dataclasses.replace(event, artifact=artifact)
+    return changed
