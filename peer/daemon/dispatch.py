@@ -48,7 +48,12 @@ LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenera
 
 def now() -> datetime.datetime:
     """The time that certificates are checked against."""
-    return datetime.datetime.now(datetime.UTC)
+    return datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
+
+
+def loop_time() -> float:
+    """The daemon's one monotonic clock, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 class Daemon:
@@ -105,9 +110,12 @@ class Daemon:
             artifacts=self.artifacts,
             pki=pki,
             report=self.report,
+            clock=loop_time,
         )
         reports = self.service.report if federation.global_test else None
-        self.server = ExchangeServer(self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports)
+        self.server = ExchangeServer(
+            self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports, clock=loop_time
+        )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
             pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused

@@ -1,0 +1,217 @@
+"""One run: a federation of real daemons under one seeded scheduler, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from peer import errors
+from peer.daemon import worker_process
+from peer.transport import transfer
+from simulation.disk import Disks
+from simulation.invariants import Referee
+from simulation.loop import PROCESS, Crash, InlineExecutor, Stuck, VirtualLoop
+from simulation.network import Network
+from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, repeatable_signatures
+from simulation.worker import NoLog, spawn
+
+RESTART_S = 5.0
+TOTAL_S = 3000.0
+
+
+@dataclass
+class Outcome:
+    """The verdict on a seed."""
+
+    seed: int
+    violation: str
+    digest: str
+    virtual_s: float
+    lines: list[str] = field(default_factory=list)
+
+
+class ErrorLog(logging.Handler):
+    """Tells the run of exceptions that a daemon logs: each is a bug of the program."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        if record.exc_info and not (process is not None and process.dead):
+            self._tell(
+                f"{record.getMessage()}: {record.exc_info[0].__name__ if record.exc_info[0] else ''}: {record.exc_info[1]}"
+            )
+
+
+class Simulation:
+    """Args:
+    seed: decides everything that happens.
+    keep_lines: keep the trace's lines, not only their digest.
+    """
+
+    def __init__(self, seed: int, *, shape: Shape | None = None, keep_lines: bool = False) -> None:
+        self.seed, self._keep_lines = seed, keep_lines
+        self.rng = random.Random(seed)
+        self.shape = shape or Shape(("africa", "asia"), "fedskd", 3)
+        self._hash, self._lines = hashlib.sha256(), list[str]()
+        self.loop: VirtualLoop
+        self.sites: dict[str, Site] = {}
+
+    def run(self) -> Outcome:
+        """Play the seed; the same seed gives the same outcome."""
+        root = Path(tempfile.mkdtemp(prefix="mhfl-", dir=memory_folder()))
+        try:
+            return self._run(root)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+
+    def trace(self, line: str) -> None:
+        line = f"{self.loop.time():.6f} {line}"
+        self._hash.update(line.encode() + b"\n")
+        if self._keep_lines:
+            self._lines.append(line)
+
+    def _run(self, root: Path) -> Outcome:
+        disks = Disks()
+        for name in self.shape.names:
+            site = self.sites[name] = Site.enrol(root, name, self.shape, self.stream(name))
+            disks.add(site.disk)
+        pems = {name: folder["cert.pem"] for name, folder in enrolled()[1].items()}
+        self.loop = VirtualLoop(lambda process, command: start_worker(process, command))
+        self.referee = Referee(self.sites, self.loop.time, self.trace)
+        start_worker = spawn(lambda name: self.sites[name].pace, lambda name: self.sites[name].rng, self.referee)
+        self.network = Network(self.stream("network"), pems, self.referee)
+        self.loop.set_exception_handler(self._unhandled)
+        with self._replaced(disks):
+            asyncio.set_event_loop(self.loop)
+            try:
+                self.loop.run_until_complete(self._play())
+            except Stuck as error:
+                self.referee.fail(str(error))
+            finally:
+                self._end()
+        return Outcome(
+            self.seed, self.referee.violation, self._hash.hexdigest(), self.loop.time() - 1000.0, self._lines
+        )
+
+    def stream(self, name: str) -> random.Random:
+        """Random numbers of their own for one part of the run."""
+        return random.Random(f"{self.seed} {name}")
+
+    @contextlib.contextmanager
+    def _replaced(self, disks: Disks) -> Iterator[None]:
+        """The clock, the disk, the threads and the network; all else is the program."""
+        log, handler = logging.getLogger("peer"), ErrorLog(lambda reason: self.referee.fail(f"logged: {reason}"))
+        former = log.level, log.propagate
+        log.addHandler(handler)
+        log.setLevel(logging.ERROR)
+        log.propagate = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(log.removeHandler, handler)
+            stack.enter_context(disks.mounted())
+            stack.enter_context(self.network.mounted())
+            stack.enter_context(repeatable_signatures())
+            stack.enter_context(mock.patch.object(time, "time", self._wall_clock))
+            stack.enter_context(mock.patch.object(worker_process, "WorkerLog", NoLog))
+            stack.enter_context(mock.patch.object(transfer, "ThreadPoolExecutor", InlineExecutor))
+            yield
+        log.setLevel(former[0])
+        log.propagate = former[1]
+
+    def _wall_clock(self) -> float:
+        process = PROCESS.get()
+        skew_s = self.sites[process.site].skew_s if process is not None else 0.0
+        return EPOCH_S + self.loop.time() + skew_s
+
+    async def _play(self) -> None:
+        for site in self.sites.values():
+            self.start(site)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOTAL_S):
+                await self.referee.stop.wait()
+        if not self.referee.violation and not self.finished():
+            where = {site.name: site.daemon.summary() if site.daemon else "down" for site in self.sites.values()}
+            self.referee.fail(f"not every honest site has reached the last round: {where}")
+
+    def finished(self) -> bool:
+        return all(site.left for site in self.sites.values() if site.honest)
+
+    # --- lives ---
+    def start(self, site: Site) -> None:
+        site.restart_s = None
+        self.trace(f"{site.name} starts")
+        site.start(watch=self._watch, ended=self._ended)
+
+    def _watch(self, site: Site) -> None:
+        assert site.process is not None
+        site.process.on_crash = lambda: self._crashed(site)
+        if site.honest:
+            self.referee.watch(site)
+
+    def _ended(self, site: Site, error: BaseException | None) -> None:
+        """A daemon has ended by itself."""
+        self.trace(f"{site.name} ended {type(error).__name__ if error else ''}")
+        if error is None:
+            site.left = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
+            if self.finished():
+                self.referee.stop.set()
+        elif isinstance(error, FINAL) or not isinstance(error, errors.PeerError):
+            self.referee.fail(f"{site.name} cannot go on: {type(error).__name__}: {error}")
+        if not site.left:
+            self.loop.call_later(RESTART_S, self._restart, site)
+
+    def _crashed(self, site: Site) -> None:
+        self.trace(f"{site.name} crashed")
+        self.loop.call_soon(self.bury, site, True)
+
+    def bury(self, site: Site, power: bool) -> None:
+        process = site.process
+        if process is None:
+            return
+        self.network.down(process)
+        site.bury(power=power)
+        self.loop.call_later(RESTART_S, self._restart, site)
+
+    def _restart(self, site: Site) -> None:
+        if site.process is None and not site.left and not self.referee.stop.is_set():
+            self.start(site)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, Crash | None):
+            self.referee.fail(f"{context['message']}: {error!r}")
+
+    def _end(self) -> None:
+        """Take everything down that still runs."""
+        for site in self.sites.values():
+            if site.process is not None:
+                self.network.down(site.process)
+                site.bury(power=False)
+        pending = asyncio.all_tasks(self.loop)
+        for task in sorted(
+            pending, key=lambda task: int(task.get_name().rpartition("-")[2]) if "Task-" in task.get_name() else 0
+        ):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+
+def memory_folder() -> str | None:
+    """Where a run's files lie: in memory, where the system has a folder for that."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
