@@ -69,6 +69,8 @@ datalist = "datalist.json"
 input_size = [8]
 [training]
 device = "cpu"
+[egress]
+evaluate = true
 """
 
 
@@ -115,7 +117,7 @@ def remembered(verify: Callable[..., None]) -> Callable[..., None]:
 def enrolled() -> tuple[str, dict[str, dict[str, bytes]]]:
     """The CA's certificate, and each site's ``pki`` folder: the same in every process."""
     numbers = iter(range(1001, 2000))
-    now = datetime.datetime.fromtimestamp(EPOCH_S, datetime.UTC)
+    now = datetime.datetime.fromtimestamp(EPOCH_S, datetime.UTC) - datetime.timedelta(days=30)
     with (
         repeatable_signatures(),
         mock.patch.object(certificates, "new_key", lambda: ec.derive_private_key(next(numbers), ec.SECP256R1())),
@@ -186,7 +188,8 @@ class Site:
     daemon: Daemon | None = None
     lives: int = 0
     left: bool = False
-    restart_s: float | None = None
+    power: bool = True
+    down_s: float = 0.0
     refusals: list[str] = field(default_factory=list)
 
     @classmethod

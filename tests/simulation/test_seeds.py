@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.simulation import Simulation
+from simulation.seeded_run import Simulation
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,7 +11,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from peer import errors
 from peer.daemon import worker_process
 from peer.transport import transfer
 from simulation.disk import Disks
+from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_shape, resume
 from simulation.invariants import Referee
 from simulation.loop import PROCESS, Crash, InlineExecutor, Stuck, VirtualLoop
 from simulation.network import Network
@@ -28,7 +29,9 @@ from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, repeatable_s
 from simulation.worker import NoLog, spawn
 
 RESTART_S = 5.0
-TOTAL_S = 3000.0
+OPERATOR_S = 30.0
+TOTAL_S = FAULTS_END_S + 1500.0
+"""When every honest site has reached the last round: the waits of a round, for each of its exchanges."""
 
 
 @dataclass
@@ -63,10 +66,18 @@ class Simulation:
     keep_lines: keep the trace's lines, not only their digest.
     """
 
-    def __init__(self, seed: int, *, shape: Shape | None = None, keep_lines: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        shape: Shape | None = None,
+        faults: Sequence[Fault] | None = None,
+        keep_lines: bool = False,
+    ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
-        self.rng = random.Random(seed)
-        self.shape = shape or Shape(("africa", "asia"), "fedskd", 3)
+        rng = self.stream("plan")
+        self.shape = shape or draw_shape(rng)
+        self.faults = draw_faults(rng, self.shape) if faults is None else faults
         self._hash, self._lines = hashlib.sha256(), list[str]()
         self.loop: VirtualLoop
         self.sites: dict[str, Site] = {}
@@ -140,19 +151,38 @@ class Simulation:
     async def _play(self) -> None:
         for site in self.sites.values():
             self.start(site)
+        plan = self.loop.create_task(self._trouble())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOTAL_S):
                 await self.referee.stop.wait()
         if not self.referee.violation and not self.finished():
             where = {site.name: site.daemon.summary() if site.daemon else "down" for site in self.sites.values()}
+            plan.cancel()
             self.referee.fail(f"not every honest site has reached the last round: {where}")
+
+    async def _trouble(self) -> None:
+        """Carry out the plan of faults; then mend what can be mended."""
+        began_s, undo = self.loop.time(), list[Undo]()
+        for fault in self.faults:
+            await asyncio.sleep(max(0.0, began_s + fault.at_s - self.loop.time()))
+            self.trace(f"FAULT {fault}")
+            mend = FAULTS[fault.kind](self, self.sites[fault.site], fault)
+            self.loop.call_later(fault.lasts_s, mend)
+            undo.append(mend)
+        await asyncio.sleep(max(0.0, began_s + FAULTS_END_S - self.loop.time()))
+        self.trace("faults end")
+        for mend in undo:
+            mend()
+        while True:  # operators look after their sites
+            for site in self.sites.values():
+                resume(site)
+            await asyncio.sleep(OPERATOR_S)
 
     def finished(self) -> bool:
         return all(site.left for site in self.sites.values() if site.honest)
 
     # --- lives ---
     def start(self, site: Site) -> None:
-        site.restart_s = None
         self.trace(f"{site.name} starts")
         site.start(watch=self._watch, ended=self._ended)
 
@@ -172,11 +202,11 @@ class Simulation:
         elif isinstance(error, FINAL) or not isinstance(error, errors.PeerError):
             self.referee.fail(f"{site.name} cannot go on: {type(error).__name__}: {error}")
         if not site.left:
-            self.loop.call_later(RESTART_S, self._restart, site)
+            self._restart_later(site)
 
     def _crashed(self, site: Site) -> None:
         self.trace(f"{site.name} crashed")
-        self.loop.call_soon(self.bury, site, True)
+        self.loop.call_soon(self.bury, site, site.power)
 
     def bury(self, site: Site, power: bool) -> None:
         process = site.process
@@ -184,7 +214,11 @@ class Simulation:
             return
         self.network.down(process)
         site.bury(power=power)
-        self.loop.call_later(RESTART_S, self._restart, site)
+        self._restart_later(site)
+
+    def _restart_later(self, site: Site) -> None:
+        down_s, site.down_s = site.down_s or RESTART_S, 0.0
+        self.loop.call_later(down_s, self._restart, site)
 
     def _restart(self, site: Site) -> None:
         if site.process is None and not site.left and not self.referee.stop.is_set():
