@@ -235,7 +235,7 @@ def _restore(path: str, content: bytes) -> None:
         file.write(content)
 
 
-# --- SQLite ------------------------------------------------------------------------------------------------------------
+# --- SQLite ---
 REAL: dict[str, Any] = {
     name: getattr(os, name)
     for name in ("open", "write", "close", "fsync", "ftruncate", "rename", "replace", "unlink", "remove", "fdopen")

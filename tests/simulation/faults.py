@@ -60,6 +60,13 @@ def draw_shape(rng: random.Random) -> Shape:
     return Shape(names, method, rng.choice((3, 3, 4, 5)), schedule, fallback, parameters, top)
 
 
+def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:
+    """The members that lie for the whole run: fewer than half, one of two."""
+    if rng.random() > 0.4:
+        return ()
+    return tuple(rng.sample(shape.names, rng.randint(1, max(1, (len(shape.names) - 1) // 2))))
+
+
 def draw_faults(rng: random.Random, shape: Shape) -> list[Fault]:
     kinds = tuple(FAULTS)
     faults = [

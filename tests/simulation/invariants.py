@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
 
 from peer.core import commands
 from peer.core.messages import Unavailable
@@ -20,6 +23,9 @@ from simulation.audit import Audit
 
 if TYPE_CHECKING:
     from simulation.sites import Site
+
+
+WORKER_DIED = "the worker failed while it used the artifact"
 
 
 @dataclass
@@ -114,12 +120,14 @@ class Referee:
         self.trace(f"{site.name} row {kind} {round}")
         if kind == "committed":
             known.committed.append(round)
-        if kind == "refused" and site.honest:
-            self.refused.setdefault(body["origin"], []).append(body["reason"])
-            self.require(
-                body["origin"] in self.guilty,
-                f"{site.name} accuses {body['origin']}, who is innocent: {body['reason']}",
-            )
+        if kind == "refused" and site.liar is None:
+            self._accuse(site, body["origin"], body["reason"])
+
+    def _accuse(self, site: Site, origin: str, reason: str) -> None:
+        """Only the guilty may be named. A worker that died while it used an artifact accuses nobody."""
+        self.refused.setdefault(origin, []).append(reason)
+        if not reason.startswith(WORKER_DIED):
+            self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
     # --- the worker ---
     def made(self, site: str, round: int, kind: str, sha256: str) -> None:
@@ -127,7 +135,7 @@ class Referee:
 
     def used(self, site: str, order: Mapping[str, Any], source: Mapping[str, Any]) -> None:
         """A source must be what its origin signed for that round, and of the round that is due."""
-        if not self.sites[site].honest:
+        if self.sites[site].liar is not None:
             return
         origin, round, artifact = source["origin"], source["round"], source["artifact"]
         if origin != site:
@@ -144,10 +152,17 @@ class Referee:
         """A message may leave only after its cause is on disk, and bytes of an artifact after their intent."""
         site, call = self.sites[sender], path.rsplit("/")[-1]
         self.trace(f"{sender} > {receiver} {call} {part} {len(data)}")
-        if not site.honest or site.daemon is None:
+        if site.liar is not None:
+            data = site.liar.change(receiver, call, part, data)
+            if call == "GetManifest" and part == "answer":
+                with contextlib.suppress(ValueError, DecodeError):
+                    self._manifest(sender, data)
             return data
-        home = str(site.daemon.home)
-        for name in (f"{home}/journal.db", f"{home}/journal.db-wal", f"{site.folder.egress_db}-wal"):
+        if part == "request" and (liar := self.sites[receiver].liar) is not None:
+            return liar.receive(sender, call, data)
+        if site.daemon is None:
+            return data
+        for name in site.durable_files:
             self.require(not site.disk.unsynced(name), f"{sender} sends {call} before {Path(name).name} is on disk")
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, data)
@@ -168,7 +183,10 @@ class Referee:
         artifact = manifest.artifact
         key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
         first = self.first.setdefault(key, artifact.sha256)
-        self.require(first == artifact.sha256, f"{sender} signed two artifacts for round {manifest.round}")
+        self.require(
+            sender in self.guilty or first == artifact.sha256,
+            f"{sender} signed two artifacts for round {manifest.round}",
+        )
         self.signed.setdefault(artifact.sha256, set()).add((sender, manifest.round, artifact.owner))
 
     def called(self, caller: str, callee: str, path: str, status: str) -> None:

@@ -25,6 +25,7 @@ from simulation.loop import PROCESS, Process
 STATUS = grpc.StatusCode
 KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.transport.tls
 WINDOW_BYTES = 256 << 10
+CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration", "ssl_channel_credentials")
 
 
 class Failed(grpc.aio.AioRpcError):
@@ -96,8 +97,8 @@ class Network:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(grpc.aio, "server", server))
             stack.enter_context(mock.patch.object(grpc.aio, "secure_channel", channel))
-            stack.enter_context(mock.patch.object(grpc, "dynamic_ssl_server_credentials", lambda *_, **__: None))
-            stack.enter_context(mock.patch.object(grpc, "ssl_channel_credentials", lambda *_, **__: None))
+            for name in CREDENTIALS:
+                stack.enter_context(mock.patch.object(grpc, name, lambda *_, **__: None))
             yield
 
     def down(self, process: Process) -> None:
@@ -136,7 +137,7 @@ class SimulatedServer:
         pass  # the generic ones are the same
 
     def add_secure_port(self, address: str, credentials: Any) -> int:
-        host, _, port = address.rpartition(":")
+        port = address.rpartition(":")[2]
         self._address = f"{self.process.site}:{port}"
         return int(port)
 
@@ -334,4 +335,4 @@ class StreamCall:
             yield self._deserialize(chunk)
 
     def cancel(self) -> None:
-        asyncio.ensure_future(self._chunks.aclose())  # type: ignore[attr-defined]
+        self._closing = asyncio.ensure_future(self._chunks.aclose())  # type: ignore[attr-defined]

@@ -56,12 +56,16 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.seed is not None:
         run = Simulation(arguments.seed, keep_lines=arguments.verbose)
-        print(run.shape.names, run.shape.method, run.shape.rounds, *run.faults, sep="\n  ")
         outcome = run.run()
-        print(*outcome.lines, sep="\n")
         print(
-            f"seed {outcome.seed}: {outcome.violation or 'holds'} ({outcome.virtual_s:.0f} virtual s, {outcome.digest[:16]})"
+            run.shape,
+            *run.faults,
+            *(f"{name} lies: {site.liar.habits}" for name, site in run.sites.items() if site.liar),
+            sep="\n  ",
         )
+        print(*outcome.lines, sep="\n")
+        verdict = outcome.violation or "holds"
+        print(f"seed {outcome.seed}: {verdict} ({outcome.virtual_s:.0f} virtual s, {outcome.digest[:16]})")
         return bool(outcome.violation)
     if arguments.seeds is not None:
         first, _, end = arguments.seeds.partition(":")

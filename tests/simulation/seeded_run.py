@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import logging
 import os
@@ -21,11 +22,12 @@ from peer import errors
 from peer.daemon import worker_process
 from peer.transport import transfer
 from simulation.disk import Disks
-from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_shape, resume
+from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_liars, draw_shape, resume
 from simulation.invariants import Referee
-from simulation.loop import PROCESS, Crash, InlineExecutor, Stuck, VirtualLoop
+from simulation.liars import Liar
+from simulation.loop import PROCESS, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Network
-from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, repeatable_signatures
+from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_verifications, repeatable_signatures
 from simulation.worker import NoLog, spawn
 
 RESTART_S = 5.0
@@ -48,16 +50,16 @@ class Outcome:
 class ErrorLog(logging.Handler):
     """Tells the run of exceptions that a daemon logs: each is a bug of the program."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], ignores: Callable[[Process], bool]) -> None:
         super().__init__(logging.ERROR)
-        self._tell = tell
+        self._tell, self._ignores = tell, ignores
 
     def emit(self, record: logging.LogRecord) -> None:
         process = PROCESS.get()
-        if record.exc_info and not (process is not None and process.dead):
-            self._tell(
-                f"{record.getMessage()}: {record.exc_info[0].__name__ if record.exc_info[0] else ''}: {record.exc_info[1]}"
-            )
+        kind, error, _ = record.exc_info or (None, None, None)
+        if kind is None or issubclass(kind, errors.PeerError) or (process is not None and self._ignores(process)):
+            return  # of a `PeerError` the operator is told; it is no bug
+        self._tell(f"{record.getMessage()}: {kind.__name__}: {error}")
 
 
 class Simulation:
@@ -72,12 +74,14 @@ class Simulation:
         *,
         shape: Shape | None = None,
         faults: Sequence[Fault] | None = None,
+        liars: Sequence[str] | None = None,
         keep_lines: bool = False,
     ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
         self.shape = shape or draw_shape(rng)
         self.faults = draw_faults(rng, self.shape) if faults is None else faults
+        self.liars = draw_liars(rng, self.shape) if liars is None else liars
         self._hash, self._lines = hashlib.sha256(), list[str]()
         self.loop: VirtualLoop
         self.sites: dict[str, Site] = {}
@@ -85,9 +89,11 @@ class Simulation:
     def run(self) -> Outcome:
         """Play the seed; the same seed gives the same outcome."""
         root = Path(tempfile.mkdtemp(prefix="mhfl-", dir=memory_folder()))
+        gc.disable()  # a collection at some moment would end generators in no repeatable order
         try:
             return self._run(root)
         finally:
+            gc.enable()
             shutil.rmtree(root, ignore_errors=True)
 
     def trace(self, line: str) -> None:
@@ -101,9 +107,12 @@ class Simulation:
         for name in self.shape.names:
             site = self.sites[name] = Site.enrol(root, name, self.shape, self.stream(name))
             disks.add(site.disk)
+            if name in self.liars:
+                key, artifacts = enrolled()[1][name]["site.key"], site.folder.generation(1) / "artifacts"
+                site.liar = Liar.draw(self.stream(f"liar {name}"), self.shape.rounds, key, artifacts)
         pems = {name: folder["cert.pem"] for name, folder in enrolled()[1].items()}
         self.loop = VirtualLoop(lambda process, command: start_worker(process, command))
-        self.referee = Referee(self.sites, self.loop.time, self.trace)
+        self.referee = Referee(self.sites, self.loop.time, self.trace, guilty=set(self.liars))
         start_worker = spawn(lambda name: self.sites[name].pace, lambda name: self.sites[name].rng, self.referee)
         self.network = Network(self.stream("network"), pems, self.referee)
         self.loop.set_exception_handler(self._unhandled)
@@ -126,7 +135,11 @@ class Simulation:
     @contextlib.contextmanager
     def _replaced(self, disks: Disks) -> Iterator[None]:
         """The clock, the disk, the threads and the network; all else is the program."""
-        log, handler = logging.getLogger("peer"), ErrorLog(lambda reason: self.referee.fail(f"logged: {reason}"))
+        log = logging.getLogger("peer")
+        handler = ErrorLog(
+            lambda reason: self.referee.fail(f"logged: {reason}"),
+            lambda process: process.dead or self.sites[process.site].liar is not None,
+        )
         former = log.level, log.propagate
         log.addHandler(handler)
         log.setLevel(logging.ERROR)
@@ -136,6 +149,7 @@ class Simulation:
             stack.enter_context(disks.mounted())
             stack.enter_context(self.network.mounted())
             stack.enter_context(repeatable_signatures())
+            stack.enter_context(remembered_verifications())
             stack.enter_context(mock.patch.object(time, "time", self._wall_clock))
             stack.enter_context(mock.patch.object(worker_process, "WorkerLog", NoLog))
             stack.enter_context(mock.patch.object(transfer, "ThreadPoolExecutor", InlineExecutor))
@@ -179,23 +193,23 @@ class Simulation:
             await asyncio.sleep(OPERATOR_S)
 
     def finished(self) -> bool:
-        return all(site.left for site in self.sites.values() if site.honest)
+        return all(site.left for site in self.sites.values() if site.liar is None)
 
     # --- lives ---
     def start(self, site: Site) -> None:
         self.trace(f"{site.name} starts")
-        site.start(watch=self._watch, ended=self._ended)
+        site.start(watch=self._watch, crashed=self._crashed, ended=self._ended)
 
     def _watch(self, site: Site) -> None:
-        assert site.process is not None
-        site.process.on_crash = lambda: self._crashed(site)
-        if site.honest:
+        if site.liar is None:
             self.referee.watch(site)
 
     def _ended(self, site: Site, error: BaseException | None) -> None:
         """A daemon has ended by itself."""
         self.trace(f"{site.name} ended {type(error).__name__ if error else ''}")
-        if error is None:
+        if site.liar is not None:
+            pass
+        elif error is None:
             site.left = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
             if self.finished():
                 self.referee.stop.set()

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,9 @@ from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.identity import certificates
 from peer.records.kept_configuration import keep_configuration
+from peer.transport import client, tls
 from simulation.disk import Disk, close_connections
+from simulation.liars import Liar
 from simulation.loop import Crash, Process
 from simulation.worker import Pace
 
@@ -60,6 +62,7 @@ deadline_floor_s = 20
 linger_s = 300
 isolated_s = 120
 artifact_rounds_max = 3
+gather_s = 45
 """
 SHARED = '[shared_model]\nname = "resnet10"\n'
 SITE = """
@@ -89,28 +92,34 @@ def repeatable_signatures() -> Iterator[None]:
         stack.enter_context(mock.patch.object(x509.CertificateBuilder, "sign", sign_certificate))
         stack.enter_context(mock.patch.object(x509, "random_serial_number", lambda: next(serials)))
         stack.enter_context(mock.patch.object(certificates, "sign", sign_data))
-        stack.enter_context(
-            mock.patch.object(certificates, "verify_signature", remembered(certificates.verify_signature))
-        )
+        yield
+
+
+@contextmanager
+def remembered_verifications() -> Iterator[None]:
+    """Verify each certificate's signature once: the result depends on nothing but its bytes."""
+    with ExitStack() as stack:
+        for name, function in _remembered().items():
+            for module in (certificates, tls, client):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, function))
         yield
 
 
 @functools.cache
-def remembered(verify: Callable[..., None]) -> Callable[..., None]:
-    """The verification of signatures, which depends on nothing but its arguments, each done once."""
+def _remembered() -> Mapping[str, Callable[..., Any]]:
+    verify_certificate, verify_dates = certificates.verify_certificate, certificates.verify_dates
+    verify_undated = functools.lru_cache(maxsize=10_000)(lambda *what: verify_certificate(*what, None))
 
-    @functools.lru_cache(maxsize=100_000)
-    def verified(public_key: bytes, signature: bytes, data: bytes) -> None:
-        verify(keys[public_key], signature, data)
+    def verify_now(der: bytes, ca: Any, name: SiteName, now: datetime.datetime | None) -> x509.Certificate:
+        certificate: x509.Certificate = verify_undated(der, ca, name)
+        if now is not None:
+            verify_dates(ca, now, "the CA's certificate")
+            verify_dates(certificate, now, "the certificate")
+        return certificate
 
-    keys: dict[bytes, Any] = {}
-
-    def check(public_key: Any, signature: bytes, data: bytes) -> None:
-        name = public_key.public_numbers().x.to_bytes(32, "big")
-        keys[name] = public_key
-        verified(name, signature, data)
-
-    return check
+    pure = {name: functools.lru_cache(getattr(certificates, name)) for name in ("encodings", "read_authority")}
+    return {**pure, "verify_certificate": verify_now}
 
 
 @functools.cache
@@ -181,7 +190,7 @@ class Site:
     folder: SiteFolder
     disk: Disk
     rng: random.Random
-    honest: bool = True
+    liar: Liar | None = None
     skew_s: float = 0.0
     pace: Pace = field(default_factory=Pace)
     process: Process | None = None
@@ -205,19 +214,33 @@ class Site:
         folder.site_toml.write_text(SITE)
         return cls(name, shape, folder, Disk(folder.path, rng), rng)
 
+    @functools.cached_property
+    def durable_files(self) -> tuple[str, ...]:
+        """The files that must be durable when a message leaves."""
+        home, ledger = self.folder.generation(1), self.folder.egress_db
+        return tuple(f"{path}{suffix}" for path in (home / "journal.db", ledger) for suffix in ("", "-wal"))
+
     @property
     def running(self) -> bool:
         return self.process is not None and not self.process.dead
 
-    def start(self, *, watch: Callable[[Site], None], ended: Callable[[Site, BaseException | None], None]) -> None:
+    def start(
+        self,
+        *,
+        watch: Callable[[Site], None],
+        crashed: Callable[[Site], None],
+        ended: Callable[[Site, BaseException | None], None],
+    ) -> None:
         """Start the daemon on what the disk has.
 
         Args:
             watch: called with the site before its first event.
+            crashed: called when the process dies in a write.
             ended: called when the daemon has ended, with its error; not after a crash.
         """
         self.lives += 1
         process = self.process = Process(self.name, self.lives, self.disk, self.skew_s)
+        process.on_crash = lambda: crashed(self)
         task = asyncio.get_running_loop().create_task(self._run(process, watch), context=process.context())
 
         def finish(task: asyncio.Task[commands.Exit]) -> None:
