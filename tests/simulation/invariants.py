@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 WORKER_DIED = "the worker failed while it used the artifact"
 
 
+FILES_PER_ROUND = 2
+TASKS_PER_SITE = 40
+ROWS_MAX = 600
+"""Rows of a run, beside one for each virtual second: a hundred in a round, and what lies may cost."""
+BLATANT_MIN = 3
+"""So many lies that cannot be believed reach a receiver that asks again after a crash."""
+
+
 @dataclass
 class Records:
     """What a site's daemon was told to be on disk: it must be there after every crash."""
@@ -57,6 +65,7 @@ class Referee:
     signed: dict[str, set[tuple[str, int, str]]] = field(default_factory=dict)
     first: dict[tuple[Any, ...], str] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
+    reached: Counter[str] = field(default_factory=Counter)
     bytes_left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def fail(self, reason: str) -> None:
@@ -79,7 +88,7 @@ class Referee:
         audit = Audit(stored)
         if audit.memory != daemon.machine.memory:
             self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")
-        handle, append = daemon.machine.handle, daemon.journal.append
+        handle, append, append_to_ledger = daemon.machine.handle, daemon.journal.append, daemon.ledger._append
 
         def handle_and_check(event: Any, *, now_s: float) -> list[commands.Command]:
             out = handle(event, now_s=now_s)
@@ -92,10 +101,22 @@ class Referee:
 
         def append_and_remember(kind: str, round: int, body: Mapping[str, Any], cause: Any = None) -> None:
             append(kind, round, body, cause)
+            self._require_durable(site, daemon.journal.path, kind)
             self._remember(site, kind, round, body)
+
+        def append_to_ledger_and_remember(body: Mapping[str, Any]) -> int:
+            number = append_to_ledger(body)
+            self._require_durable(site, daemon.ledger.path, body["type"])
+            self.records[site.name].head = (daemon.ledger.head.count, daemon.ledger.head.hash)
+            return number
 
         daemon.machine.handle = handle_and_check  # type: ignore[method-assign]
         daemon.journal.append = append_and_remember  # type: ignore[method-assign]
+        daemon.ledger._append = append_to_ledger_and_remember  # type: ignore[method-assign]
+
+    def _require_durable(self, site: Site, database: Path, what: str) -> None:
+        unsynced = site.disk.unsynced(f"{database}-wal")
+        self.require(not unsynced, f"{site.name} goes on before {what} is durable in {database.name}")
 
     def _compare_records(self, site: Site, stored: Sequence[Row]) -> None:
         """Nothing that was on disk may be lost; the ledger must be whole."""
@@ -116,10 +137,18 @@ class Referee:
         if daemon is None or not site.running:
             return
         known.rows.append((kind, round, json.dumps(json.loads(json.dumps(body)), sort_keys=True)))
-        known.head = (daemon.ledger.head.count, daemon.ledger.head.hash)
         self.trace(f"{site.name} row {kind} {round}")
         if kind == "committed":
             known.committed.append(round)
+            self._check_model(site, body["state"])
+            self._check_disk(site)
+        if kind == "opened":
+            self.reached[site.name] = max(self.reached[site.name], round)
+        if kind == "skipped":
+            others = [reached for name, reached in self.reached.items() if name not in self.guilty | {site.name}]
+            self.require(
+                round <= max(others, default=0), f"{site.name} skips to round {round} that no honest site is in"
+            )
         if kind == "refused" and site.liar is None:
             self._accuse(site, body["origin"], body["reason"])
 
@@ -128,6 +157,38 @@ class Referee:
         self.refused.setdefault(origin, []).append(reason)
         if not reason.startswith(WORKER_DIED):
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
+
+    def _check_model(self, site: Site, state: str) -> None:
+        """The model has learnt in each committed round once, and in no other."""
+        daemon = site.daemon
+        assert daemon is not None
+        rules, rounds = daemon.machine.rules, self.records[site.name].committed
+        history = json.loads((daemon.home / "checkpoints" / state).read_bytes())["history"]
+        stages = [(round, stage) for round, stage, _ in history if stage != "home"]
+        self.require(len(stages) == len(set(stages)), f"{site.name}: its model has learnt in a stage twice: {stages}")
+        learnt = sorted({round for round, _ in stages})
+        due = [round for round in rounds if rules.pattern(round) != "circulate"]
+        self.require(learnt == due, f"{site.name}: its model has learnt in the rounds {learnt}, committed are {due}")
+
+    def _check_disk(self, site: Site) -> None:
+        daemon = site.daemon
+        assert daemon is not None
+        assert site.process is not None
+        kept = daemon.machine.rules.pace.artifact_rounds_max + 2
+        files = sum(1 for _ in daemon.artifacts.iterdir())
+        self.require(files <= FILES_PER_ROUND * kept * len(self.sites), f"{site.name} keeps {files} artifacts")
+        tasks = len(site.process.tasks)
+        self.require(tasks <= TASKS_PER_SITE * len(self.sites), f"{site.name} has {tasks} tasks")
+
+    def end(self) -> None:
+        """What must hold of the run as a whole."""
+        for name, known in self.records.items():
+            most = ROWS_MAX + int(self.now())
+            self.require(len(known.rows) <= most, f"{name} has written {len(known.rows)} rows of its journal")
+            self.require(known.head[0] <= most, f"{name} has written {known.head[0]} rows of its ledger")
+        for name, site in self.sites.items():
+            if site.liar is not None and max(site.liar.blatant.values(), default=0) >= BLATANT_MIN:
+                self.require(name in self.refused, f"nobody names {name}, who lied to {dict(site.liar.blatant)}")
 
     # --- the worker ---
     def made(self, site: str, round: int, kind: str, sha256: str) -> None:
@@ -162,8 +223,6 @@ class Referee:
             return liar.receive(sender, call, data)
         if site.daemon is None:
             return data
-        for name in site.durable_files:
-            self.require(not site.disk.unsynced(name), f"{sender} sends {call} before {Path(name).name} is on disk")
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, data)
         if part == "chunk":

@@ -52,6 +52,7 @@ class Link:
     delay_s: float = 0.01
     jitter_s: float = 0.02
     loss: float = 0.0
+    repeat: float = 0.0
     cut: bool = False
 
 
@@ -274,6 +275,11 @@ class SimulatedChannel:
             raise Failed(STATUS.UNAVAILABLE, f"Hostname Verification Check failed: {server.process.site}")
         return server
 
+    def _check(self, server: SimulatedServer) -> None:
+        """The server may have gone while the request was on its way."""
+        if self._network.servers.get(self._address) is not server:
+            raise Failed(STATUS.UNAVAILABLE, "Connection reset by peer")
+
     async def _unary(self, path: str, data: bytes, timeout: float | None) -> bytes:
         caller, callee, network = self._process.site, self._name, self._network
         status = "OK"
@@ -282,6 +288,9 @@ class SimulatedChannel:
                 server = await self._connect()
                 data = network.observer.message(caller, callee, path, "request", data)
                 await network.carry(caller, callee)
+                self._check(server)
+                if network.link(caller, callee).repeat > network.rng.random():
+                    server.serve(path, data, SimulatedContext(network, caller, callee, path))  # nobody waits for it
                 serving = server.serve(path, data, SimulatedContext(network, caller, callee, path))
                 answer = await self._result(serving)
                 await network.carry(callee, caller)
@@ -312,6 +321,7 @@ class SimulatedChannel:
         server = await self._connect()
         data = network.observer.message(caller, callee, path, "request", data)
         await network.carry(caller, callee)
+        self._check(server)
         context = SimulatedContext(network, caller, callee, path)
         serving = server.serve(path, data, context)
         serving.add_done_callback(lambda _: context.chunks.put_nowait(Failed(STATUS.OK, "")))

@@ -26,7 +26,7 @@ from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, dr
 from simulation.invariants import Referee
 from simulation.liars import Liar
 from simulation.loop import PROCESS, Crash, InlineExecutor, Process, Stuck, VirtualLoop
-from simulation.network import Network
+from simulation.network import Failed, Network
 from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_verifications, repeatable_signatures
 from simulation.worker import NoLog, spawn
 
@@ -173,6 +173,7 @@ class Simulation:
             where = {site.name: site.daemon.summary() if site.daemon else "down" for site in self.sites.values()}
             plan.cancel()
             self.referee.fail(f"not every honest site has reached the last round: {where}")
+        self.referee.end()
 
     async def _trouble(self) -> None:
         """Carry out the plan of faults; then mend what can be mended."""
@@ -240,7 +241,7 @@ class Simulation:
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, Crash | None):
+        if not isinstance(error, Crash | Failed | None):  # `Failed`: the answer of a call for which nobody waits
             self.referee.fail(f"{context['message']}: {error!r}")
 
     def _end(self) -> None:

@@ -59,7 +59,7 @@ beat_s = 3
 silence_s = 15
 wait_max_s = 40
 deadline_floor_s = 20
-linger_s = 300
+linger_s = 100
 isolated_s = 120
 artifact_rounds_max = 3
 gather_s = 45
@@ -214,12 +214,6 @@ class Site:
         folder.site_toml.write_text(SITE)
         return cls(name, shape, folder, Disk(folder.path, rng), rng)
 
-    @functools.cached_property
-    def durable_files(self) -> tuple[str, ...]:
-        """The files that must be durable when a message leaves."""
-        home, ledger = self.folder.generation(1), self.folder.egress_db
-        return tuple(f"{path}{suffix}" for path in (home / "journal.db", ledger) for suffix in ("", "-wal"))
-
     @property
     def running(self) -> bool:
         return self.process is not None and not self.process.dead
@@ -247,6 +241,8 @@ class Site:
             error = None if task.cancelled() else task.exception()
             if not process.dead:
                 process.dead = True
+                for other in list(process.tasks):
+                    other.cancel()
                 process.context().run(close_connections, process)
                 self.disk.settle()
                 self.process = self.daemon = None
