@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ def crash_at_write(run: Simulation, site: Site, fault: Fault) -> Undo:
 
 def kill(run: Simulation, site: Site, fault: Fault) -> Undo:
     site.down_s = fault.lasts_s
-    run.bury(site, power=fault.amount < 0.6)
+    run.take_down(site, power=fault.amount < 0.6)
     return lambda: None
 
 
@@ -187,6 +188,26 @@ def stop(run: Simulation, site: Site, fault: Fault) -> Undo:
     return lambda: None
 
 
+def restore_backup(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The operator copies the stopped site's folder, and puts the copy back later."""
+    kept = site.folder.path.with_name(f"{site.name}.backup")
+    if site.liar is not None or kept.exists():
+        return lambda: None
+    run.take_down(site)
+    shutil.copytree(site.folder.path, kept)
+
+    def undo() -> None:
+        if site.left or not kept.exists():
+            return
+        run.take_down(site)
+        shutil.rmtree(site.folder.path)
+        shutil.move(kept, site.folder.path)
+        run.referee.restored(site)
+        run.trace(f"{site.name} is restored")
+
+    return undo
+
+
 def resume(site: Site) -> None:
     """What an operator does at a site that waits for one."""
     if site.daemon is not None and site.daemon.machine.phase in ("paused", "failed"):
@@ -210,6 +231,7 @@ FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
         dying_worker,
         pause,
         stop,
+        restore_backup,
     )
 }
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from peer.core import commands
 from peer.core.messages import Unavailable
 from peer.core.site_memory import Row
 from peer.pb import peer_pb2 as pb
+from peer.records.ledger import Ledger
 from peer.transport import wire
-from peer.transport.manifest import decode_manifest
+from peer.transport.manifest import decode_manifest, verify_manifest
 from simulation.audit import Audit
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class Referee:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     guilty: set[str] = field(default_factory=set)
     refused: dict[str, list[str]] = field(default_factory=dict)
-    signed: dict[str, set[tuple[str, int, str]]] = field(default_factory=dict)
+    signed: dict[str, dict[tuple[str, int, str], int]] = field(default_factory=dict)
+    used_first: dict[tuple[Any, ...], str] = field(default_factory=dict)
     first: dict[tuple[Any, ...], str] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
@@ -113,6 +116,27 @@ class Referee:
         daemon.machine.handle = handle_and_check  # type: ignore[method-assign]
         daemon.journal.append = append_and_remember  # type: ignore[method-assign]
         daemon.ledger._append = append_to_ledger_and_remember  # type: ignore[method-assign]
+
+    def restored(self, site: Site) -> None:
+        """An operator has put an older folder in the site's place, with the ledger in it."""
+        self.records.pop(site.name, None)
+        for pair in [pair for pair in self.bytes_left if pair[0] == site.name]:
+            del self.bytes_left[pair]
+        for key in [key for key in self.used_first if key[0] == site.name]:
+            del self.used_first[key]
+
+    def check_ledger(self, site: Site) -> None:
+        """The ledger of a site that has left in order: whole, and without a transfer whose end is unknown."""
+        with contextlib.closing(Ledger(site.folder.egress_db, read_only=True)) as ledger:
+            self.require(not ledger.verify(), f"{site.name}: {ledger.verify()}")
+            transfers = ledger.transfers()
+        left_open = [transfer for transfer in transfers if transfer["outcome"] == "open"]
+        self.require(not left_open, f"{site.name} has left with open intents: {left_open}")
+        for (sender, receiver), left in self.bytes_left.items():
+            if sender == site.name:
+                mine = [transfer for transfer in transfers if transfer["peer"] == receiver]
+                told = sum(row["bytes"] if row["outcome"] == "unknown" else row["sent_bytes"] for row in mine)
+                self.require(left <= told, f"{sender} has sent {left} bytes to {receiver}, its ledger says {told}")
 
     def _require_durable(self, site: Site, database: Path, what: str) -> None:
         unsynced = site.disk.unsynced(f"{database}-wal")
@@ -200,9 +224,12 @@ class Referee:
             return
         origin, round, artifact = source["origin"], source["round"], source["artifact"]
         if origin != site:
+            signed = self.signed.get(artifact["sha256"], {})
             name = (origin, round, artifact["owner"])
-            known = self.signed.get(artifact["sha256"], set())
-            self.require(name in known, f"{site} trains with {name}, but {origin} signed {known}")
+            self.require(name in signed, f"{site} trains with {name}, but {origin} signed {list(signed)}")
+            key = (site, *name, signed.get(name), order["type"] == "Measure")
+            first = self.used_first.setdefault(key, artifact["sha256"])
+            self.require(first == artifact["sha256"], f"{site} trains with a second artifact of {name}")
         due = order["round"]
         if order["type"] in ("Train", "Aggregate"):
             right = round == due if not source["fallback"] else round < due
@@ -225,6 +252,8 @@ class Referee:
             return data
         if call == "GetManifest" and part == "answer":
             self._manifest(sender, data)
+        if call == "GetManifest" and part == "answer":
+            self._scheduled(sender, receiver, data)
         if part == "chunk":
             self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
             intents = [row for row in site.daemon.ledger.transfers() if row["peer"] == receiver]
@@ -238,7 +267,7 @@ class Referee:
         reply = wire.decode_reply(pb.ManifestReply.FromString(data))
         if isinstance(reply, Unavailable):
             return
-        manifest = decode_manifest(reply.body)
+        manifest = verify_manifest(reply, x509.load_der_x509_certificate(reply.certificate_der))
         artifact = manifest.artifact
         key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
         first = self.first.setdefault(key, artifact.sha256)
@@ -246,7 +275,21 @@ class Referee:
             sender in self.guilty or first == artifact.sha256,
             f"{sender} signed two artifacts for round {manifest.round}",
         )
-        self.signed.setdefault(artifact.sha256, set()).add((sender, manifest.round, artifact.owner))
+        name = (sender, manifest.round, artifact.owner)
+        self.signed.setdefault(artifact.sha256, {})[name] = manifest.generation
+
+    def _scheduled(self, sender: str, receiver: str, data: bytes) -> None:
+        """Where the order of a round gives each site one other's model, no other site gets it."""
+        reply, daemon = wire.decode_reply(pb.ManifestReply.FromString(data)), self.sites[sender].daemon
+        if isinstance(reply, Unavailable) or daemon is None:
+            return
+        manifest, rules = decode_manifest(reply.body), daemon.machine.rules
+        round = manifest.round
+        handback = 0 < rules.circulating == round - 1
+        if manifest.evaluation or handback or round > rules.rounds or rules.pattern(round) != "permutation":
+            return
+        turn = rules.roster.names[rules.order(round)[rules.roster.index(receiver)]]
+        self.require(turn == sender, f"{sender} offers {receiver} what round {round} gives it from {turn}")
 
     def called(self, caller: str, callee: str, path: str, status: str) -> None:
         self.trace(f"{caller} < {callee} {path.rsplit('/')[-1]} {status}")

@@ -56,8 +56,8 @@ class Liar:
         for habit in self.habits:
             calls, lie = HABITS[habit]
             if (call, part) in calls:
-                data = lie(self, receiver, data)
                 self.told[habit] += 1
+                return lie(self, receiver, data)
         return equivocate_chunk(self, receiver, data) if part == "chunk" else data
 
     def receive(self, sender: str, call: str, data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import hashlib
 import logging
@@ -209,8 +210,9 @@ class Simulation:
         """A daemon has ended by itself."""
         self.trace(f"{site.name} ended {type(error).__name__ if error else ''}")
         if site.liar is not None:
-            pass
+            site.left = error is None
         elif error is None:
+            self.referee.check_ledger(site)
             site.left = "finished" in [kind for kind, _, _ in self.referee.records[site.name].rows]
             if self.finished():
                 self.referee.stop.set()
@@ -221,12 +223,15 @@ class Simulation:
 
     def _crashed(self, site: Site) -> None:
         self.trace(f"{site.name} crashed")
-        self.loop.call_soon(self.bury, site, site.power)
+        outside = contextvars.Context()  # what follows is no act of the dead process
+        self.loop.call_soon(lambda: self.take_down(site, power=site.power), context=outside)
 
-    def bury(self, site: Site, power: bool) -> None:
+    def take_down(self, site: Site, *, power: bool = False) -> None:
+        """Kill the daemon, with ``power`` its machine; it starts again later."""
         process = site.process
         if process is None:
             return
+        self.trace(f"{site.name} is killed")
         self.network.down(process)
         site.bury(power=power)
         self._restart_later(site)

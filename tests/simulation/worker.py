@@ -22,13 +22,16 @@ from typing import Any, Protocol
 
 from peer import files
 from peer.methods.registry import PLANS
-from simulation.loop import Crash, Process
+from simulation.loop import Process
 
 PIDS = itertools.count(1 << 23)  # above the system's largest: no signal meets a real process
 
 
 class Watcher(Protocol):
     """What the worker tells of its work; ``simulation.invariants``."""
+
+    def fail(self, reason: str) -> None:
+        """An invariant does not hold."""
 
     def made(self, site: str, round: int, kind: str, sha256: str) -> None:
         """The worker has written an artifact."""
@@ -151,11 +154,11 @@ class SimulatedWorker:
             order = await self._orders.get()
             try:
                 await self._perform(hands, order)
-            except Crash:
-                raise
             except OSError:
                 self._end(1)
                 return
+            except Exception as error:
+                self.watcher.fail(f"{self.process.site}'s worker: {type(error).__name__}: {error}")
 
     async def _perform(self, hands: Hands, order: dict[str, Any]) -> None:
         kind = order["type"]
