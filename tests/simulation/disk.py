@@ -392,13 +392,10 @@ class SimulatedVFS(apsw.VFS):
         disk = self._disks.of(path) if path else None
         if disk is None:
             return apsw.VFSFile("", name, flags)
-        new = not os.path.exists(path)
         with _io_errors():
-            return (
-                disk.create(path, lambda: SimulatedFile(disk, path, name, flags, new))
-                if new
-                else SimulatedFile(disk, path, name, flags, new)
-            )
+            if os.path.exists(path):
+                return SimulatedFile(disk, path, name, flags)
+            return disk.create(path, lambda: SimulatedFile(disk, path, name, flags))
 
     def xDelete(self, path: str, sync_folder: bool) -> None:  # noqa: N802
         disk = self._disks.of(path)
@@ -414,9 +411,9 @@ class SimulatedVFS(apsw.VFS):
 class SimulatedFile(apsw.VFSFile):
     """A database file or its log."""
 
-    def __init__(self, disk: Disk, path: str, name: Any, flags: list[int], new: bool) -> None:
+    def __init__(self, disk: Disk, path: str, name: Any, flags: list[int]) -> None:
         self._disk, self._path = disk, path
-        self._sync_entry = new and path.endswith(("-wal", "-journal"))  # the system's VFS does, at the first sync
+        self._sync_entry = path.endswith(("-wal", "-journal"))  # as the system's VFS, at the first sync of each opening
         super().__init__("", name, flags)
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
