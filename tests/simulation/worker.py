@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peer import files
+from peer.core import limits
 from peer.methods.registry import PLANS
 from simulation.loop import Process
 
@@ -203,6 +204,7 @@ class Hands:
         history = self._load(order["base"])["history"]
         digests = [self._read(order, source) for source in order["sources"]]
         steps = max((source["artifact"]["steps"] for source in order["sources"]), default=0) + 1
+        steps = min(steps, limits.STEPS_MAX)
         given = None
         if self._plan.published in (stage, "commit"):
             given = self._artifact(round, owner=circulate or self._site, steps=steps)
