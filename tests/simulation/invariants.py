@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections import Counter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 WORKER_DIED = "the worker failed while it used the artifact"
 
 
+SECOND_ARTIFACT = "sent another artifact for round"
 FILES_PER_ROUND = 2
 TASKS_PER_SITE = 40
 ROWS_MAX = 600
@@ -68,6 +70,8 @@ class Referee:
     used_first: dict[tuple[Any, ...], str] = field(default_factory=dict)
     first: dict[tuple[Any, ...], str] = field(default_factory=dict)
     records: dict[str, Records] = field(default_factory=dict)
+    restored_sites: set[str] = field(default_factory=set)
+    received: dict[tuple[Any, ...], str] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
     bytes_left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -120,6 +124,7 @@ class Referee:
     def restored(self, site: Site) -> None:
         """An operator has put an older folder in the site's place, with the ledger in it."""
         self.records.pop(site.name, None)
+        self.restored_sites.add(site.name)
         for pair in [pair for pair in self.bytes_left if pair[0] == site.name]:
             del self.bytes_left[pair]
         for key in [key for key in self.used_first if key[0] == site.name]:
@@ -166,6 +171,10 @@ class Referee:
             known.committed.append(round)
             self._check_model(site, body["state"])
             self._check_disk(site)
+        if kind == "received":
+            manifest = decode_manifest(base64.b64decode(body["signed_body"]))
+            facts = (manifest.origin, manifest.generation, manifest.round, manifest.artifact.owner, manifest.evaluation)
+            self.received.setdefault((site.name, *facts), manifest.artifact.sha256)
         if kind == "opened":
             self.reached[site.name] = max(self.reached[site.name], round)
         if kind == "skipped":
@@ -177,9 +186,14 @@ class Referee:
             self._accuse(site, body["origin"], body["reason"])
 
     def _accuse(self, site: Site, origin: str, reason: str) -> None:
-        """Only the guilty may be named. A worker that died while it used an artifact accuses nobody."""
+        """Only the guilty may be named.
+
+        A worker that died while it used an artifact accuses nobody. A site whose backup was restored
+        may show another artifact until the receiver greets it.
+        """
         self.refused.setdefault(origin, []).append(reason)
-        if not reason.startswith(WORKER_DIED):
+        restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
+        if not reason.startswith(WORKER_DIED) and not restored:
             self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
 
     def _check_model(self, site: Site, state: str) -> None:
@@ -244,14 +258,14 @@ class Referee:
             data = site.liar.change(receiver, call, part, data)
             if call == "GetManifest" and part == "answer":
                 with contextlib.suppress(ValueError, DecodeError):
-                    self._manifest(sender, data)
+                    self._manifest(sender, receiver, data)
             return data
         if part == "request" and (liar := self.sites[receiver].liar) is not None:
             return liar.receive(sender, call, data)
         if site.daemon is None:
             return data
         if call == "GetManifest" and part == "answer":
-            self._manifest(sender, data)
+            self._manifest(sender, receiver, data)
         if call == "GetManifest" and part == "answer":
             self._scheduled(sender, receiver, data)
         if part == "chunk":
@@ -262,7 +276,7 @@ class Referee:
             self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
         return data
 
-    def _manifest(self, sender: str, data: bytes) -> None:
+    def _manifest(self, sender: str, receiver: str, data: bytes) -> None:
         """An honest site signs one artifact for a round, and only what it has published."""
         reply = wire.decode_reply(pb.ManifestReply.FromString(data))
         if isinstance(reply, Unavailable):
@@ -270,11 +284,14 @@ class Referee:
         manifest = verify_manifest(reply, x509.load_der_x509_certificate(reply.certificate_der))
         artifact = manifest.artifact
         key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
-        first = self.first.setdefault(key, artifact.sha256)
-        self.require(
-            sender in self.guilty or first == artifact.sha256,
-            f"{sender} signed two artifacts for round {manifest.round}",
-        )
+        if sender in self.restored_sites:  # it knows what is newer than its backup once the receiver has greeted
+            daemon = self.sites[sender].daemon
+            known = daemon is not None and receiver in daemon.machine.greeted
+            first = self.received.get((receiver, *key), "") if known else ""
+        else:
+            first = self.first.setdefault(key, artifact.sha256)
+        right = sender in self.guilty or first in ("", artifact.sha256)
+        self.require(right, f"{sender} signed two artifacts for round {manifest.round}")
         name = (sender, manifest.round, artifact.owner)
         self.signed.setdefault(artifact.sha256, {})[name] = manifest.generation
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from google.protobuf.message import Message
 
 from peer.files import artifact_path
@@ -26,6 +25,10 @@ HUGE = (0, 1, (1 << 31) - 1, 1 << 40, (1 << 53) + 1, (1 << 63) - 1)
 TEXTS = ("done", "gone", "train", "paused", "leaving", "no such phase", "", "\x1b[2J", "x" * 2000, "é" * 400)
 
 
+def draw_habits(rng: random.Random) -> tuple[str, ...]:
+    return tuple(rng.sample(sorted(HABITS), rng.choice((1, 1, 2, 3))))
+
+
 @dataclass
 class Liar:
     """What one site makes of its messages.
@@ -34,22 +37,20 @@ class Liar:
         habits: keys of ``HABITS``.
         rounds: the last round of the federation.
         key: signs what the liar changes.
+        artifacts: the folder of its own artifacts.
         blatant: by receiver, the lies that it cannot have taken for the truth.
+        told: by habit, the number of lies.
+        shown: by the digest that a receiver was shown, the digest of the artifact itself.
     """
 
     habits: tuple[str, ...]
     rounds: int
     key: Any
     rng: random.Random
+    artifacts: Path
     blatant: Counter[str] = field(default_factory=Counter)
     told: Counter[str] = field(default_factory=Counter)
-    artifacts: Path = Path()
     shown: dict[bytes, bytes] = field(default_factory=dict)
-
-    @classmethod
-    def draw(cls, rng: random.Random, rounds: int, key_pem: bytes, artifacts: Path) -> Liar:
-        habits = tuple(rng.sample(sorted(HABITS), rng.choice((1, 1, 2, 3))))
-        return cls(habits, rounds, load_pem_private_key(key_pem, None), rng, artifacts=artifacts)
 
     def change(self, receiver: str, call: str, part: str, data: bytes) -> bytes:
         """The bytes that leave in place of these."""

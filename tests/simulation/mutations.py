@@ -274,21 +274,31 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
 MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
 
 
+def search(name: str, seeds: int, having: str) -> int:
+    """Print the first seeds that fail without the rule and hold with it."""
+    failed = 0
+    for seed in range(seeds):
+        run = Simulation(seed)
+        plan = {fault.kind for fault in run.faults} | {habit for habits in run.liars.values() for habit in habits}
+        if having and having not in plan:
+            continue
+        violation = MUTATIONS[name].violation(seed)
+        if violation:
+            print(f"{name}: {seed}: {violation[:150]}", flush=True)
+            failed += 1
+            if failed == 2:
+                return 0
+    return 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--search", choices=sorted(MUTATIONS))
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to search")
+    parser.add_argument("--having", default="", help="only seeds with this fault or habit in their plan")
     arguments = parser.parse_args()
     if arguments.search is not None:
-        found = 0
-        for seed in range(arguments.seeds):
-            violation = MUTATIONS[arguments.search].violation(seed)
-            if violation:
-                print(f"{arguments.search}: {seed}: {violation[:150]}", flush=True)
-                found += 1
-                if found == 2:
-                    break
-        return 0 if found else 1
+        return search(arguments.search, arguments.seeds, arguments.having)
     unnoticed = 0
     for name, mutation in MUTATIONS.items():
         violation = mutation.violation(mutation.seed)

@@ -60,7 +60,7 @@ def main() -> int:
         print(
             run.shape,
             *run.faults,
-            *(f"{name} lies: {site.liar.habits}" for name, site in run.sites.items() if site.liar),
+            *(f"{name} lies: {', '.join(habits)}" for name, habits in run.liars.items()),
             sep="\n  ",
         )
         print(*outcome.lines, sep="\n")

@@ -13,11 +13,13 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from peer import errors
 from peer.daemon import worker_process
@@ -25,7 +27,7 @@ from peer.transport import transfer
 from simulation.disk import Disks
 from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_liars, draw_shape, resume
 from simulation.invariants import Referee
-from simulation.liars import Liar
+from simulation.liars import Liar, draw_habits
 from simulation.loop import PROCESS, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
 from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_verifications, repeatable_signatures
@@ -66,6 +68,7 @@ class ErrorLog(logging.Handler):
 class Simulation:
     """Args:
     seed: decides everything that happens.
+    shape, faults, liars: in place of those that the seed draws; liars with their habits.
     keep_lines: keep the trace's lines, not only their digest.
     """
 
@@ -75,14 +78,15 @@ class Simulation:
         *,
         shape: Shape | None = None,
         faults: Sequence[Fault] | None = None,
-        liars: Sequence[str] | None = None,
+        liars: Mapping[str, tuple[str, ...]] | None = None,
         keep_lines: bool = False,
     ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
         self.shape = shape or draw_shape(rng)
         self.faults = draw_faults(rng, self.shape) if faults is None else faults
-        self.liars = draw_liars(rng, self.shape) if liars is None else liars
+        drawn = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, self.shape)}
+        self.liars = drawn if liars is None else liars
         self._hash, self._lines = hashlib.sha256(), list[str]()
         self.loop: VirtualLoop
         self.sites: dict[str, Site] = {}
@@ -109,8 +113,9 @@ class Simulation:
             site = self.sites[name] = Site.enrol(root, name, self.shape, self.stream(name))
             disks.add(site.disk)
             if name in self.liars:
-                key, artifacts = enrolled()[1][name]["site.key"], site.folder.generation(1) / "artifacts"
-                site.liar = Liar.draw(self.stream(f"liar {name}"), self.shape.rounds, key, artifacts)
+                key = load_pem_private_key(enrolled()[1][name]["site.key"], None)
+                artifacts = site.folder.generation(1) / "artifacts"
+                site.liar = Liar(self.liars[name], self.shape.rounds, key, self.stream(f"liar {name}"), artifacts)
         pems = {name: folder["cert.pem"] for name, folder in enrolled()[1].items()}
         self.loop = VirtualLoop(lambda process, command: start_worker(process, command))
         self.referee = Referee(self.sites, self.loop.time, self.trace, guilty=set(self.liars))
