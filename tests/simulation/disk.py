@@ -256,7 +256,7 @@ class Disks:
     def of(self, path: Any) -> Disk | None:
         """The disk that a path lies on; ``None`` of a path elsewhere."""
         text = os.fspath(path) if not isinstance(path, int) else self._open_files.get(path, "")
-        return next((disk for disk in self._disks if text.startswith(disk.root)), None)
+        return next((disk for disk in self._disks if f"{text}/".startswith(f"{disk.root}/")), None)
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[None]:

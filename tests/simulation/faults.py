@@ -202,6 +202,7 @@ def restore_backup(run: Simulation, site: Site, fault: Fault) -> Undo:
         run.take_down(site)
         shutil.rmtree(site.folder.path)
         shutil.move(kept, site.folder.path)
+        site.disk.settle()
         run.referee.restored(site)
         run.trace(f"{site.name} is restored")
 

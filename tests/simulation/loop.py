@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simulation.disk import Disk
 
+START_S = 1000.0
 STEPS_PER_SECOND_MAX = 20_000
 """Turns of the loop in one virtual second: a daemon that needs more spins."""
 
@@ -76,7 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, spawn: Callable[[Process, tuple[str, ...]], Any]) -> None:
         super().__init__()
         self._selector = self  # the base class waits there for input, until the next timer is due
-        self._now_s = 1000.0
+        self._now_s = START_S
         self._spawn = spawn
         self._steps, self._second = 0, 0
         self.set_task_factory(make_task)

@@ -28,7 +28,7 @@ from simulation.disk import Disks
 from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_liars, draw_shape, resume
 from simulation.invariants import Referee
 from simulation.liars import Liar, draw_habits
-from simulation.loop import PROCESS, Crash, InlineExecutor, Process, Stuck, VirtualLoop
+from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
 from simulation.network import Failed, Network
 from simulation.sites import EPOCH_S, FINAL, Shape, Site, enrolled, remembered_verifications, repeatable_signatures
 from simulation.worker import NoLog, spawn
@@ -131,7 +131,7 @@ class Simulation:
             finally:
                 self._end()
         return Outcome(
-            self.seed, self.referee.violation, self._hash.hexdigest(), self.loop.time() - 1000.0, self._lines
+            self.seed, self.referee.violation, self._hash.hexdigest(), self.loop.time() - START_S, self._lines
         )
 
     def stream(self, name: str) -> random.Random:

@@ -261,7 +261,8 @@ class Site:
         check_folder(folder, federation, own)
         generation = startup._generation(folder, startup.Options())
         keep_configuration(folder, generation, federation, site, accept=False)
-        self.daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=generation)
+        stay = self.liar is not None  # a liar never goes away
+        self.daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=generation, stay=stay)
         watch(self)
 
         async def ready(port: int) -> None:
