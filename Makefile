@@ -10,7 +10,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test soak lint bench dist node clean
+.PHONY: help demo test lint bench gpu soak fuzz chaos dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,18 @@ soak: $(VENV)/.test ## seeds of the simulation until SECONDS are over: faults, c
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)
+
+gpu: $(VENV)/.test ## tests and figures that only a GPU can show; ends with status 77 without one
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 77)' || { \
+		echo "no GPU that this PyTorch can use: install torch for its CUDA version into $(VENV) (see constraints.txt)" >&2; exit 77; }
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python tests/bench/run.py gpu
+
+fuzz: $(VENV)/.fuzz ## look for bytes that break a parser; make fuzz SECONDS=600
+	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
+
+chaos: $(VENV)/.test ## kill, stop, starve and cut off real daemons; make chaos SECONDS=600; as root also networks and disks
+	$(BIN)/python tests/chaos/run.py --seconds $(or $(SECONDS),120)
 
 dist: $(VENV)/.release ## a release of HEAD in dist/: wheel, sdist, offline bundle, SBOM, checksums; INDEX=URL for torch
 	$(BIN)/python deploy/release.py $(if $(INDEX),--index $(INDEX))
@@ -67,6 +79,10 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt requirements/data.txt
 
 $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) --no-build-isolation --editable '.[data,research,export,scalars,release,test]'
+	touch $@
+
+$(VENV)/.fuzz: $(VENV)/.test
+	$(INSTALL) --no-build-isolation --editable '.[data,research,fuzz,test]'
 	touch $@
 
 $(VENV)/.release: $(VENV)/.run

@@ -1,4 +1,4 @@
-"""Losses: pure functions of tensors, each with its source, its shapes, its gradient flow and a running example."""
+"""Losses: pure functions of tensors, each with source, shapes, gradient flow and example."""
 
 from losses.distill import distillation_kl, distillation_l1
 from losses.mutual import consensus, feeding_loss, forward_kl, transfer_loss

@@ -46,14 +46,16 @@ def distillation_kl(local_logits: Tensor, messenger_logits: Tensor) -> Tensor:
 def distillation_l1(local_images: Tensor, messenger_images: Tensor) -> Tensor:
     """Mean absolute difference of the messenger's image from the local model's, which is the teacher.
 
-    Source: MH-pFLID, in place of the second term of its eq. 5 where the output is an image (super-resolution).
-    Differs: the paper has no such task; an image has no class distribution for the divergence to compare.
+    Source: MH-pFLID, in place of the second term of its eq. 5 where the output is an image
+        (super-resolution).
+    Differs: the paper has no such task; an image has no class distribution for the divergence to
+        compare.
     Args:
         local_images: the teacher's, ``(b, c, *space)``; no gradient.
         messenger_images: the student's, of the same shape; gradient flows.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 images), in the images' own unit of intensity, non-negative; 0 when
-        the images agree.
+        Scalar ``()``, float32 (float64 for float64 images), in the images' own unit of intensity,
+        non-negative; 0 when the images agree.
     Raises:
         ValueError: the images are not ``(b, c, *space)`` of floats, or differ in shape.
     Example:

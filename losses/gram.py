@@ -60,7 +60,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 class ExactProduct(torch.autograd.Function):
-    """``features @ weights`` of ``(b, c, s)`` and constant ``(b or 1, s, r)``, exact forwards and backwards."""
+    """``features @ weights`` of ``(b, c, s)`` and constant ``(b or 1, s, r)``, exact both ways."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, weights: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def dissimilarity(dam: Tensor, ktm: Tensor, *, form: Form, dtype: torch.dtype) -
 
 
 def cheaper_form(items: int, dam_width: int, ktm_width: int) -> Form:
-    """The form with fewer multiplications: two n×n matrices, or three d×d ones and their products with the features."""
+    """The form with fewer multiplications: two n×n matrices, or three d×d ones with products."""
     direct = items * (dam_width + ktm_width)
     linear = 2 * (dam_width**2 + ktm_width**2 + dam_width * ktm_width)
     return "direct" if direct <= linear else "linear"

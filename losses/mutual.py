@@ -19,7 +19,8 @@ from losses.distill import divergence, match_logits
 
 
 def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tensor:
-    r"""How far the two models agree on the most likely classes of each sample: the Jaccard index of their top sets.
+    r"""How far the two models agree on the most likely classes of each sample: the Jaccard index of
+    their top sets.
 
     .. math:: \lambda = \frac{|S \cap Z|}{|S \cup Z|}
 
@@ -32,11 +33,11 @@ def consensus(private_logits: Tensor, proxy_logits: Tensor, *, top: int) -> Tens
         proxy_logits: of the proxy, of the same shape; no gradient.
         top: how many classes a set has, at least 1 and fewer than there are.
     Returns:
-        λ, ``(b, *space)``, float32 (float64 for float64 logits), dimensionless, one of k / (2 top - k) for the k
-        classes in common: 0 or 1 for ``top`` 1; 0, 1/3 or 1 for ``top`` 2.
+        λ, ``(b, *space)``, float32 (float64 for float64 logits), dimensionless, one of k / (2 top -
+        k) for the k classes in common: 0 or 1 for ``top`` 1; 0, 1/3 or 1 for ``top`` 2.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes, or differ in shape;
-            ``top`` is out of range.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes,
+            or differ in shape; ``top`` is out of range.
     Example:
         >>> private, proxy = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[3.0, 1.0, 2.0]])
         >>> consensus(private, proxy, top=1), consensus(private, proxy, top=2)
@@ -87,7 +88,8 @@ def feeding_loss(
 def transfer_loss(
     private_logits: Tensor, proxy_logits: Tensor, *, top: int, weights: Tensor | float | None = None
 ) -> Tensor:
-    r"""The ablation without ranking: the private model learns the proxy's distribution over its most likely classes.
+    r"""The ablation without ranking: the private model learns the proxy's distribution over its
+    most likely classes.
 
     .. math:: L = \frac1{|b|}\sum_b \lambda_b \sum_{c \in Z_b} \tilde p_{bc}
               \log \frac{\tilde p_{bc}}{\mathrm{softmax}(w(x_b))_c}
@@ -100,10 +102,11 @@ def transfer_loss(
         private_logits: of the private model, ``(b, classes, *space)``; gradient flows.
         proxy_logits: of the proxy, of the same shape; no gradient.
         top: how many classes Z has, at least 1 and fewer than there are.
-        weights: λ, ``(b, *space)``, or one number for all; no gradient. None takes the :func:`consensus`.
+        weights: λ, ``(b, *space)``, or one number for all; no gradient. None takes the
+            :func:`consensus`.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0 when no sample has
-        consensus.
+        Scalar ``()``, float32 (float64 for float64 logits), in nats, non-negative up to rounding; 0
+        when no sample has consensus.
     Raises:
         ValueError: what :func:`consensus` raises; the weights have another shape.
     Example:
@@ -147,7 +150,7 @@ def forward_kl(private_logits: Tensor, proxy_logits: Tensor, *, updates_private:
 
 
 def top_classes(logits: Tensor, top: int) -> Tensor:
-    """The indices of the ``top`` highest of the logits ``(b, classes, *space)``, ``(b, top, *space)``, best first."""
+    """The indices of the ``top`` highest logits, ``(b, top, *space)``, best first."""
     classes = logits.shape[1]
     if not 1 <= top < classes:
         raise ValueError(f"top is {top}, but must be at least 1 and less than the {classes} classes; lower top")

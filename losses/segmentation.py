@@ -24,15 +24,18 @@ def dice_loss(logits: Tensor, targets: Tensor) -> Tensor:
     with π the softmax of the logits, g the one-hot targets and p the pixels of one image.
 
     Source: MH-pFLID, section 4.2, and dFLMoE, which name Dice as their loss of segmentation.
-    Differs: the papers print the union as the denominator, which is not Dice; here it is the sum of both extents.
+    Differs: the papers print the union as the denominator, which is not Dice; here it is the sum of
+        both extents.
     Args:
         logits: ``(b, classes, *space)``, background first; gradient flows.
         targets: classes ``(b, *space)``, integers in [0, classes); no gradient.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), dimensionless, in [0, 1); 0 when they agree.
+        Scalar ``()``, float32 (float64 for float64 logits), dimensionless, in [0, 1); 0 when they
+        agree.
     Raises:
-        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes and 1 spatial
-            dimension; the targets are not integers, have another shape or a class that does not exist.
+        ValueError: the logits are not ``(b, classes, *space)`` of floats with at least 2 classes
+            and 1 spatial dimension; the targets are not integers, have another shape or a class
+            that does not exist.
     Example:
         >>> confident = torch.tensor([[[20.0, -20.0, 20.0], [-20.0, 20.0, -20.0]]])
         >>> dice_loss(confident, torch.tensor([[0, 1, 0]]))
@@ -52,7 +55,8 @@ def dice_ce_loss(logits: Tensor, targets: Tensor) -> Tensor:
         logits: ``(b, classes, *space)``, background first; gradient flows.
         targets: classes ``(b, *space)``, integers in [0, classes); no gradient.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 logits), dimensionless plus nats, non-negative; 0 when they agree.
+        Scalar ``()``, float32 (float64 for float64 logits), dimensionless plus nats, non-negative;
+        0 when they agree.
     Raises:
         ValueError: what :func:`dice_loss` raises.
     Example:

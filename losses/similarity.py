@@ -42,16 +42,18 @@ def batch_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor]
               \quad B = \sqrt b\,\mathrm{rownorm}(HH^\top),\; H \in \mathbb R^{b\times cS}
 
     Source: FedSKD, eqs. 4-6.
-    Differs: a batch of one has no pair of samples and gives 0; a sample whose features are all zero takes part with a
-        zero row and no gradient of its own, where a clamped norm would give it an enormous one.
+    Differs: a batch of one has no pair of samples and gives 0; a sample whose features are all zero
+        takes part with a zero row and no gradient of its own, where a clamped norm would give it an
+        enormous one.
     Args:
         dam_taps: stage features, shallow to deep, each ``(b, c, *space)``; gradient flows.
         ktm_taps: the same of the other network; channels and space may differ; gradient flows.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for non-negative features in
-        [0, 2]; 0 when the similarity patterns agree.
+        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for
+        non-negative features in [0, 2]; 0 when the similarity patterns agree.
     Raises:
-        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, or the batch sizes differ.
+        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, or the batch sizes
+            differ.
     Example:
         >>> dam = [torch.tensor([[[1.0]], [[0.0]]])]
         >>> batch_similarity_loss(dam, dam)
@@ -75,22 +77,27 @@ def position_similarity_loss(
               \quad P = \sqrt S\,\mathrm{rownorm}(HH^\top),\; H \in \mathbb R^{S\times bc}
 
     Source: FedSKD, eqs. 7-9, with ``1/hw²`` read as ``1/(hw)²``.
-    Differs: never builds the S×S matrices where d×d ones are cheaper (d = bc; the same number, memory linear in S);
-        grids of different size are both resized to the element-wise smaller one, by linear interpolation of the
-        features where the paper aligns P: interpolating a similarity matrix along both axes is just that. A position
-        that is zero in every channel of every sample takes part with a zero row and no gradient of its own.
+    Differs: never builds the S×S matrices where d×d ones are cheaper (d = bc; the same number,
+        memory linear in S); grids of different size are both resized to the element-wise smaller
+        one, by linear interpolation of the features where the paper aligns P: interpolating a
+        similarity matrix along both axes is just that. A position that is zero in every channel of
+        every sample takes part with a zero row and no gradient of its own.
     Args:
         dam_taps: stage features, shallow to deep, each ``(b, c, *space)``; gradient flows.
         ktm_taps: the same of the other network; channels and grid may differ; gradient flows.
-        form: ``direct`` (S×S), ``linear`` (d×d) or ``auto``, at each tap the one with fewer multiplications.
-        accumulate: dtype of the arithmetic. ``torch.float32`` has an absolute error of some 1e-8, which matters in the
-            linear form once the loss is below 1e-6; ``torch.float64`` has none and takes twice the time on a CPU.
+        form: ``direct`` (S×S), ``linear`` (d×d) or ``auto``, at each tap the one with fewer
+            multiplications.
+        accumulate: dtype of the arithmetic. ``torch.float32`` has an absolute error of some 1e-8,
+            which matters in the linear form once the loss is below 1e-6; ``torch.float64`` has none
+            and takes twice the time on a CPU.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for non-negative features in
-        [0, 2]; 0 when the similarity patterns agree (in float32: to some 1e-8, of either sign).
+        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for
+        non-negative features in [0, 2]; 0 when the similarity patterns agree (in float32: to some
+        1e-8, of either sign).
     Raises:
-        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, the batch sizes or the numbers of
-            spatial dimensions differ, or ``form`` or ``accumulate`` is none of the above.
+        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, the batch sizes or
+            the numbers of spatial dimensions differ, or ``form`` or ``accumulate`` is none of the
+            above.
     Example:
         >>> dam = [torch.tensor([[[1.0, 0.0]]])]
         >>> position_similarity_loss(dam, dam)
@@ -102,27 +109,29 @@ def position_similarity_loss(
 
 
 def region_similarity_loss(dam_taps: Sequence[Tensor], ktm_taps: Sequence[Tensor], *, masks: Tensor) -> Tensor:
-    r"""Region-wise similarity distillation: both networks see the same regions, of an atlas say, as alike.
+    r"""Region-wise similarity distillation: both networks see the same regions, of an atlas say, as
+    alike.
 
     .. math:: L_R = \frac{1}{|\mathbb L|}\sum_\ell \frac{1}{r^2} \lVert R^\ell_{DAM}-R^\ell_{KTM} \rVert_F^2,
               \quad R = \sqrt r\,\mathrm{rownorm}(HH^\top),\; H_k = \frac{\sum_p m_{kp} F_p}{\sum_p m_{kp}}
 
     Source: FedSKD, eqs. 10-14.
-    Differs: masks are soft and area-averaged to each network's own grid (a nearest label would lose most regions of an
-        atlas on a grid of 3³); regions with less than 1e-3 of a cell left on either grid are dropped for both networks,
-        and r counts the others. Where masks differ between samples, a region is left out of the samples that lack it,
-        and dropped if all do. A tap without any region gives 0.
+    Differs: masks are soft and area-averaged to each network's own grid (a nearest label would lose
+        most regions of an atlas on a grid of 3³); regions with less than 1e-3 of a cell left on
+        either grid are dropped for both networks, and r counts the others. Where masks differ
+        between samples, a region is left out of the samples that lack it, and dropped if all do. A
+        tap without any region gives 0.
     Args:
         dam_taps: stage features, shallow to deep, each ``(b, c, *space)``; gradient flows.
         ktm_taps: the same of the other network; channels and grid may differ; gradient flows.
-        masks: region weights, non-negative, ``(r, *space)`` for all samples or ``(b, r, *space)``, at any grid; no
-            gradient.
+        masks: region weights, non-negative, ``(r, *space)`` for all samples or ``(b, r, *space)``,
+            at any grid; no gradient.
     Returns:
-        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for non-negative features in
-        [0, 2]; 0 when the similarity patterns agree.
+        Scalar ``()``, float32 (float64 for float64 taps), dimensionless, in [0, 4], for
+        non-negative features in [0, 2]; 0 when the similarity patterns agree.
     Raises:
-        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, the batch sizes or the numbers of
-            spatial dimensions differ, or the masks have another shape or no region.
+        ValueError: there is no tap, a tap is not ``(b, c, *space)`` of floats, the batch sizes or
+            the numbers of spatial dimensions differ, or the masks have another shape or no region.
     Example:
         >>> dam = [torch.tensor([[[1.0, 0.0]]])]
         >>> region_similarity_loss(dam, [torch.tensor([[[1.0, 1.0]]])], masks=torch.eye(2))

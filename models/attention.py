@@ -1,8 +1,10 @@
-r"""MH-pFLID's receiver and transmitter: attention over channels between the local model's and the messenger's feature.
+r"""MH-pFLID's receiver and transmitter: attention over channels between the local model's and the
+messenger's feature.
 
-Vector form, for classification and time series: the messenger's feature is u ``(b, D)``, the local one ``(b, d)``.
-Dense form, for segmentation: they are ``(b, D, *grid)`` and ``(b, d, *space)``, on different grids. Both modules are
-private to a site and compute at the precision of their own weights, outside autocast.
+Vector form, for classification and time series: the messenger's feature is u ``(b, D)``, the local
+one ``(b, d)``. Dense form, for segmentation: they are ``(b, D, *grid)`` and ``(b, d, *space)``, on
+different grids. Both modules are private to a site and compute at the precision of their own
+weights, outside autocast.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class ChannelAttention(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """The common part of receiver and transmitter: projection W_d of the local feature, attention."""
+    """The common part of receiver and transmitter: the local feature's projection, attention."""
 
     def __init__(
         self,

@@ -63,7 +63,6 @@ class Residual(nn.Module):
         self.branch, self.shortcut, self.act = branch, shortcut, act
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of branch and shortcut."""
         summed: Tensor = self.branch(x) + (x if self.shortcut is None else self.shortcut(x))
         return summed if self.act is None else self.act(summed)
 
@@ -78,7 +77,7 @@ def run_stages(stages: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
 
 
 def resize(x: Tensor, space: Sequence[int]) -> Tensor:
-    """Features ``(b, c, *space)`` on another grid, by linear interpolation between the centres of its cells."""
+    """Features ``(b, c, *space)`` on another grid, interpolated between the centres of cells."""
     if x.shape[2:] == tuple(space):
         return x
     return F.interpolate(x, size=tuple(space), mode=LINEAR[x.ndim - 2], align_corners=False)

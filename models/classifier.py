@@ -32,11 +32,9 @@ class Classifier(Network):
         self.projection = None if size is None else nn.Linear(channels, size)
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """The features after each stage."""
         return run_stages(self.stages, self.stem(x))
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = self.features(x)
         penultimate = mean_over_space(taps[-1])

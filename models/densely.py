@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from torch import nn
 
 from models.classifier import Classifier
+from models.network import Sizes
 
 BLOCKS = (7, 7, 7)
 
@@ -12,21 +15,18 @@ BLOCKS = (7, 7, 7)
 class DenseNet(Classifier):
     """DenseNet-BC of three dense blocks with seven layers each; its taps are the blocks.
 
-    Source: Huang et al. 2017 as MONAI builds it (``monai.networks.nets.DenseNet``); MH-pFLID's client has growth 12
-        after 24 initial features.
-    Differs: MH-pFLID's stem is one convolution 3 wide of stride 1, for small images; MONAI's, here, is 7 wide and has
-        stride 2 and a max pool.
-    Shapes: ``x (b, in_channels, *space)``, each side at least 13; taps ``(b, c_i, *space_i)`` at 1/4, 1/8 and 1/16
-        with 108, 138 and 153 channels at width 24; penultimate ``(b, 153)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Source: Huang et al. 2017 as MONAI builds it (``monai.networks.nets.DenseNet``); MH-pFLID's
+        client has growth 12 after 24 initial features.
+    Differs: MH-pFLID's stem is one convolution 3 wide of stride 1, for small images; MONAI's, here,
+        is 7 wide and has stride 2 and a max pool.
+    Shapes: ``x (b, in_channels, *space)``, each side at least 13; taps ``(b, c_i, *space_i)`` at
+        1/4, 1/8 and 1/16 with 108, 138 and 153 channels at width 24; penultimate ``(b, 153)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: features of the stem, twice the growth of each layer.
         projection: features that the head takes; None takes those of the last block.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
     Example:
@@ -36,23 +36,9 @@ class DenseNet(Classifier):
         [(108, 16, 16), (138, 8, 8), (153, 4, 4)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 24,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 24, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         from monai.networks.nets import DenseNet as MonaiDenseNet  # the import takes seconds: only for a build
 
         net = MonaiDenseNet(

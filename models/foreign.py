@@ -86,7 +86,7 @@ def _class(name: str) -> type[nn.Module]:
 
 
 def _parameters(kind: type[nn.Module]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The constructor's named parameters, with those of the bases that its ``**kwargs`` reach; whether it takes any."""
+    """The constructor's parameters, with those its ``**kwargs`` reach; whether it takes any."""
     named: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:
         if base is nn.Module:

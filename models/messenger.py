@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import CONVOLUTION, TRANSPOSED, conv, mean_over_space, pool, run_stages
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Features of the body in units of width: 512 and, for time series, 128, at width 64.
 FACTOR = 8
@@ -26,25 +27,25 @@ SERIES_STEPS_MIN = 101
 
 
 class VectorMessenger(Network):
-    """The messenger of classification and, in its form for series, of time series; its taps are its three blocks.
+    """The messenger of classification and, in its form for series, of time series; its taps are its
+    three blocks.
 
-    Source: MH-pFLID, tables 9 and 10, as its authors run it: three convolutions of stride 2, the second depthwise, the
-        third grouped, with max pools between; the mean; batch norm, rectifier and a linear layer as head.
-    Differs: none from the authors' code; the printed tables have dense convolutions and a second linear layer, with
-        which the sizes in the paper cannot be had. 3-D is the same with three dimensions. A side below 48 is padded
-        by 3, not 2, at the last convolution, where it would vanish.
+    Source: MH-pFLID, tables 9 and 10, as its authors run it: three convolutions of stride 2, the
+        second depthwise, the third grouped, with max pools between; the mean; batch norm, rectifier
+        and a linear layer as head.
+    Differs: none from the authors' code; the printed tables have dense convolutions and a second
+        linear layer, with which the sizes in the paper cannot be had. 3-D is the same with three
+        dimensions. A side below 48 is padded by 3, not 2, at the last convolution, where it would
+        vanish.
     Shapes: ``x (b, in_channels, *space)``, any space of at least 1, of a series at least 101, and
-        in training a batch of at least 2; taps
-        ``(b, width, *space_i)`` twice and ``(b, 8 * width, *space_3)`` (series: ``2 * width``); penultimate the mean of
-        the last; prediction ``(b, classes)``, logits.
+        in training a batch of at least 2; taps ``(b, width, *space_i)`` twice and
+        ``(b, 8 * width, *space_3)`` (series: ``2 * width``); penultimate the mean of the last;
+        prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         series: whether it is the form for time series.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first two convolutions.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -56,12 +57,9 @@ class VectorMessenger(Network):
 
     head_name = "classifier"
 
-    def __init__(
-        self, *, name: str, series: bool, spatial_dims: int, in_channels: int, classes: int, width: int = 64
-    ) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, series: bool, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         features = width * (TIME_SERIES_FACTOR if series else FACTOR)
         self.body = nn.Sequential(
             conv(spatial_dims, in_channels, width, 3, stride=2, bias=True),
@@ -75,7 +73,6 @@ class VectorMessenger(Network):
         self.lone_side = math.inf
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         first, second, third = self.body
         near = self.pool(F.relu(first(x)))
@@ -89,20 +86,18 @@ class VectorMessenger(Network):
 class DenseMessenger(Network):
     """The messenger of segmentation; its taps are its four blocks.
 
-    Source: MH-pFLID, table 10, as its authors run it: four convolutions, two of them depthwise and one grouped, each
-        with a max pool; four transposed convolutions as head.
-    Differs: none from the authors' code; the printed table has dense convolutions, with which the size in the paper
-        cannot be had, and a rectifier after the last layer. 3-D is the same with three dimensions.
-    Shapes: ``x (b, in_channels, *space)``, each side a multiple of 16; taps ``(b, c_i, *space_i)`` at 1/2 to 1/16 with
-        ``c_i`` = ``width`` three times, then ``8 * width``; bottleneck and penultimate the last of them; prediction
-        ``(b, classes, *space)``, logits.
+    Source: MH-pFLID, table 10, as its authors run it: four convolutions, two of them depthwise and
+        one grouped, each with a max pool; four transposed convolutions as head.
+    Differs: none from the authors' code; the printed table has dense convolutions, with which the
+        size in the paper cannot be had, and a rectifier after the last layer. 3-D is the same with
+        three dimensions.
+    Shapes: ``x (b, in_channels, *space)``, each side a multiple of 16; taps ``(b, c_i, *space_i)``
+        at 1/2 to 1/16 with ``c_i`` = ``width`` three times, then ``8 * width``; bottleneck and
+        penultimate the last of them; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first three convolutions and of the head.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -116,10 +111,9 @@ class DenseMessenger(Network):
     head_name = "decoder"
     multiple = 16
 
-    def __init__(self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         features = FACTOR * width
         self.body = nn.ModuleList(
             nn.Sequential(layer, nn.ReLU(), pool(spatial_dims))
@@ -136,7 +130,6 @@ class DenseMessenger(Network):
             self.decoder.extend([nn.ReLU(), up(width, out)])
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.body, x)
         return Output(self.decoder(taps[-1]), tuple(taps), taps[-1], taps[-1])

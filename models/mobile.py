@@ -1,29 +1,32 @@
-"""Small classifiers of depthwise, grouped and squeezed convolutions, in one, two and three dimensions."""
+"""Small classifiers of depthwise, grouped and squeezed convolutions, in 1-D, 2-D and 3-D."""
 
 from __future__ import annotations
+
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from models.blocks import Residual, conv_norm, conv_norm_act, initialise, pool
 from models.classifier import Classifier
+from models.network import Sizes
 
 
 class MobileNetV1(Classifier):
     """MobileNet of depthwise separable convolutions; its taps are the five grids.
 
-    Source: Howard et al. 2017. The default width is x0.5, which MH-pFLID's authors run as their "MobileNetV2".
-    Differs: none at widths 32, 24, 16 and 8 (x1, x0.75, x0.5, x0.25); any other width scales all stages alike.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, width * 2**(i + 1), *space_i)`` at 1/2
-        to 1/32; penultimate ``(b, 32 * width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Source: Howard et al. 2017. The default width is x0.5, which MH-pFLID's authors run as their
+        "MobileNetV2".
+    Differs: none at widths 32, 24, 16 and 8 (x1, x0.75, x0.5, x0.25); any other width scales all
+        stages alike.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps
+        ``(b, width * 2**(i + 1), *space_i)`` at 1/2 to 1/32; penultimate ``(b, 32 * width)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -32,23 +35,9 @@ class MobileNetV1(Classifier):
         [(8, 32, 32), (16, 16, 16), (32, 8, 8), (64, 4, 4), (128, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 16,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2)
         self.stages = nn.ModuleList()
         channels = width
@@ -69,44 +58,28 @@ class MobileNetV2(Classifier):
     """MobileNetV2 of inverted residuals; its taps are the five grids.
 
     Source: Sandler et al. 2018.
-    Differs: a width other than 32 (x1) scales all channels but the last convolution's 1280 alike, without rounding them
-        to multiples of 8. No dropout before the head.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 16, 24, 32, 96 in units of ``width / 32``, then 1280; penultimate ``(b, 1280)`` or
-        ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Differs: a width other than 32 (x1) scales all channels but the last convolution's 1280 alike,
+        without rounding them to multiples of 8. No dropout before the head.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 16, 24, 32, 96 in units of ``width / 32``, then 1280; penultimate
+        ``(b, 1280)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, width is not a multiple of 4, or the input does not fit.
+        ValueError: a size is not a positive whole number, width is not a multiple of 4, or the
+            input does not fit.
     Example:
         >>> model = MobileNetV2(name="mobilenet_v2", spatial_dims=2, in_channels=3, classes=5, width=4)
         >>> [tuple(tap.shape[1:]) for tap in model(torch.zeros(2, 3, 64, 64)).taps]
         [(2, 32, 32), (3, 16, 16), (4, 8, 8), (12, 4, 4), (1280, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = conv_norm_act(spatial_dims, in_channels, width, 3, stride=2, act=nn.ReLU6)
         self.stages = nn.ModuleList()
         channels, last = width, 1280
@@ -145,17 +118,14 @@ class ShuffleNetV2(Classifier):
 
     Source: Ma et al. 2018. The default width is x0.5; 116, 176 and 244 are x1, x1.5 and x2.
     Differs: at x2 the paper's last convolution has 2048 channels, here 1024 at any width.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/8, 1/16 and 1/32
-        with ``c_i`` = ``width``, ``2 * width``, 1024; penultimate ``(b, 1024)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/8, 1/16 and 1/32 with ``c_i`` = ``width``, ``2 * width``, 1024; penultimate ``(b, 1024)``
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, even.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
     Example:
@@ -164,23 +134,9 @@ class ShuffleNetV2(Classifier):
         [(8, 8, 8), (16, 4, 4), (1024, 2, 2)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 48,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 48, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels, last = 24, 1024
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 3, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()
@@ -196,9 +152,7 @@ class ShuffleNetV2(Classifier):
 
 
 class ShuffleUnit(nn.Module):
-    """Convolves half of the channels, passes and interleaves the others; at stride 2 uses all
-    twice.
-    """
+    """Convolves half of the channels and interleaves the others; at stride 2 uses all twice."""
 
     def __init__(self, dims: int, channels: int, out: int, *, stride: int) -> None:
         super().__init__()
@@ -207,7 +161,6 @@ class ShuffleUnit(nn.Module):
         self.long = conv_norm_act(dims, convolved, half, 1).extend(_separable(dims, half, half, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of ``out`` channels."""
         if self.short is None:
             short, x = x.chunk(2, dim=1)
         else:
@@ -224,19 +177,17 @@ class SqueezeNet(Classifier):
     """SqueezeNet with simple bypass; its taps are the features before each pooling and the last ones.
 
     Source: Iandola et al. 2016, version 1.0 with the bypass of its fig. 2.
-    Differs: batch norm after each convolution, for training from scratch. The convolutional classifier is a linear
-        layer after the mean, which is the same but for the rectifier between them. No dropout.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/4, 1/8 and 1/16
-        with ``c_i`` = 16, 32, 32 times ``width``; penultimate ``(b, 32 * width)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Differs: batch norm after each convolution, for training from scratch. The convolutional
+        classifier is a linear layer after the mean, which is the same but for the rectifier between
+        them. No dropout.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/4, 1/8 and 1/16 with ``c_i`` = 16, 32, 32 times ``width``; penultimate ``(b, 32 * width)``
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels that the first module squeezes to.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -245,23 +196,9 @@ class SqueezeNet(Classifier):
         [(32, 16, 16), (64, 8, 8), (64, 4, 4)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 16,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 16, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         channels = 6 * width
         self.stem = conv_norm_act(spatial_dims, in_channels, channels, 7, stride=2).append(pool(spatial_dims))
         self.stages = nn.ModuleList()
@@ -292,6 +229,5 @@ class Fire(nn.Module):
         self.wide = conv_norm_act(dims, squeezed, 4 * squeezed, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of ``out`` channels."""
         x = self.squeeze(x)
         return torch.cat([self.narrow(x), self.wide(x)], dim=1)

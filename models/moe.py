@@ -112,7 +112,7 @@ class ExpertAttention(nn.Module):
         self.per_sample = _per_sample(attention)
 
     def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """How much each expert counts: ``(b, n, *space)``, per sample with sides of 1; n in the mapping's order."""
+        """How much each expert counts, ``(b, n, *space)``, n in the mapping's order."""
         keys = _stack(feature, predictions)
         with exact(self, feature, keys) as (feature, keys):
             if self.per_sample:
@@ -165,7 +165,7 @@ class ExpertGate(nn.Module):
         return True
 
     def weights(self, feature: Tensor, predictions: Mapping[str, Tensor]) -> Tensor:
-        """How much each expert counts: ``(b, n, *space)``, per sample with sides of 1; n in the mapping's order."""
+        """How much each expert counts, ``(b, n, *space)``, n in the mapping's order."""
         with exact(self, feature) as (feature,):
             feature = _mean(feature, 2) if self.per_sample else feature
             scores = torch.cat([self.rows[_key(site)](feature) for site in predictions], dim=1)
@@ -243,7 +243,7 @@ class Mixture(nn.Module):
         return (isinstance(self.mixing, ExpertGate) and self.mixing.add_expert(site)) or is_new
 
     def forward(self, feature: Tensor, own_prediction: Tensor, heads: Mapping[str, nn.Module]) -> Tensor:
-        """The mixture of the own head's prediction for this feature and those of the others' heads."""
+        """The mixture of the own head's prediction and those of the others' heads."""
         with exact(self, feature, own_prediction) as (feature, own_prediction):
             predictions = {self.own: own_prediction}
             for site in sorted(heads):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from torch import Tensor, nn
 
@@ -28,6 +28,20 @@ class Output(NamedTuple):
     taps: tuple[Tensor, ...]
     bottleneck: Tensor
     penultimate: Tensor
+
+
+class Sizes(TypedDict):
+    """The arguments that every network of ``models.MODELS`` takes.
+
+    ``name`` is its name there. ``spatial_dims`` is 1, 2 or 3, of a time series 1. ``in_channels``
+    are those of the input, and ``classes`` those of the prediction, which super-resolution takes as
+    the channels of its image.
+    """
+
+    name: str
+    spatial_dims: int
+    in_channels: int
+    classes: int
 
 
 class Network(nn.Module):
@@ -82,11 +96,11 @@ class Network(nn.Module):
 
     @property
     def head(self) -> nn.Module:
-        """The part from the penultimate feature to the prediction: dFLMoE shares it, FedSKD freezes it."""
+        """The part after the penultimate feature: dFLMoE shares it, FedSKD freezes it."""
         return self.get_submodule(self.head_name)
 
     def check_input(self, x: Tensor) -> None:
-        """``ValueError`` unless ``x`` is a non-empty ``(b, in_channels, *space)`` of a size that fits this network."""
+        """``ValueError`` unless ``x`` is ``(b, in_channels, *space)`` of a size that fits."""
         name, dims, channels = self.spec["name"], self.spec["spatial_dims"], self.spec["in_channels"]
         if x.ndim != dims + 2 or x.shape[1] != channels or not x.numel():
             raise ValueError(

@@ -1,14 +1,16 @@
-"""Residual networks in one, two and three dimensions: from FedSKD's local models to dFLMoE's and MH-pFLID's clients."""
+"""Residual networks in 1-D, 2-D and 3-D: FedSKD's models, dFLMoE's and MH-pFLID's clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from models.blocks import Residual, conv, conv_norm, conv_norm_act, initialise, norm, pool, run_stages
 from models.classifier import Classifier
+from models.network import Sizes
 
 # Output channels of a block for each channel of its stage.
 EXPANSION = {"basic": 1, "bottleneck": 4, "squeeze": 1, "grouped": 4}
@@ -37,34 +39,33 @@ class ResNet(Classifier):
     resnext14   grouped    1, 1, 1, 1    1, 2, 4, 8
     =========== ========== ============= =====================
 
-    Source: He et al. 2016, of MONAI's blocks (``monai.networks.nets.ResNet``, whose parameter names these are): FedSKD
-        uses ResNet-10 of differing width at each site; FedDAL 18, 34 and 101; MH-pFLID and dFLMoE 17, 11, 8 and 5,
-        which at width 64 all end in 512 features. SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie
-        et al. 2017.
-    Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes no gradient. The
-        stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for ImageNet, and 1 in 3-D, as MONAI has it.
-        Pooling is the mean over space, whose gradient is deterministic on a GPU, too. ResNeXt's first 1x1 convolution
-        is not grouped, as its paper has it; MH-pFLID's authors group it.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one value a channel must be
-        left at the last stage); taps ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4
-        of bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap or
-        ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Source: He et al. 2016, of MONAI's blocks (``monai.networks.nets.ResNet``, whose parameter names
+        these are): FedSKD uses ResNet-10 of differing width at each site; FedDAL 18, 34 and 101;
+        MH-pFLID and dFLMoE 17, 11, 8 and 5, which at width 64 all end in 512 features.
+        SE-ResNet-18: Hu et al. 2018, reduction 16. ResNeXt-14 (32x4d): Xie et al. 2017.
+    Differs: the shortcut is always the projection ("B", without bias): MONAI's shortcut "A" passes
+        no gradient. The stem stride, which FedSKD leaves open, is 2 in 1-D and 2-D, as for
+        ImageNet, and 1 in 3-D, as MONAI has it. Pooling is the mean over space, whose gradient is
+        deterministic on a GPU, too. ResNeXt's first 1x1 convolution is not grouped, as its paper
+        has it; MH-pFLID's authors group it.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1 (in training, more than one
+        value a channel must be left at the last stage); taps
+        ``(b, factor * width * expansion, *space_i)``, post-ReLU, where the expansion is 4 of
+        bottleneck and grouped blocks, else 1; bottleneck and penultimate ``(b, c)`` of the last tap
+        or ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         blocks: of each stage.
         block: the kind of block, one of ``EXPANSION``.
         factors: of each stage, its channels in units of ``width``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the stem; FedSKD's sites have 64, 62, 60 and 58.
         stem_stride: 1 or 2; None takes 2 in 1-D and 2-D, 1 in 3-D.
         max_pool: whether the stem ends in a max pool of stride 2.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2, resnext14's width is not a
-            multiple of 16, or the input does not fit.
+        ValueError: a size is not a positive whole number, ``stem_stride`` is not 1 or 2,
+            resnext14's width is not a multiple of 16, or the input does not fit.
     Example:
         >>> import torch
         >>> model = resnet10(spatial_dims=2, in_channels=3, classes=5, width=8)
@@ -76,26 +77,20 @@ class ResNet(Classifier):
     def __init__(
         self,
         *,
-        name: str,
         blocks: Sequence[int],
         block: str = "basic",
         factors: Sequence[int] = (1, 2, 4, 8),
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
         width: int = 64,
         stem_stride: int | None = None,
         max_pool: bool = True,
         projection: int | None = None,
+        **sizes: Unpack[Sizes],
     ) -> None:
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         if stem_stride is None:
             stem_stride = 1 if spatial_dims == 3 else 2
         super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection},
+            hyper={"width": width, "stem_stride": stem_stride, "max_pool": max_pool, "projection": projection}, **sizes
         )
         self.conv1 = conv(spatial_dims, in_channels, width, 7, stride=stem_stride)
         self.bn1 = norm(spatial_dims, width)
@@ -111,7 +106,6 @@ class ResNet(Classifier):
         self.lone_side = stem_stride * (2 if max_pool else 1) * 2 ** (len(blocks) - 1)
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """The features after each stage."""
         x = self.maxpool(self.act(self.bn1(self.conv1(x))))
         return run_stages((self.get_submodule(name) for name in self.stage_names), x)
 

@@ -1,14 +1,15 @@
-"""Super-resolution in one, two and three dimensions: SRResNet of three depths and SRCNN, dFLMoE's clients."""
+"""Super-resolution in 1-D, 2-D and 3-D: SRResNet of three depths and SRCNN, dFLMoE's clients."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import LINEAR, Residual, conv, conv_norm, run_stages
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 
 class SRResNet(Network):
@@ -24,13 +25,10 @@ class SRResNet(Network):
         ``(b, classes, *(scale * space))``, an image whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         blocks: how many residual blocks, a multiple of 3.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: channels of the output image.
         width: channels of all features.
         scale: how many times the sides grow: 2, 4 or 8.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, the scale is another, or the input does
             not fit.
@@ -44,24 +42,9 @@ class SRResNet(Network):
 
     head_name = "last"
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        blocks: int,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 64,
-        scale: int = 4,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "scale": scale},
-        )
+    def __init__(self, *, blocks: int, width: int = 64, scale: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "scale": scale}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         from monai.networks.blocks import SubpixelUpsample  # the import takes seconds: only for a build
 
         self.first = nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.PReLU())
@@ -76,7 +59,6 @@ class SRResNet(Network):
         self.lone_side = 1
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages([self.first, *self.stages], x)
         bottleneck = taps[0] + self.skipped(taps[-1])
@@ -100,12 +82,9 @@ class SRCNN(Network):
         whose channels are ``classes``.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: channels of the output image.
         width: features of the first convolution, twice those of the second.
         scale: how many times the sides grow: 2, 4 or 8.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, the scale is another, or
             the input does not fit.
@@ -118,16 +97,9 @@ class SRCNN(Network):
 
     head_name = "last"
 
-    def __init__(
-        self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64, scale: int = 4
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "scale": scale},
-        )
+    def __init__(self, *, width: int = 64, scale: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "scale": scale}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         self.stages = nn.ModuleList(
             (
                 nn.Sequential(conv(spatial_dims, in_channels, width, 9, bias=True), nn.ReLU()),
@@ -138,7 +110,6 @@ class SRCNN(Network):
         self.interpolation = "bicubic" if spatial_dims == 2 else LINEAR[spatial_dims]
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         enlarged = F.interpolate(x, scale_factor=self.spec["hyper"]["scale"], mode=self.interpolation)
         taps = run_stages(self.stages, enlarged)

@@ -1,4 +1,4 @@
-"""Features of any network by layer name, so that a site can use its network without rewriting it."""
+"""Features of any network by layer name, so that a site need not rewrite its network."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class Tapped(Network):
         self._verified = False
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         features, head = self.spec["features"], self.spec["head"]
         with _recording(self.network, features, head) as (outputs, head_inputs):
@@ -106,7 +105,7 @@ class Tapped(Network):
 
 
 def layer_names(network: nn.Module) -> list[str]:
-    """The names that ``features`` and ``head`` may use, in the order of the layers' construction."""
+    """The names that ``features`` and ``head`` may use, in the order of construction."""
     return [name for name, _ in network.named_modules() if name]
 
 

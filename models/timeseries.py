@@ -1,11 +1,14 @@
-"""Classifiers of time series of any length: convolutional, attentive and recurrent, MH-pFLID's and dFLMoE's clients."""
+"""Classifiers of time series of any length: MH-pFLID's and dFLMoE's clients."""
 
 from __future__ import annotations
+
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from models.blocks import norm
 from models.classifier import Classifier
+from models.network import Sizes
 
 DROPOUT = 0.1
 HEADS = 4
@@ -17,20 +20,21 @@ LONE_SIDE = 3
 class TCN(Classifier):
     """Three convolutional blocks, which are the taps.
 
-    Source: MH-pFLID's client (its authors' code): kernels 7 of stride 3, 8 and 8; 32, 64 and 64 channels.
-    Differs: the mean over time before the head, so that any length will do; the authors flatten 127 steps of 64.
-    Shapes: ``x (b, in_channels, length)``; taps ``(b, width or 2 * width, length_i)`` at about 1/6, 1/12 and 1/24;
-        penultimate ``(b, 2 * width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Source: MH-pFLID's client (its authors' code): kernels 7 of stride 3, 8 and 8; 32, 64 and 64
+        channels.
+    Differs: the mean over time before the head, so that any length will do; the authors flatten 127
+        steps of 64.
+    Shapes: ``x (b, in_channels, length)``; taps ``(b, width or 2 * width, length_i)`` at about 1/6,
+        1/12 and 1/24; penultimate ``(b, 2 * width)`` or ``(b, projection)``; prediction
+        ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first block, half those of the others.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, the spatial dimension is not 1, or the input does not fit.
+        ValueError: a size is not a positive whole number, the spatial dimension is not 1, or the
+            input does not fit.
     Example:
         >>> import torch
         >>> model = TCN(name="tcn", spatial_dims=1, in_channels=1, classes=5)
@@ -38,23 +42,9 @@ class TCN(Classifier):
         [(32, 501), (64, 252), (64, 127)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
             (
@@ -71,21 +61,20 @@ class Transformer(Classifier):
     """A convolutional block and two attention layers with a pooling between, which are the taps.
 
     Source: MH-pFLID's client (its authors' code): kernel 33 of stride 3, 32 channels, 4 heads.
-    Differs: a residual connection and a layer norm at each attention, as in Vaswani et al. 2017; the mean over time
-        before the head, so that any length will do, where the authors flatten 251 steps of 32.
-    Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length_i)`` at about 1/6, 1/6 and 1/12; penultimate
-        ``(b, width)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Differs: a residual connection and a layer norm at each attention, as in Vaswani et al. 2017;
+        the mean over time before the head, so that any length will do, where the authors flatten
+        251 steps of 32.
+    Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length_i)`` at about 1/6, 1/6 and
+        1/12; penultimate ``(b, width)`` or ``(b, projection)``; prediction ``(b, classes)``,
+        logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of all features, a multiple of 4.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, the width is not a multiple of 4, the spatial dimension is
-            not 1, or the input does not fit.
+        ValueError: a size is not a positive whole number, the width is not a multiple of 4, the
+            spatial dimension is not 1, or the input does not fit.
     Example:
         >>> import torch
         >>> model = Transformer(name="transformer", spatial_dims=1, in_channels=1, classes=5)
@@ -93,23 +82,9 @@ class Transformer(Classifier):
         [(32, 501), (32, 501), (32, 251)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = nn.ModuleList(
             (
@@ -126,21 +101,19 @@ class RNN(Classifier):
     """A convolutional block and three LSTM layers, which are the taps.
 
     Source: MH-pFLID's client: kernel 33 of stride 3, 32 channels, hidden size 16.
-    Differs: the mean over time before the head, so that any length will do and each step has a gradient of its own;
-        the authors flatten 501 steps of 16.
-    Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length')``, then three ``(b, width // 2, length')``, at
-        about 1/6; penultimate ``(b, width // 2)`` or ``(b, projection)``; prediction ``(b, classes)``, logits.
+    Differs: the mean over time before the head, so that any length will do and each step has a
+        gradient of its own; the authors flatten 501 steps of 16.
+    Shapes: ``x (b, in_channels, length)``; taps ``(b, width, length')``, then three
+        ``(b, width // 2, length')``, at about 1/6; penultimate ``(b, width // 2)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the convolution, twice the hidden size.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
-        ValueError: a size is not a positive whole number, the width is odd, the spatial dimension is not 1, or the
-            input does not fit.
+        ValueError: a size is not a positive whole number, the width is odd, the spatial dimension
+            is not 1, or the input does not fit.
     Example:
         >>> import torch
         >>> model = RNN(name="rnn", spatial_dims=1, in_channels=1, classes=5)
@@ -148,23 +121,9 @@ class RNN(Classifier):
         [(32, 501), (16, 501), (16, 501), (16, 501)]
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 32,
-        projection: int | None = None,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+    def __init__(self, *, width: int = 32, projection: int | None = None, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        in_channels = sizes["in_channels"]
         hidden = width // 2
         self.stem = nn.Identity()
         self.stages = nn.ModuleList([_block(in_channels, width, 33, stride=3).append(nn.Dropout(DROPOUT))])

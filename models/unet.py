@@ -4,39 +4,38 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from models.blocks import MAX_POOL, Residual, conv, conv_norm, conv_norm_act, resize, run_stages
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Of MONAI's blocks: the activation and the norm of all networks here, and no bias before the norm.
 STYLE: dict[str, Any] = {"act": "relu", "norm": "batch", "bias": False}
 
 
 class UNet(Network):
-    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck the last of them.
+    """U-Net with ``depth`` halvings of the grid; its taps are the encoder's stages, the bottleneck
+    the last of them.
 
-    Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL use it; FedDAL's
-        private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet`` has a residual connection around each
-        double convolution and linear interpolation on the way up (Zhang et al. 2018; MH-pFLID's "ResUNet").
-    Differs: convolutions keep the grid, batch norm follows each of them, and an odd side is padded on the way up.
-        ``res_unet`` is residual on the way up, too, where MH-pFLID's client is not; its residual units are those of
-        ResNet, not the pre-activated ones of Zhang et al.
-    Shapes: ``x (b, in_channels, *space)``, each side at least ``2**depth`` for ``unet``, any for ``res_unet``; taps
-        ``(b, width * 2**i, *space_i)`` at 1/1 to ``1/2**depth``; penultimate ``(b, width, *space)``; prediction
-        ``(b, classes, *space)``, logits.
+    Source: Ronneberger et al. 2015, of the blocks of MONAI's BasicUNet. MH-pFLID, dFLMoE and FedDAL
+        use it; FedDAL's private and proxy U-Nets differ in ``width`` and ``depth``. ``res_unet``
+        has a residual connection around each double convolution and linear interpolation on the way
+        up (Zhang et al. 2018; MH-pFLID's "ResUNet").
+    Differs: convolutions keep the grid, batch norm follows each of them, and an odd side is padded
+        on the way up. ``res_unet`` is residual on the way up, too, where MH-pFLID's client is not;
+        its residual units are those of ResNet, not the pre-activated ones of Zhang et al.
+    Shapes: ``x (b, in_channels, *space)``, each side at least ``2**depth`` for ``unet``, any for
+        ``res_unet``; taps ``(b, width * 2**i, *space_i)`` at 1/1 to ``1/2**depth``; penultimate
+        ``(b, width, *space)``; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         residual: whether it is the residual one.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, and of the head's input.
         depth: how often the grid is halved, 1 to 6.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
     Example:
@@ -47,24 +46,9 @@ class UNet(Network):
 
     head_name = "final_conv"
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        residual: bool,
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 64,
-        depth: int = 4,
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "depth": depth},
-        )
+    def __init__(self, *, residual: bool, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = (_double, _down, ResidualUp) if residual else _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
         steps = list(pairwise(widths))
@@ -75,7 +59,6 @@ class UNet(Network):
         self.smallest, self.lone_side = _sides(depth, rounded_up=residual)
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         feature = taps[-1]
@@ -85,21 +68,21 @@ class UNet(Network):
 
 
 class UNetPlusPlus(Network):
-    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the bottleneck the last.
+    """U-Net++, a U-Net with convolutions on its skips; its taps are the encoder's stages, the
+    bottleneck the last.
 
     Source: Zhou et al. 2018, of the blocks of MONAI's BasicUNetPlusPlus.
-    Differs: no deep supervision: one head, at the last node of the full grid. Widths double from stage to stage, batch
-        norm follows each convolution, and an odd side is padded on the way up.
+    Differs: no deep supervision: one head, at the last node of the full grid. Widths double from
+        stage to stage, batch norm follows each convolution, and an odd side is padded on the way
+        up.
     Shapes: as :class:`UNet`: ``x (b, in_channels, *space)``, each side at least ``2**depth``; taps
-        ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction ``(b, classes, *space)``.
+        ``(b, width * 2**i, *space_i)``; penultimate ``(b, width, *space)``; prediction
+        ``(b, classes, *space)``.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage, and of the head's input.
         depth: how often the grid is halved, 1 to 6.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size or the depth is out of range, or the input does not fit.
     Example:
@@ -111,16 +94,9 @@ class UNetPlusPlus(Network):
 
     head_name = "final_conv"
 
-    def __init__(
-        self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64, depth: int = 4
-    ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "depth": depth},
-        )
+    def __init__(self, *, width: int = 64, depth: int = 4, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width, "depth": depth}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         first, down, up = _monai_blocks()
         widths = [width * 2**level for level in range(depth + 1)]
         self.encoder = nn.ModuleList([first(spatial_dims, in_channels, width)])
@@ -137,7 +113,6 @@ class UNetPlusPlus(Network):
         self.smallest, self.lone_side = _sides(depth, rounded_up=False)
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         rows = [[tap] for tap in taps]
@@ -178,7 +153,7 @@ def _monai_blocks() -> tuple[Any, Any, Any]:
 
 
 def _sides(depth: int, *, rounded_up: bool) -> tuple[int, int]:
-    """The shortest side that survives, and the longest of which one cell is left at the bottleneck."""
+    """The shortest side that survives, and the longest that leaves one cell at the bottleneck."""
     return (1, 2**depth) if rounded_up else (2**depth, 2 ** (depth + 1) - 1)
 
 

@@ -1,17 +1,18 @@
-"""VGG with batch norm in one, two and three dimensions, and the FCN-8s that segments with its layers."""
+"""VGG with batch norm in 1-D, 2-D and 3-D, and the FCN-8s that segments with its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.blocks import MAX_POOL, TRANSPOSED, conv, conv_norm_act, crop, initialise, norm, run_stages
 from models.classifier import Classifier
-from models.network import Network, Output
+from models.network import Network, Output, Sizes
 
 # Channels of the five stages, in units of width.
 FACTORS = (1, 2, 4, 8, 8)
@@ -24,21 +25,18 @@ class VGG(Classifier):
     """VGG with batch norm; its taps are the five pooled stages.
 
     Source: Simonyan and Zisserman 2015, with batch norm; VGG19-BN is one of MH-pFLID's clients.
-    Differs: the mean over space and one linear layer instead of three, whose 18.9 M parameters MH-pFLID's client has.
-        Convolutions have no bias, which batch norm would cancel. The pools have ``ceil_mode``, so that no side
-        vanishes.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 1, 2, 4, 8, 8 times ``width``; penultimate ``(b, 8 * width)`` or ``(b, projection)``; prediction
-        ``(b, classes)``, logits.
+    Differs: the mean over space and one linear layer instead of three, whose 18.9 M parameters
+        MH-pFLID's client has. Convolutions have no bias, which batch norm would cancel. The pools
+        have ``ceil_mode``, so that no side vanishes.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 1, 2, 4, 8, 8 times ``width``; penultimate ``(b, 8 * width)`` or
+        ``(b, projection)``; prediction ``(b, classes)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
         layers: convolutions of each stage.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage.
         projection: features that the head takes; None takes those of the last stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, or the input does not fit.
     Example:
@@ -49,23 +47,10 @@ class VGG(Classifier):
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        layers: Sequence[int],
-        spatial_dims: int,
-        in_channels: int,
-        classes: int,
-        width: int = 64,
-        projection: int | None = None,
+        self, *, layers: Sequence[int], width: int = 64, projection: int | None = None, **sizes: Unpack[Sizes]
     ) -> None:
-        super().__init__(
-            name=name,
-            spatial_dims=spatial_dims,
-            in_channels=in_channels,
-            classes=classes,
-            hyper={"width": width, "projection": projection},
-        )
+        super().__init__(hyper={"width": width, "projection": projection}, **sizes)
+        spatial_dims, in_channels = sizes["spatial_dims"], sizes["in_channels"]
         self.stem = nn.Identity()
         self.stages = _stages(spatial_dims, in_channels, width, layers)
         self.add_head(FACTORS[-1] * width)
@@ -87,21 +72,19 @@ def _stages(dims: int, channels: int, width: int, layers: Sequence[int]) -> nn.M
 class FCN(Network):
     """FCN-8s on VGG16 with batch norm; its taps are the encoder's five stages.
 
-    Source: Long et al. 2015, in the form of MH-pFLID's client: five transposed convolutions 3 wide, each of which
-        doubles the grid, with the fourth and the third stage added on the way up, and a head that takes 32 features.
-    Differs: from Long et al., who score each stage and enlarge the scores; VGG's fully connected layers (119 of their
-        134 M parameters) are left out. From MH-pFLID's client, the grids are cropped to those on the way down, so that
-        any size will do.
-    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at 1/2 to 1/32 with
-        ``c_i`` = 1, 2, 4, 8, 8 times ``width``; bottleneck the last of them; penultimate ``(b, width // 2, *space)``;
-        prediction ``(b, classes, *space)``, logits.
+    Source: Long et al. 2015, in the form of MH-pFLID's client: five transposed convolutions 3 wide,
+        each of which doubles the grid, with the fourth and the third stage added on the way up, and
+        a head that takes 32 features.
+    Differs: from Long et al., who score each stage and enlarge the scores; VGG's fully connected
+        layers (119 of their 134 M parameters) are left out. From MH-pFLID's client, the grids are
+        cropped to those on the way down, so that any size will do.
+    Shapes: ``x (b, in_channels, *space)``, any space of at least 1; taps ``(b, c_i, *space_i)`` at
+        1/2 to 1/32 with ``c_i`` = 1, 2, 4, 8, 8 times ``width``; bottleneck the last of them;
+        penultimate ``(b, width // 2, *space)``; prediction ``(b, classes, *space)``, logits.
     Gradient flow: through everything.
     Args:
-        name: in ``models.MODELS``.
-        spatial_dims: 1, 2 or 3.
-        in_channels: of the input.
-        classes: of the prediction.
         width: channels of the first stage.
+        sizes: :class:`models.network.Sizes`.
     Raises:
         ValueError: a size is not a positive whole number, width is odd, or the input does not fit.
     Example:
@@ -113,10 +96,9 @@ class FCN(Network):
 
     head_name = "final_conv"
 
-    def __init__(self, *, name: str, spatial_dims: int, in_channels: int, classes: int, width: int = 64) -> None:
-        super().__init__(
-            name=name, spatial_dims=spatial_dims, in_channels=in_channels, classes=classes, hyper={"width": width}
-        )
+    def __init__(self, *, width: int = 64, **sizes: Unpack[Sizes]) -> None:
+        super().__init__(hyper={"width": width}, **sizes)
+        spatial_dims, in_channels, classes = sizes["spatial_dims"], sizes["in_channels"], sizes["classes"]
         self.encoder = _stages(spatial_dims, in_channels, width, VGG16)
         widths = (8 * width, 8 * width, 4 * width, 2 * width, width, width // 2)
         self.ups = nn.ModuleList(
@@ -129,7 +111,6 @@ class FCN(Network):
         self.lone_side = LONE_SIDE
 
     def forward(self, x: Tensor) -> Output:
-        """All of :class:`models.network.Output` for one batch."""
         self.check_input(x)
         taps = run_stages(self.encoder, x)
         grids = [above.shape[2:] for above in reversed([x, *taps[:-1]])]

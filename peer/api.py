@@ -65,7 +65,7 @@ def open_site(name: str | None = None, *, home: str | Path | None = None) -> Sit
 
 
 class SiteHandle:
-    """The folder of a site. Each call reads it again, so that a notebook can follow a running site."""
+    """A site's folder. Each call reads it again, so that a notebook can follow a running site."""
 
     def __init__(self, folder: SiteFolder) -> None:
         """Use ``open_site``, which finds the folder."""
@@ -81,7 +81,7 @@ class SiteHandle:
 
     @cached_property
     def federation(self) -> FederationConfig:
-        """The settings in federation.toml, with defaults; ``ConfigError`` where the file is wrong."""
+        """The settings in federation.toml with defaults; ``ConfigError`` where it is wrong."""
         return FederationConfig.load(self.folder.federation_toml)
 
     @cached_property
@@ -124,11 +124,13 @@ class SiteHandle:
         return [_round(committed) for committed in self._rounds()]
 
     def metrics(self) -> list[Record]:
-        """Every number of every finished round: losses and steps of training, metrics of the site's own splits.
+        """Every number of every finished round: losses and steps of training, metrics of the site's
+        own splits.
 
         Returns:
             ``generation``, ``round``, ``time`` (of the commit), ``name``, ``value``. With pandas,
-            ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")`` is a table.
+            ``DataFrame(site.metrics()).pivot_table(index="round", columns="name", values="value")``
+            is a table.
 
         Example:
             >>> {record["name"] for record in site.metrics()} >= {"train_steps", "auc"}

@@ -69,10 +69,6 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
 
     ``None`` for a class without a positive or without a negative.
 
-    Args:
-        probabilities: ``(n, classes)``.
-        labels: ``(n,)``, in [0, classes).
-
     Raises:
         ValueError: there is no sample, or the shapes or labels do not fit.
     """
@@ -81,15 +77,7 @@ def class_areas(probabilities: Probabilities, labels: Labels) -> list[float | No
 
 
 def auc(probabilities: Probabilities, labels: Labels) -> float | None:
-    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or there is no sample.
-
-    Args:
-        probabilities: ``(n, classes)``.
-        labels: ``(n,)``, in [0, classes).
-
-    Raises:
-        ValueError: the shapes or labels do not fit.
-    """
+    """The AUC as in :func:`class_scores`; ``None`` where no class has one, or without samples."""
     return class_scores(probabilities, labels).auc if len(labels) else None
 
 
@@ -97,10 +85,6 @@ def area_under_curve(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -
     """The probability that a positive scores higher than a negative; a tie counts one half.
 
     ``None`` without both.
-
-    Args:
-        scores: ``(n,)``.
-        positive: ``(n,)``.
     """
     positives = int(positive.sum())
     negatives = len(positive) - positives
@@ -120,8 +104,6 @@ def resampled_area(
     NaN where one lacks a positive or a negative.
 
     Args:
-        scores: ``(n,)``.
-        positive: ``(n,)``.
         counts: the number of times that each sample is in each resample, ``(r, n)``.
     """
     positive_scores, negative_scores = scores[positive][:, None], scores[~positive][None]

@@ -224,6 +224,26 @@ class LedgerExported(TypedDict):
     head: Annotated[LedgerHead, "head of the chain"]
 
 
+class Equivocation(TypedDict):
+    """A proof that a site signed two artifacts for one round."""
+
+    site: Annotated[str, "the site whose key signed both"]
+    generation: Annotated[int, "generation of that site's state"]
+    round: Annotated[int, "round of both artifacts"]
+    kind: Annotated[str, "kind of both artifacts"]
+    owner: Annotated[str, "the site whose model it is"]
+    evaluation: Annotated[bool, "whether they were lent to be measured"]
+    sha256: Annotated[list[str], "the two digests"]
+
+
+class EvidenceShown(TypedDict):
+    """The proofs that a site holds, or those in a file."""
+
+    source: Annotated[str, "the site's folder, or the file that was verified"]
+    proofs: Annotated[list[Equivocation], "each was verified with the federation's CA certificate"]
+    exported: Annotated[str | None, "the file that was written; null without `--export`"]
+
+
 # --- data and models --------------------------------------------------------------------------------------------------
 class SplitSurvey(TypedDict):
     """The content of one list of a datalist."""
@@ -493,6 +513,7 @@ DOCUMENTS: Mapping[str, Any] = {
     "egress verify": LedgerVerified,
     "egress witness": WitnessWritten,
     "egress export": LedgerExported,
+    "evidence": EvidenceShown,
     "data inspect": DatalistSurvey,
     "data validate": DatalistSurvey,
     "data prepare": DatasetPrepared,

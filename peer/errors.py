@@ -30,144 +30,108 @@ class PeerError(Exception):
 
 
 class UsageError(PeerError):
-    """The command was called with wrong options or arguments."""
-
     exit_code = 2
     meaning = "the command was called wrongly"
     usual_remedy = "see --help"
 
 
 class ConfigError(PeerError):
-    """A key of federation.toml, site.toml or a draft is missing or wrong, or a Python package is not installed."""
-
     exit_code = 3
     meaning = "a configuration file is missing or wrong, or a Python package is missing"
     usual_remedy = "correct the key; deploy/examples explains each one"
 
 
 class CertificateError(PeerError):
-    """This site's own key, certificate or round key is missing, expired, foreign or readable by others."""
-
     exit_code = 4
     meaning = "this site's key, certificate or round key is missing, expired or foreign"
     usual_remedy = "enrol this site: `site init`, `federation admit` at the founder, `site join`"
 
 
 class BundleError(PeerError):
-    """A signing request or a bundle from another site was refused."""
-
     exit_code = 5
     meaning = "a signing request or an enrolment bundle was refused"
     usual_remedy = "ask its sender for a new one"
 
 
 class StateError(PeerError):
-    """The content of the site's folder does not allow the command."""
-
     exit_code = 6
     meaning = "the site's journal or folder does not allow this"
     usual_remedy = "see `status` and `events`"
 
 
 class LockedError(PeerError):
-    """Another process has locked the site's folder."""
-
     exit_code = 7
     meaning = "another process holds this site's folder"
     usual_remedy = "stop the other daemon first"
 
 
 class PortInUse(PeerError):  # noqa: N818 - the name is the fact
-    """The listen address is in use, or not this machine's."""
-
     exit_code = 8
     meaning = "the listen address cannot be bound"
     usual_remedy = "change `listen` in site.toml or stop what uses the port"
 
 
 class DiskError(PeerError):
-    """The disk is full, read-only, or belongs to somebody else."""
-
     exit_code = 9
     meaning = "a file or folder cannot be written"
     usual_remedy = "free space, or make it writable for this user"
 
 
 class DataError(PeerError):
-    """The datalist, or data that it names, cannot be used."""
-
     exit_code = 10
     meaning = "the datalist or the data that it names cannot be used"
     usual_remedy = "run `data validate`"
 
 
 class ModelError(PeerError):
-    """The site's model cannot be built or does not fit the task."""
-
     exit_code = 11
     meaning = "the site's model cannot be built or does not fit the task"
     usual_remedy = "correct [model] in site.toml"
 
 
 class PeerMisbehaved(PeerError):  # noqa: N818 - says whose fault it is
-    """Another site sent something that it must not send."""
-
     exit_code = 12
     meaning = "another site sent something that was refused"
     usual_remedy = "tell that site's operator; `events` has the details"
 
 
 class PeerUnreachable(PeerError):  # noqa: N818 - the name is the fact
-    """Another site does not answer."""
-
     exit_code = 13
     meaning = "another site does not answer"
     usual_remedy = "check its address in [addresses], its firewall and whether it runs"
 
 
 class DaemonDown(PeerError):  # noqa: N818 - the name is the fact
-    """No daemon listens on the site's control socket."""
-
     exit_code = 14
     meaning = "the site's daemon is not running"
     usual_remedy = "start it with `mhfl-peer start`"
 
 
 class WorkerFailed(PeerError):  # noqa: N818 - the name is the fact
-    """The worker crashed more often than allowed, or never started."""
-
     exit_code = 15
     meaning = "the training process failed"
     usual_remedy = "see the worker's log in the site's logs folder"
 
 
 class CheckFailed(PeerError):  # noqa: N818 - the name is the fact
-    """`check` found a failure, which would keep the site from running."""
-
     exit_code = 16
     meaning = "the preflight check failed"
     usual_remedy = "correct what the check names"
 
 
 class FederationMismatch(PeerError):  # noqa: N818 - the name is the fact
-    """Two sites, or a site and its bundle, hold different federation.toml files."""
-
     exit_code = 17
     meaning = "two different federation.toml files meet"
     usual_remedy = "get the founder's federation.toml and compare digests with `federation show`"
 
 
 class LedgerBroken(PeerError):  # noqa: N818 - the name is the fact
-    """The egress ledger, or an auditor's file of it, contradicts itself or a witness."""
-
     exit_code = 18
     meaning = "the egress ledger is not whole"
     usual_remedy = "leave the site's folder as it is, and tell its data protection officer"
 
 
 class Interrupted(PeerError):  # noqa: N818 - the name is the fact
-    """A person pressed Ctrl-C."""
-
     exit_code = 130
     meaning = "interrupted from the keyboard (128 + SIGINT)"
     usual_remedy = "run it again"
@@ -182,30 +146,10 @@ class ExitCode(NamedTuple):
 
 
 EXIT_CODES: dict[int, ExitCode] = {
-    kind.exit_code: ExitCode(kind.__name__, kind.meaning, kind.usual_remedy)
-    for kind in (
-        UsageError,
-        ConfigError,
-        CertificateError,
-        BundleError,
-        StateError,
-        LockedError,
-        PortInUse,
-        DiskError,
-        DataError,
-        ModelError,
-        PeerMisbehaved,
-        PeerUnreachable,
-        DaemonDown,
-        WorkerFailed,
-        CheckFailed,
-        FederationMismatch,
-        LedgerBroken,
-        Interrupted,
-    )
+    kind.exit_code: ExitCode(kind.__name__, kind.meaning, kind.usual_remedy) for kind in PeerError.__subclasses__()
 }
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line: names and reasons from other sites may hold line feeds and terminal escapes."""
+    """The text as one printable line: names from other sites may hold terminal escapes."""
     return "".join(character if character.isprintable() else " " for character in text).strip()

@@ -23,8 +23,6 @@ def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = No
     """Raise an error unless the modules of an extra are installed; none of them is imported.
 
     Args:
-        extra: a key of ``EXTRAS``.
-        needed_by: the command or option, for the message.
         modules: the modules of the extra that are needed; default: all.
 
     Raises:
@@ -39,9 +37,7 @@ def require_extra(extra: str, needed_by: str, modules: Iterable[str] | None = No
 
 
 def missing_package(error: ImportError, needed_by: str) -> ConfigError:
-    """The error about a module that could not be imported during the work, with the package to
-    install.
-    """
+    """The error about a module that could not be imported, with the package to install."""
     origin: BaseException | None = error
     while origin is not None and not getattr(origin, "name", None):  # MONAI wraps the error with the module's name
         origin = origin.__cause__ or origin.__context__

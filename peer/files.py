@@ -37,7 +37,7 @@ def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files durably; it appears in one step, in the place of one of the same name."""
+    """Write a folder of files durably; it replaces one of the same name in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)

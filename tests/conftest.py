@@ -1,7 +1,5 @@
 """What every test runs under: one thread, examples that repeat themselves in CI, data that CI must have."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import sys

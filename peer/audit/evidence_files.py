@@ -89,7 +89,7 @@ class Export(EvidenceDocument):
     signature: str
 
     def signed_bytes(self) -> bytes:
-        """The label, and everything but the signature as ASCII JSON with sorted keys and no spaces."""
+        """The label, and all but the signature as ASCII JSON with sorted keys and no spaces."""
         return LABEL + _canonical(self.model_dump(mode="json", exclude={"signature"}))
 
     def verify_chain(self) -> ChainVerifier:
@@ -307,7 +307,8 @@ def read(path: Path, kind: type[AnyDocument]) -> AnyDocument:
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise DiskError(f"{path} cannot be read: {error.strerror}", "name the right file") from error
-    expected = "an egress export" if kind is Export else "a witness of an egress ledger"
+    known = {Export: "an egress export", Witness: "a witness of an egress ledger"}
+    expected = known.get(kind, "a file of `evidence --export`")
     if len(content) > FILE_BYTES_MAX:
         raise PeerMisbehaved(f"{path} is over {FILE_BYTES_MAX} bytes", f"no such file is {expected}")
     try:

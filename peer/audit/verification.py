@@ -35,7 +35,6 @@ def verify(folder: SiteFolder, witnesses: Sequence[Path] = ()) -> LedgerVerified
     """Verify a site's own ledger; the keys are those of `egress verify --json`.
 
     Args:
-        folder: the site's folder; its daemon may be running.
         witnesses: files that ``egress witness`` wrote at other sites.
 
     Raises:
@@ -105,7 +104,6 @@ def verify_export(path: Path, federation_toml: Path | None, witnesses: Sequence[
     """Verify an exported ledger without its site's folder; the keys are those of ``verify``.
 
     Args:
-        path: of the file that ``egress export`` wrote.
         federation_toml: the file with the CA; without it, nobody vouches for the key that signed
             the export.
         witnesses: files that ``egress witness`` wrote at other sites; they need
@@ -225,7 +223,6 @@ def make_witness(folder: SiteFolder, of: str, *, everything: bool = False) -> Wi
     site's ledger.
 
     Args:
-        folder: this site's folder.
         of: the site whose ledger an auditor will verify.
         everything: every manifest, not only the one that covers most rows.
 
@@ -276,7 +273,6 @@ def export(folder: SiteFolder, *, since_s: float = 0.0, rounds: tuple[int, int] 
     """A site's ledger for an auditor, signed by the site; the certificate may have expired.
 
     Args:
-        folder: the site's folder; its daemon may be running.
         since_s: show the transfers since this Unix time.
         rounds: show the transfers of the rounds from the first to the second number.
     """

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "peers": ("peer.cli.watch:peers", "Show the other sites as this one sees them."),
     "transfers": ("peer.cli.watch:transfers", "List every artifact that was received or sent."),
     "egress": ("peer.cli.egress:egress", "List what left this site, verify the ledger, write files for auditors."),
+    "evidence": ("peer.cli.evidence:evidence", "Show proofs that a site signed two artifacts for one round."),
     "events": ("peer.cli.watch:events", "Show the journal's newest rows, or why a round went as it did."),
     "scalars": ("peer.cli.scalars:scalars", "Write losses, metrics and traffic for TensorBoard or MLflow."),
     "plan": ("peer.cli.plan:plan", "Show who receives from whom in the coming rounds."),

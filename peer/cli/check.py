@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import Any, cast
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
-from peer.documents import CheckResult
+from peer.documents import CheckFinding, CheckResult
 from peer.errors import CheckFailed
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 STYLE = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -50,22 +48,14 @@ def check(settings: Settings, site_name: str | None, fast: bool, as_json: bool) 
     document: CheckResult = {
         "site": folder.site,
         "would_run": not failures,
-        "findings": [
-            {
-                "subject": finding.subject,
-                "verdict": finding.verdict,
-                "message": finding.message,
-                "remedy": finding.remedy,
-            }
-            for finding in findings
-        ],
+        "findings": [cast(CheckFinding, dataclasses.asdict(finding)) for finding in findings],
     }
     output.emit(document, as_json=as_json, render=_render)
     if failures:
         raise CheckFailed(f"{failures[0].subject}: {failures[0].message}", failures[0].remedy)
 
 
-def _render(document: Any) -> RenderableType:
+def _render(document: Any) -> output.RenderableType:
     from rich.text import Text
 
     table = output.table(("subject", "verdict", "finding, and what to do"), ())

@@ -6,7 +6,7 @@ import inspect as inspection
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from peer.core.tasks import CLASSIFYING
 from peer.data.adapters import PUBLISHED, dataset_module, installed_datasets
 from peer.errors import DataError
 from peer.extras import missing_package
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 PATH = click.Path(path_type=Path)
 COUNT_COLUMNS = (
@@ -99,7 +96,7 @@ def validate(datalist: Path, root: Path | None, task: str, classes: int | None, 
 
 
 class DatasetGroup(click.Group):
-    """One command a data set; the group looks up those of installed packages when a user calls it."""
+    """One command a data set; those of installed packages are looked up when a user calls it."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({*super().list_commands(context), *installed_datasets()})
@@ -217,10 +214,7 @@ COMMANDS: Mapping[str, _DatasetCommand] = {
     "sleep-edf": _DatasetCommand(
         "Sleep-EDF: five stages of sleep from 30 s of EEG (Fpz-Cz), nights of 20 or 78 subjects.",
         option=_choice(
-            "--subjects",
-            choices=(20, 78),
-            default=20,
-            text="Sleep-EDF-20 (writes 0.5 GB) or Sleep-EDF-78 (2.3 GB).",
+            "--subjects", choices=(20, 78), default=20, text="Sleep-EDF-20 (writes 0.5 GB) or Sleep-EDF-78 (2.3 GB)."
         ),
     ),
 }
@@ -280,7 +274,7 @@ def _prepare(name: str, out: Path, *, as_json: bool, **options: Any) -> None:
     output.emit(document, as_json=as_json, render=_render_published if name in PUBLISHED else _render_packaged)
 
 
-def _render_survey(document: Mapping[str, Any]) -> RenderableType:
+def _render_survey(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
     splits = document["splits"]
@@ -299,8 +293,8 @@ def _render_survey(document: Mapping[str, Any]) -> RenderableType:
     return Group(output.table(("", *splits), rows, title=document["datalist"]), output.fields(notes))
 
 
-def _render_packaged(document: Mapping[str, Any]) -> RenderableType:
-    """One row for each site and split, where there are sites; below them the rest of the summary."""
+def _render_packaged(document: Mapping[str, Any]) -> output.RenderableType:
+    """One row for each site and split; below them the rest of the summary."""
     from rich.console import Group
 
     rows = []
@@ -322,7 +316,7 @@ def _render_packaged(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _render_published(document: Mapping[str, Any]) -> RenderableType:
+def _render_published(document: Mapping[str, Any]) -> output.RenderableType:
     """Samples by site and class; published counts beside counts of the source; warnings."""
     from rich.console import Group
 

@@ -16,8 +16,6 @@ from peer.errors import UsageError
 from peer.methods.registry import PLANS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from peer.demo.run import DemoProgress
 
 SITE_COLUMNS = ("site", "training", "test", "model", "sent")
@@ -92,11 +90,11 @@ def demo(
     output.emit(document, as_json=as_json, render=_render)
 
 
-def _render_progress(progress: DemoProgress) -> RenderableType:
+def _render_progress(progress: DemoProgress) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines: list[RenderableType] = [Text(progress.activity, style="bold")]
+    lines: list[output.RenderableType] = [Text(progress.activity, style="bold")]
     for name, status in sorted(progress.statuses.items()):
         loss = status["training"].get("loss", {}).get("total") if status["training"] else None
         waits = ", ".join(wait["site"] for wait in status["waiting_for"])
@@ -110,7 +108,7 @@ def _render_progress(progress: DemoProgress) -> RenderableType:
     return Group(*lines)
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -144,7 +142,7 @@ def _site_row(name: str, data: Mapping[str, Any], site: Mapping[str, Any]) -> tu
 
 
 def _describe_split(split: Mapping[str, Any]) -> str:
-    """The number of samples; of patients, and the malignant share, where the data set counts them."""
+    """The number of samples; where the set counts them, of patients, and the malignant share."""
     text = next(f"{split[key]} {key}" for key in SAMPLE_KEYS if key in split)
     text += f" of {split['patients']} patients" if "patients" in split else ""
     return text + (f", {split['malignant_share']:.0%} malignant" if "malignant_share" in split else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +15,6 @@ from peer.config import site_folder
 from peer.config.site_folder import SiteFolder, must_be_new, write_atomically
 from peer.documents import LedgerExported, WitnessWritten
 from peer.errors import LedgerBroken, UsageError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 PATH = click.Path(path_type=Path, dir_okay=False)
 UNSETTLED = ("open", "unknown")
@@ -97,7 +93,7 @@ def egress(
 
 
 def _check_peers(settings: Settings, site_name: str | None, peers: tuple[str, ...]) -> None:
-    """Refuse a name that is not in the roster: an empty list would say that nothing was sent to it."""
+    """Refuse a name outside the roster: an empty list would say that nothing was sent to it."""
     from peer.config.toml import suggestion
     from peer.records import folder_documents
 
@@ -246,7 +242,7 @@ def _folder(context: click.Context, settings: Settings, site_name: str | None) -
     return site_folder.find_site(site_folder.home_folder(settings.home), site_name or before)
 
 
-def _render_witness(document: Mapping[str, Any]) -> RenderableType:
+def _render_witness(document: Mapping[str, Any]) -> output.RenderableType:
     count = "one manifest" if document["manifests"] == 1 else f"{document['manifests']} manifests"
     return output.fields(
         (
@@ -256,7 +252,7 @@ def _render_witness(document: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _render_export(document: Mapping[str, Any]) -> RenderableType:
+def _render_export(document: Mapping[str, Any]) -> output.RenderableType:
     return output.fields(
         (
             ("exported", f"{document['rows']} rows; {document['left_out']} are left out"),
@@ -266,28 +262,15 @@ def _render_export(document: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _render_transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_transfers(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     """One row a transfer, and below them the totals of each receiver."""
     from rich.console import Group
 
-    columns = ("time", "to", "purpose", "kind", "round", "sha256", "size", "outcome")
-    rows = [
-        (
-            rendering.clock(record["time"]),
-            record["peer"],
-            record["purpose"],
-            record["kind"],
-            record["round"],
-            record["sha256"][: rendering.SHORT],
-            rendering.size(record["bytes"]),
-            record["outcome"],
-        )
-        for record in document
-    ]
-    return Group(output.table(columns, rows), _render_totals(document))
+    columns = {key: name for key, name in rendering.TRANSFER_COLUMNS.items() if key != "direction"} | {"peer": "to"}
+    return Group(rendering.transfers(document, columns), _render_totals(document))
 
 
-def _render_totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_totals(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     receivers = sorted({record["peer"] for record in document})
     parts = [(name, [record for record in document if record["peer"] == name]) for name in receivers]
     if len(receivers) != 1:
@@ -301,7 +284,7 @@ def _render_totals(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     return output.table(("receiver", "transfers", "complete", "sent", "at most, of open and unknown ends"), rows)
 
 
-def _render_verification(document: Mapping[str, Any]) -> RenderableType:
+def _render_verification(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 

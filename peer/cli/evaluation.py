@@ -1,17 +1,14 @@
-"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data (Global Test)."""
+"""``mhfl-peer evaluation``: metrics of this site's model on every site's test data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.cli.watch import show, watch_option
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 NOT_SHOWN = "loss"
 """The metric that the table leaves out; ``--json`` has it."""
@@ -37,7 +34,7 @@ def evaluation(settings: Settings, site_name: str | None, watch: bool, as_json: 
     show(settings, site_name, "evaluation", _render, {}, as_json=as_json, watch=watch)
 
 
-def _render(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     """A row for each site of each evaluated round, and below them the mean over the sites."""
     return output.table(("round", "test data of", "samples", "metrics"), _rows(document))
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
 from peer.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 FORMATS = ("bundle", "pt2", "onnx")
 NOT_STATED = "not stated"
@@ -60,7 +57,7 @@ def export(settings: Settings, site_name: str | None, form: str, out: Path, lice
     output.emit(document, as_json=as_json, render=_render)
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
     facts = [

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from peer.errors import BundleError, UsageError
 from peer.identity import certificates
 from peer.identity.bundle import read_received_file
 from peer.identity.enrolment import FEDERATION_FILE, Authority
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 PATH = click.Path(path_type=Path)
 DAYS = click.IntRange(min=1, max=36500)
@@ -174,7 +171,7 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
     }
 
 
-def _render_shown(document: dict[str, Any]) -> RenderableType:
+def _render_shown(document: dict[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
     ca = document["ca"]
@@ -195,7 +192,7 @@ def _render_shown(document: dict[str, Any]) -> RenderableType:
     return Group(output.fields(pairs), output.table(("index", "site", "address", "description"), rows))
 
 
-def _render_created(document: dict[str, Any]) -> RenderableType:
+def _render_created(document: dict[str, Any]) -> output.RenderableType:
     return output.fields(
         (
             ("federation", document["federation"]),
@@ -214,7 +211,7 @@ def _notes(federation: FederationConfig) -> Iterator[str]:
         yield f"global_test = true measures nothing: {federation.plan.evaluation_denied}"
 
 
-def _render_admitted(document: dict[str, Any]) -> RenderableType:
+def _render_admitted(document: dict[str, Any]) -> output.RenderableType:
     pairs = [
         ("renewed" if document["renewal"] else "admitted", document["site"]),
         ("key", document["fingerprint"]),

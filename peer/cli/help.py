@@ -7,7 +7,6 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,9 +15,6 @@ from peer.cli import COMMANDS, PROGRAM, main, output, shared_options
 from peer.config.toml import suggestion
 from peer.documents import HelpPage
 from peer.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 PACKAGE = Path(__file__).parents[1]
 TOPICS: Mapping[str, str] = {
@@ -132,12 +128,12 @@ def _resolve(words: Sequence[str]) -> tuple[click.Command, click.Context]:
     return command, context
 
 
-def _render_topics(document: Sequence[HelpPage]) -> RenderableType:
+def _render_topics(document: Sequence[HelpPage]) -> output.RenderableType:
     rows = [(page["topic"], page["title"]) for page in document]
     return output.table(("topic", "page"), rows, title=f"{PROGRAM} help TOPIC shows a page")
 
 
-def _render_page(page: HelpPage) -> RenderableType:
+def _render_page(page: HelpPage) -> output.RenderableType:
     from rich.console import Group
     from rich.markdown import Markdown
     from rich.text import Text
@@ -156,7 +152,7 @@ def _render_page(page: HelpPage) -> RenderableType:
         page_or_path = f"`{PROGRAM} help {topics[path]}`" if path in topics else f"`{path}`"
         return page_or_path if target.endswith(label) else f"{label} ({page_or_path})"
 
-    parts: list[RenderableType] = [Markdown(LINK.sub(replace, page["text"]))]
+    parts: list[output.RenderableType] = [Markdown(LINK.sub(replace, page["text"]))]
     if page["topic"] in COMMANDS:
         parts.append(Text(f"\n`{PROGRAM} {page['topic']} --help` explains the command of this name."))
     return Group(*parts)

@@ -121,9 +121,7 @@ pause = _action_command(
     "Stop training after the current step, but keep serving; the daemon tells its peers, which do not wait for it.",
 )
 resume = _action_command(
-    "resume",
-    "Continue after a pause or a failure.",
-    "Continue after a pause, or try again after a failure.",
+    "resume", "Continue after a pause or a failure.", "Continue after a pause, or try again after a failure."
 )
 stop = _action_command(
     "stop",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import click
 
 from peer.cli import output, shared_options
 from peer.config.toml import suggestion
-from peer.documents import MethodDescription
+from peer.documents import MethodDescription, ParameterDescription
 from peer.errors import UsageError
 from peer.methods.registry import PLANS, find_plan, installed_methods
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 STEPS = {"all_to_all": "to all", "permutation": "to one", "circulate": "passed on", "none": "nothing"}
 
@@ -59,14 +57,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
             for stage, work in plan.stages.items()
         },
         "parameters": {
-            key: {
-                "default": parameter.default,
-                "meaning": parameter.meaning,
-                "minimum": parameter.minimum,
-                "maximum": parameter.maximum,
-                "choices": parameter.choices,
-            }
-            for key, parameter in plan.parameters.items()
+            key: cast(ParameterDescription, dataclasses.asdict(parameter)) for key, parameter in plan.parameters.items()
         },
     }
     if package is not None:
@@ -74,7 +65,7 @@ def _describe(name: str, package: str | None) -> MethodDescription:
     return description
 
 
-def _render_list(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_list(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     rows = [
         (
             method["name"],
@@ -87,10 +78,10 @@ def _render_list(document: Sequence[Mapping[str, Any]]) -> RenderableType:
     return output.table(("method", "sends", "a round", "source"), rows)
 
 
-def _render_details(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _render_details(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     from rich.console import Group
 
-    parts: list[RenderableType] = []
+    parts: list[output.RenderableType] = []
     for method in document:
         facts = [(key, ", ".join(value) if isinstance(value, list) else value) for key, value in method.items()]
         parts.append(output.fields([fact for fact in facts if not isinstance(fact[1], dict)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import click
 
@@ -14,9 +14,6 @@ from peer.cli import output, rendering, shared_options
 from peer.core.tasks import CLASSIFYING, METRICS
 from peer.documents import ModelDescription, ModelList
 from peer.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 FAMILIES = {kind: CLASSIFYING if kind in CLASSIFYING else frozenset({kind}) for kind in METRICS}
 """Task kind -> families that fit it; those of classifying tasks differ only in dimensions."""
@@ -32,6 +29,10 @@ WIDTHS = {
 }
 DEFAULTS = {"width": 64, "stem_stride": None, "max_pool": True, "depth": 4, "scale": 4, "projection": None}
 """The constructors' other defaults; to read them from the constructors would import torch."""
+COSTS = (
+    "parameters", "state_values", "multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate", "bytes",
+)  # fmt: skip
+"""Keys of a network's cost, which are null where the network does not fit the task."""
 SIZE = re.compile(r"[1-9][0-9]*([x,][1-9][0-9]*)*")
 
 
@@ -58,8 +59,8 @@ def models(
     """List the networks; with --task, show also parameters, operations, shapes and bytes of each.
 
     \b
-    mhfl-peer models
-    mhfl-peer models --task classification --spatial-dims 2 --in-channels 3 --classes 8 --input-size 224x224 resnet10
+    mhfl-peer models mhfl-peer models --task classification --spatial-dims 2 --in-channels 3
+    --classes 8 --input-size 224x224 resnet10
     """
     for name in names:
         if name not in HYPER:
@@ -107,37 +108,18 @@ def compute_cost(
     """The network with its cost at a task; ``problem`` says why a network does not fit."""
     from models.footprint import describe
 
-    row: ModelDescription = {
-        **describe_network(name),
-        "problem": None,
-        "parameters": None,
-        "state_values": None,
-        "multiply_accumulates": None,
-        "prediction": None,
-        "taps": None,
-        "bottleneck": None,
-        "penultimate": None,
-        "bytes": None,
-    }
+    row = describe_network(name)
+    unknown = dict.fromkeys(COSTS)
     if family(name) not in FAMILIES[task["kind"]]:
-        row["problem"] = f"{name} is for {family(name)}"
-        return row
+        return cast(ModelDescription, {**row, "problem": f"{name} is for {family(name)}", **unknown})
     spec = {key: value for key, value in task.items() if key != "kind"} | {"name": name, "hyper": hyper}
     try:
         footprint = describe(spec, input_size)
     except ValueError as error:
-        row["problem"] = str(error).removeprefix(f"model spec {name!r}: ")
-        return row
-    row["hyper"] = footprint["spec"]["hyper"]
-    row["parameters"] = footprint["parameters"]
-    row["state_values"] = footprint["state_values"]
-    row["multiply_accumulates"] = footprint["multiply_accumulates"]
-    row["prediction"] = footprint["prediction"]
-    row["taps"] = footprint["taps"]
-    row["bottleneck"] = footprint["bottleneck"]
-    row["penultimate"] = footprint["penultimate"]
-    row["bytes"] = footprint["bytes"]
-    return row
+        problem = str(error).removeprefix(f"model spec {name!r}: ")
+        return cast(ModelDescription, {**row, "problem": problem, **unknown})
+    costs = {key: footprint[key] for key in COSTS}
+    return cast(ModelDescription, {**row, "hyper": footprint["spec"]["hyper"], "problem": None, **costs})
 
 
 def _check_task(task: str, sizes: Mapping[str, int | None]) -> dict[str, Any]:
@@ -180,7 +162,7 @@ def _parse_settings(settings: Iterable[str], names: Sequence[str]) -> dict[str, 
     return hyper
 
 
-def _render_list(document: Mapping[str, Any]) -> RenderableType:
+def _render_list(document: Mapping[str, Any]) -> output.RenderableType:
     rows = [
         (row["name"], row["family"], _format_dims(row["spatial_dims"]), _format_hyper(row["hyper"]))
         for row in document["models"]
@@ -188,7 +170,7 @@ def _render_list(document: Mapping[str, Any]) -> RenderableType:
     return output.table(("network", "task", "dimensions", "hyper-parameters"), rows)
 
 
-def _render_costs(document: Mapping[str, Any]) -> RenderableType:
+def _render_costs(document: Mapping[str, Any]) -> output.RenderableType:
     """One row a network; columns of operations and shapes only with ``--input-size``."""
     sized = document["input_size"] is not None
     shapes = ("operations", "bottleneck", "penultimate", "taps, or why it does not fit")

@@ -15,7 +15,8 @@ import click
 from peer.errors import one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
+    from rich.console import RenderableType as RenderableType
     from rich.table import Table
 
 PIPE_WIDTH = 160  # columns where stdout is no terminal: wide enough for a digest beside other cells

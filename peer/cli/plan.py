@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from peer.cli import Settings, output, pass_settings, shared_options, site_option
 from peer.config import site_folder
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 @click.command(short_help="Show who receives from whom in the coming rounds.")
@@ -39,7 +36,7 @@ def plan(settings: Settings, site_name: str | None, rounds: int, first: int, as_
     output.emit(document, as_json=as_json, render=_render)
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
     names = document["sites"]

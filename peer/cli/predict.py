@@ -18,8 +18,6 @@ from peer.errors import DataError, UsageError
 from peer.extras import require_extra
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from peer.config.site_folder import SiteFolder
 
 PATH = click.Path(path_type=Path)
@@ -169,12 +167,12 @@ def _format_csv(predictions: Sequence[Mapping[str, Any]], classes: int) -> bytes
     return text.getvalue().encode(errors="surrogateescape")
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     predictions, skipped = document["predictions"], document["skipped"]
-    parts: list[RenderableType] = []
+    parts: list[output.RenderableType] = []
     if predictions and "class" in predictions[0]:
         rows = [(row["file"], str(row["class"]), f"{max(row['probabilities']):.3f}") for row in predictions]
         parts.append(_render_first_rows(("file", "class", "probability"), rows))
@@ -188,7 +186,7 @@ def _render(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _render_first_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
+def _render_first_rows(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> output.RenderableType:
     more = len(rows) - SHOWN_MAX
     rest = [(f"and {more} more", *[""] * (len(columns) - 1))] if more > 0 else []
     return output.table(columns, [*rows[:SHOWN_MAX], *rest])

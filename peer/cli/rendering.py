@@ -5,15 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peer.cli import output
 from peer.core.limits import CERTIFICATE_DAYS_MIN
 from peer.errors import one_line
 from peer.records.history import duration
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SHORT = 12
 """How many digits of a digest a table shows."""
@@ -25,7 +22,7 @@ NOT_SHOWN = ("_last", "_steps", "_undefined", "samples")
 STATE_STYLE = {"heard": "green", "silent": "red", "unknown": "yellow", "absent": "dim"}
 
 
-def status(document: Mapping[str, Any]) -> RenderableType:
+def status(document: Mapping[str, Any]) -> output.RenderableType:
     """A site's status: progress bars, losses, artifacts that it waits for, peers, refusals."""
     from rich.console import Group
     from rich.text import Text
@@ -35,7 +32,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
         f" in {document['federation']} {document['digest'][:SHORT]}  {document['method']}  ",
         f"generation {document['generation']}",
     )
-    parts: list[RenderableType] = [head, _progress(document)]
+    parts: list[output.RenderableType] = [head, _progress(document)]
     if document["daemon"] == "down":
         journal = "nothing was begun yet" if document["phase"] == "new" else "this is what the journal says"
         parts.append(Text(f"The daemon is down: {journal}.", style="yellow"))
@@ -63,7 +60,7 @@ def status(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _progress(document: Mapping[str, Any]) -> RenderableType:
+def _progress(document: Mapping[str, Any]) -> output.RenderableType:
     """The bar of all rounds."""
     done, total = document["committed"], document["rounds"]
     left_s = document.get("left_s")
@@ -71,7 +68,7 @@ def _progress(document: Mapping[str, Any]) -> RenderableType:
     return progress_line(f"round {document['round']}/{total}", done, total, f"{document['phase']}{left}")
 
 
-def _contributors(last: Mapping[str, Any]) -> RenderableType:
+def _contributors(last: Mapping[str, Any]) -> output.RenderableType:
     """The contributors of the newest committed round, and the sites that were missing."""
     from rich.text import Text
 
@@ -83,7 +80,7 @@ def _contributors(last: Mapping[str, Any]) -> RenderableType:
     return text.append(".")
 
 
-def _training(training: Mapping[str, Any]) -> RenderableType:
+def _training(training: Mapping[str, Any]) -> output.RenderableType:
     """The bar of the stage, and the newest value of every loss term."""
     losses = "  ".join(f"{name} {value:.4g}" for name, value in training["loss"].items())
     return progress_line(
@@ -91,14 +88,14 @@ def _training(training: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _transfer(transfer: Mapping[str, Any]) -> RenderableType:
+def _transfer(transfer: Mapping[str, Any]) -> output.RenderableType:
     """The bar of a transfer under way; of an outgoing one only the size is known."""
     arrow = "from" if transfer["direction"] == "in" else "to"
     name = f"{transfer['kind']} {arrow} {transfer['peer']}"
     return progress_line(name, transfer.get("received", 0), transfer["bytes"], size(transfer["bytes"]))
 
 
-def progress_line(name: str, done: float, total: float, note: str) -> RenderableType:
+def progress_line(name: str, done: float, total: float, note: str) -> output.RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -111,19 +108,19 @@ def progress_line(name: str, done: float, total: float, note: str) -> Renderable
     return grid
 
 
-def _waiting(wait: Mapping[str, Any]) -> RenderableType:
+def _waiting(wait: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
     left = "" if wait["deadline_s"] is None else f", at most {wait['deadline_s']:.0f} s more"
     return Text(f"Waiting for {wait['site']}: {wait['artifact']}, for {wait['since_s']:.0f} s{left}", style="yellow")
 
 
-def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> RenderableType:
+def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> output.RenderableType:
     """The other sites; ``brief`` leaves out addresses and the bytes of artifacts."""
     from rich.text import Text
 
     columns = ("peer", "state", "round", "phase", "done", "last seen")
-    table = output.table(columns if brief else (*columns, "received", "sent", "at"), ())
+    table = output.table(columns if brief else (*columns, "received", "sent", "program", "at"), ())
     for name, peer in document.items():
         seen = None if peer["last_seen_s"] is None else f"{peer['last_seen_s']:.0f} s ago"
         done = None if peer["progress"] is None else f"{peer['progress']:.0%}"
@@ -131,13 +128,13 @@ def peers(document: Mapping[str, Mapping[str, Any]], *, brief: bool = False) -> 
         if not brief:
             artifact_bytes = peer.get("artifact_bytes") or {}
             values += (size(artifact_bytes[way]) if way in artifact_bytes else None for way in ("in", "out"))
-            values.append(peer.get("address"))
+            values += (peer.get("software"), peer.get("address"))
         cells = [Text("-" if value is None else one_line(str(value))) for value in values]
         table.add_row(Text(name), Text(peer["state"], style=STATE_STYLE.get(peer["state"], "")), *cells)
     return table
 
 
-def rounds(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def rounds(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     """One row a round, with its generation where the rounds are of several."""
     rows = []
     several = len({record["generation"] for record in document}) > 1
@@ -161,33 +158,36 @@ def _mean(record: Mapping[str, Any]) -> str:
     digest = (record["aggregate_sha256"] or "-")[:SHORT]
     same = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if agrees)
     other = ", ".join(site for site, agrees in sorted(record["agrees"].items()) if not agrees)
-    return digest + (f" = {same}" if same else "") + (f" ≠ {other}" if other else "")
+    cause = ", ".join(record["equivocated"])
+    return (
+        digest
+        + (f" = {same}" if same else "")
+        + (f" ≠ {other}" if other else "")
+        + (f" ({cause} signed two artifacts)" if cause else "")
+    )
 
 
-def transfers(document: Sequence[Mapping[str, Any]]) -> RenderableType:
-    rows = [
-        (
-            clock(record["time"]),
-            record["direction"],
-            record["peer"],
-            record["purpose"],
-            record["kind"],
-            record["round"],
-            record["sha256"][:SHORT],
-            size(record["bytes"]),
-            record["outcome"],
-        )
-        for record in document
-    ]
-    return output.table(("time", "way", "peer", "purpose", "kind", "round", "sha256", "size", "outcome"), rows)
+TRANSFER_COLUMNS: Mapping[str, str] = {
+    "time": "time", "direction": "way", "peer": "peer", "purpose": "purpose", "kind": "kind", "round": "round",
+    "sha256": "sha256", "bytes": "size", "outcome": "outcome",
+}  # fmt: skip
+"""The heading of each key of a transfer's record."""
 
 
-def events(document: Sequence[Mapping[str, Any]]) -> RenderableType:
+def transfers(
+    document: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = TRANSFER_COLUMNS
+) -> output.RenderableType:
+    shown = {"time": clock, "sha256": lambda digest: digest[:SHORT], "bytes": size}
+    rows = [[shown[key](record[key]) if key in shown else record[key] for key in columns] for record in document]
+    return output.table(tuple(columns.values()), rows)
+
+
+def events(document: Sequence[Mapping[str, Any]]) -> output.RenderableType:
     rows = [(clock(row["time"]), row["kind"], row["round"], "  ".join(_facts(row["body"]))) for row in document]
     return output.table(("time", "event", "round", "facts"), rows)
 
 
-def story(document: Mapping[str, Any]) -> RenderableType:
+def story(document: Mapping[str, Any]) -> output.RenderableType:
     """The sentences about a round, each with its time."""
     sentences = [(clock(sentence["time"]), sentence["text"]) for sentence in document["story"]]
     if document["state"] == "open":

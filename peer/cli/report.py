@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from peer.cli import output, shared_options
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 STYLES = {1: "bold", 2: "underline"}
 """Style of the best and of the second best value of a column, by rank."""
@@ -51,12 +48,12 @@ def report(folder: Path, out: Path | None, resamples: int, as_json: bool) -> Non
     output.emit(document, as_json=as_json, render=_render)
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     several = len(document["results"]) > 1
-    parts: list[RenderableType] = [
+    parts: list[output.RenderableType] = [
         _render_table(table, f"{result['partition']}, {result['models']}" if several else "")
         for result in document["results"]
         for table in result["tables"]
@@ -66,7 +63,7 @@ def _render(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts, Text(notes, style="dim"), Text(files))
 
 
-def _render_table(table: Mapping[str, Any], setting: str) -> RenderableType:
+def _render_table(table: Mapping[str, Any], setting: str) -> output.RenderableType:
     """The means of both tests; the written files have the sites' own cells too."""
     from rich.text import Text
 

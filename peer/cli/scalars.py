@@ -17,8 +17,6 @@ from peer.documents import ScalarRun, ScalarsWritten
 from peer.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from peer.tracking.scalars import GenerationScalars
     from peer.tracking.trackers import Tracker
 
@@ -111,7 +109,7 @@ def _describe_run(run: GenerationScalars) -> ScalarRun:
     }
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.console import Group
 
     columns = ("generation", "rounds", "scalars", "finished")

@@ -15,8 +15,6 @@ from peer.errors import WorkerFailed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import RenderableType
-
     from peer.research.sweep import SweepProgress
 
 
@@ -91,7 +89,7 @@ class _StderrProgress:
             click.echo(f"{progress.finished} of {progress.total} runs are finished{left}", err=True)
 
 
-def _render_progress(progress: SweepProgress) -> RenderableType:
+def _render_progress(progress: SweepProgress) -> output.RenderableType:
     from rich.console import Group
 
     left = "" if progress.seconds_left is None else f"about {_format_duration(progress.seconds_left)} left"
@@ -114,7 +112,7 @@ def _format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def _render(document: Mapping[str, Any]) -> RenderableType:
+def _render(document: Mapping[str, Any]) -> output.RenderableType:
     from rich.text import Text
 
     finished = sum(run["finished"] for run in document["runs"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from peer.errors import BundleError, ConfigError, UsageError
 from peer.identity import certificates, enrolment
 from peer.identity.bundle import Bundle, read_received_file
 from peer.methods.registry import PackageMissing
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 PATH = click.Path(path_type=Path)
 
@@ -112,7 +109,7 @@ def join(settings: Settings, file: Path, as_json: bool) -> None:
     output.emit(document, as_json=as_json, render=_render_joined)
 
 
-def _render_initialised(document: dict[str, Any]) -> RenderableType:
+def _render_initialised(document: dict[str, Any]) -> output.RenderableType:
     keys = {
         "new": "a new one; it never leaves this folder",
         "kept": "the existing one",
@@ -130,7 +127,7 @@ def _render_initialised(document: dict[str, Any]) -> RenderableType:
     )
 
 
-def _render_joined(document: dict[str, Any]) -> RenderableType:
+def _render_joined(document: dict[str, Any]) -> output.RenderableType:
     return output.fields(
         (
             ("joined", f"{document['site']} of {document['federation']}"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,9 +18,6 @@ from peer.cli import Settings, output, pass_settings, rendering, shared_options,
 from peer.config import site_folder
 from peer.config.site_folder import SiteFolder
 from peer.errors import DaemonDown, StateError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 POLL_DOWN_S = 2.0
 """Interval in which `--watch` reads the journal of a site whose daemon is down."""
@@ -78,7 +75,7 @@ def show(
     settings: Settings,
     site_name: str | None,
     name: str,
-    render: Callable[[Any], RenderableType],
+    render: Callable[[Any], output.RenderableType],
     arguments: Mapping[str, Any],
     *,
     as_json: bool,
@@ -88,13 +85,6 @@ def show(
     """Show a document of the site once, or again whenever it changes.
 
     Args:
-        settings: values of the shared options.
-        site_name: value of ``--site``, if it was given.
-        name: the document's name.
-        render: draws the document for people.
-        arguments: arguments of the document.
-        as_json: print JSON instead.
-        watch: show the document again whenever it changes, until Ctrl-C.
         select: takes the document and returns the part to show.
     """
     folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
@@ -105,7 +95,7 @@ def show(
         _show_each(_follow(folder, name, arguments, select), render, as_json=as_json)
 
 
-def _show_each(documents: Iterable[Any], render: Callable[[Any], RenderableType], *, as_json: bool) -> None:
+def _show_each(documents: Iterable[Any], render: Callable[[Any], output.RenderableType], *, as_json: bool) -> None:
     if as_json:
         for document in documents:
             output.emit_line(document)
@@ -117,7 +107,9 @@ def _show_each(documents: Iterable[Any], render: Callable[[Any], RenderableType]
             live.update(render(document), refresh=True)
 
 
-def _view_command(name: str, short_help: str, render: Callable[[Any], RenderableType], text: str) -> click.Command:
+def _view_command(
+    name: str, short_help: str, render: Callable[[Any], output.RenderableType], text: str
+) -> click.Command:
     """A command that shows the document of its own name."""
 
     @click.command(name, short_help=short_help, help=text)

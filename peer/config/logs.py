@@ -1,7 +1,8 @@
 """Structured logs: one JSON object a line in the site's log file, a short line on standard error.
 
 A message is a constant text. Fields name the daemon that wrote it (``site``, ``federation``,
-``generation``, ``pid``) and its subject (``round``, ``peer``, ``sha256``, ``intent``).
+``generation``, ``pid``) and its subject (``round``, ``peer``, ``sha256``, ``intent``). A line that
+another site or a stranger can cause has the field ``peer``, and is written a bounded number of times.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import logging
 import logging.handlers
 import os
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,10 @@ from peer.errors import one_line
 
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 5
+REPEATED_S = 60.0
+REPEATED_LINES_MAX = 30  # of one message about one peer in that time: in a day some 10 MB, of 60 that are kept
+SUBJECTS_MAX = 1000  # pairs of message and peer that are counted apart; strangers have ever new addresses
+OTHER_PEERS = "others"
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -27,7 +34,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: ``time, level, logger, message``, the ids given here, and the record's fields."""
+    """One JSON object a record: time, level, logger, message, these ids, the record's fields."""
 
     def __init__(self, ids: Mapping[str, Any]) -> None:
         super().__init__()
@@ -46,6 +53,53 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False, default=str)
+
+
+class RepetitionHandler(logging.Handler):
+    """Passes so many lines of a message about a peer in each interval, and then says how many it left out.
+
+    Without it, a caller that floods a site with calls which it logs rotates the site's log away.
+    """
+
+    def __init__(self, targets: Sequence[logging.Handler], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._targets = targets
+        self._clock = clock
+        self._began_s = clock()
+        self._lines: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._clock() - self._began_s >= REPEATED_S:
+            self._begin_interval()
+        own = record.name.partition(".")[0] == "peer"
+        peer = vars(record).get("peer") if own else "library"  # gRPC's lines do not say who caused them
+        if peer is not None:
+            subject = (str(record.msg) if own else record.name, str(peer))
+            if subject not in self._lines and len(self._lines) >= SUBJECTS_MAX:
+                subject = (str(record.msg), OTHER_PEERS)
+            self._lines[subject] += 1
+            if self._lines[subject] > REPEATED_LINES_MAX:
+                return
+        self._pass_on(record)
+
+    def close(self) -> None:
+        self._begin_interval()
+        for target in self._targets:
+            target.close()
+        super().close()
+
+    def _begin_interval(self) -> None:
+        """Write a line for each subject with too many lines, and count from zero."""
+        counted, self._lines, self._began_s = self._lines, Counter(), self._clock()
+        for (message, peer), lines in counted.items():
+            if lines > REPEATED_LINES_MAX:
+                summary = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "lines left out", (), None)
+                vars(summary).update({"of": message, "peer": peer, "lines": lines - REPEATED_LINES_MAX})
+                self._pass_on(summary)
+
+    def _pass_on(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            target.handle(record)
 
 
 class LineFormatter(logging.Formatter):
@@ -81,9 +135,7 @@ def set_up(
     """Send the program's logs to ``daemon.log`` in the folder and, unless quiet, to standard error.
 
     Args:
-        folder: the site's folder for logs.
         ids: fields that every JSON line has beside its own; the process id is added.
-        quiet: write to the file only.
         debug: also write debug messages, and tracebacks on standard error.
         json_lines: write the file's lines to standard error too, for a log collector that reads
             there.
@@ -98,6 +150,7 @@ def set_up(
         shown = logging.StreamHandler()
         shown.setFormatter(formatter if json_lines else LineFormatter(debug=debug))
         handlers.append(shown)
-    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=handlers, force=True)
+    level = logging.DEBUG if debug else logging.INFO
+    logging.basicConfig(level=level, handlers=[RepetitionHandler(handlers)], force=True)
     for noisy in ("asyncio", "grpc", "grpc._cython"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -17,12 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class SiteTomlWatcher:
-    """Reads site.toml again when it changes.
-
-    Args:
-        site: the configuration that the daemon started with.
-        key: the key that the caller uses, for the log.
-    """
+    """Reads site.toml again when it changes."""
 
     def __init__(self, site: SiteConfig, key: str) -> None:
         self.path = Path(site.where)

@@ -20,11 +20,6 @@ def make_rules(
     """The rules of one site's state machine.
 
     Args:
-        federation: the configuration that all sites share.
-        name: the site.
-        round_key: the secret from which sites draw the order of each round.
-        without: sites that the operator named absent.
-        stay: whether the daemon keeps serving after the last round.
         egress: the site's policy for evaluation at other sites; without one there is no such
             evaluation.
     """

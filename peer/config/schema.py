@@ -54,7 +54,7 @@ class EgressConfig(StrictTable):
     reexport: bool = False
 
     def permitted_kinds(self, plan: Plan) -> tuple[Kind, ...]:
-        """The artifact kinds that may leave: those in the list; without a list, the method's own."""
+        """The artifact kinds that may leave: those listed or, without a list, the method's own."""
         own: tuple[Kind, ...] = () if plan.artifact is None else (plan.artifact,)
         return tuple(kind for kind in (own if self.kinds is None else self.kinds) if kind not in plan.never_leaves)
 
@@ -175,7 +175,7 @@ class Fallback(StrictTable):
 
 
 class PaceConfig(StrictTable):
-    """``[pace]``: how long sites wait for each other; the defaults are those of the core's rules."""
+    """``[pace]``: how long sites wait for each other; the core's rules have the defaults."""
 
     wait_max_s: Seconds = PACE.wait_max_s
     deadline_floor_s: NotNegative = PACE.deadline_floor_s
@@ -387,6 +387,7 @@ class TrainingConfig(StrictTable):
     threads: Count = 1
     batch_size: Count = 8
     checkpoint_s: Seconds = limits.CHECKPOINT_S
+    hang_s: Seconds = limits.HANG_S
 
 
 class SiteConfig(StrictTable):
@@ -423,9 +424,7 @@ class SiteConfig(StrictTable):
 
 
 def check_site(federation: FederationConfig, site: SiteConfig, name: str) -> None:
-    """Raise a ``ConfigError`` that lists every reason why the site cannot take part in this
-    federation.
-    """
+    """``ConfigError`` with every reason why the site cannot take part in this federation."""
     if name not in federation.roster:
         raise ConfigError(
             f"{federation.where}: the roster ({', '.join(federation.roster)}) does not name this site, {name!r}",

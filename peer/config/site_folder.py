@@ -67,9 +67,7 @@ class SiteFolder:
 
     @property
     def control_path(self) -> Path:
-        """The file with the path of the control socket, where this folder's own path is too long
-        for one.
-        """
+        """The file with the control socket's path, where this folder's own is too long for one."""
         return self.path / "control.path"
 
     def generation(self, number: int) -> Path:
@@ -190,7 +188,7 @@ def home_folder(explicit: Path | None = None, environ: Mapping[str, str] = os.en
 
 
 def sites(home: Path) -> tuple[SiteFolder, ...]:
-    """Every site under the home folder, by federation and name: each folder with a federation.toml."""
+    """Every site under the home folder: each folder with a federation.toml, sorted."""
     return tuple(
         SiteFolder(home, path.parent.parent.name, SiteName(path.parent.name))
         for path in sorted(home.glob("*/*/federation.toml"))
@@ -219,7 +217,7 @@ def find_site(home: Path, name: str | None = None) -> SiteFolder:
 
 
 def make_private(path: Path) -> None:
-    """Make the folder and its missing parents with mode 0700, durably; folders that exist stay as they are."""
+    """Make the missing ones of the folder and its parents with mode 0700, durably."""
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -239,11 +237,8 @@ def must_be_new(path: Path) -> None:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace the file's content in one step, durably: after a crash the file has the old content
-    or the new one.
-
-    Raises:
-        DiskError: the file cannot be written; the old one is untouched, and no other file is left
-            behind.
+    or the new one. ``DiskError`` where the file cannot be written; the old one is untouched, and no
+    other file is left behind.
     """
     try:
         write_file(path, content, mode)

@@ -41,16 +41,12 @@ AnyTable = TypeVar("AnyTable", bound=StrictTable)
 
 
 def key_problem(key: str, reason: str) -> PydanticCustomError:
-    """The error that a validator of a table raises about one of its keys, or about a dotted key
-    below it.
-    """
+    """The error that a table's validator raises about one of its keys, or a dotted key below."""
     return PydanticCustomError("key_problem", "{reason}", {"key": key, "reason": reason})
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A hint to append to an error: the known word that is most like this one, or else all known
-    words.
-    """
+    """A hint to append to an error: the most similar known word, or else all known words."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
     if close:
@@ -59,9 +55,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def matching(pattern: re.Pattern[str], description: str) -> AfterValidator:
-    """A validator: the whole string must match the pattern, which the errors describe in these
-    words.
-    """
+    """A validator: the whole string must match the pattern, which errors describe like this."""
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):

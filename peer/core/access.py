@@ -11,6 +11,8 @@ from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.site_memory import Memory
 
+SCHEDULED: tuple[Purpose, ...] = ("train", "handback")
+
 
 def denial(
     rules: Rules, *, caller: SiteName, kind: Kind, for_round: int, owner: SiteName, purpose: Purpose
@@ -92,6 +94,27 @@ def answer(
         if memory.committed >= last and memory.publication_due is None and memory.state
         else Unavailable.NOT_YET
     )
+
+
+def first_copies(rules: Rules, memory: Memory, round: int) -> list[tuple[SiteName, Purpose, int]]:
+    """Every peer, purpose and size of an artifact that this site publishes in a round, without repeats.
+
+    A model that will be lent and is not there yet counts with the size of the largest artifact.
+    """
+    published = [(owner, artifact) for (for_round, owner), artifact in memory.published.items() if for_round == round]
+    copies = [
+        (peer, purpose, artifact.bytes)
+        for owner, artifact in published
+        for purpose in SCHEDULED
+        for peer in rules.others
+        if denial(rules, caller=peer, kind=artifact.kind, for_round=round, owner=owner, purpose=purpose) is None
+    ]
+    if rules.evaluation_denied is None and rules.lends(round):
+        lent = memory.evaluation.lent.get(round)
+        sizes = [artifact.bytes for _, artifact in published]
+        size = lent.artifact.bytes if lent is not None and lent.artifact is not None else max(sizes, default=0)
+        copies += [(peer, "evaluate", size) for peer in rules.others]
+    return copies
 
 
 def _lent(rules: Rules, memory: Memory, round: int) -> tuple[int, Artifact] | Unavailable:

@@ -14,7 +14,7 @@ from typing import Literal
 from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Purpose, Unavailable
 from peer.core.roster import Sha256, SiteName
 
-FAULTS = ("memory", "data", "configuration", "crash")
+FAULTS = ("memory", "data", "configuration", "crash", "hang")
 """Why the worker failed, by where the remedy lies."""
 Answer = Literal["taken", "refused", "none"]
 
@@ -51,7 +51,10 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerGreeted(Event):
-    """A peer passed Hello in either direction: same protocol, same federation, same roster."""
+    """A peer passed Hello in either direction: same protocol, same federation, same roster.
+
+    ``greeting.seen`` is there only where this site's own signature proves it.
+    """
 
     site: SiteName
     greeting: Hello
@@ -63,6 +66,14 @@ class PeerHeard(Event):
 
     site: SiteName
     pulse: Heartbeat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProved(Event):
+    """A verified signature shows that a peer has published an artifact for this round."""
+
+    site: SiteName
+    round: int
 
 
 @dataclass(frozen=True, slots=True)

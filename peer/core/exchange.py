@@ -27,25 +27,41 @@ MISSING_REASONS = (
 """Every reason why a site may be missing from a round, here and in journal rows."""
 
 
+SLOW_FACTOR = 2.0
+"""A wait that ended at the deadline counts double, so that the next deadline is later."""
+
+
 @dataclass(slots=True)
 class Want:
     """One artifact that a site waits for: ``origin`` is the peer that it asks, ``owner`` the
     model's site.
 
-    ``dropped`` is the reason why the site waits no more. Times are monotonic seconds.
+    ``dropped`` is the reason why the site waits no more, ``in_vain_s`` how long it had waited then.
+    Times are monotonic seconds.
     """
 
     origin: SiteName
     owner: SiteName
     attempt: int
     since_s: float
+    patience_s: float
     received: Source | None = None
+    received_s: float = 0.0
     dropped: str = ""
+    in_vain_s: float = 0.0
 
     @property
     def open(self) -> bool:
         """Whether the site still waits for it."""
         return self.received is None and not self.dropped
+
+    def arrive(self, source: Source, now_s: float) -> None:
+        """The artifact is on disk."""
+        self.received, self.received_s = source, now_s
+
+    def drop(self, reason: str, now_s: float) -> None:
+        """Wait no more."""
+        self.dropped, self.in_vain_s = reason, now_s - self.since_s
 
 
 @dataclass(slots=True)
@@ -68,16 +84,19 @@ class Exchange:
 
     def due_s(self, peers: Peers, rules: Rules) -> list[float]:
         """When to check the wants again if no event comes first; monotonic seconds."""
-        waiting = [peers.silent_at_s(want.origin) for want in self.wants.values() if want.open]
-        return [*waiting, self.opened_s + self.slow_s, self.opened_s + rules.pace.wait_max_s] if waiting else []
+        waiting = [want for want in self.wants.values() if want.open]
+        ends = [peers.silent_at_s(want.origin) for want in waiting]
+        ends += [want.since_s + want.patience_s for want in waiting]
+        return [*ends, self.opened_s + self.slow_s, self.opened_s + rules.pace.wait_max_s] if waiting else []
 
     def give_up(self, peers: Peers, rules: Rules, now_s: float) -> list[Want]:
         """Drop the wants of peers that are silent, away or too slow; returns those that were
         dropped now.
 
         A silent peer, or one that publishes nothing more, is dropped at once, a slow one at the
-        deadline. Where the artifacts of all peers are wanted, the adaptive deadline counts only
-        once a quorum has arrived; ``wait_max_s`` always counts.
+        deadline, and earlier where its want has less patience left. Where the artifacts of all peers
+        are wanted, the adaptive deadline counts only once a quorum has arrived; ``wait_max_s`` and
+        the patience always count.
         """
         received = sum(want.received is not None for want in self.wants.values())
         slow = now_s >= self.opened_s + self.slow_s and (
@@ -90,14 +109,30 @@ class Exchange:
                 continue
             pulse = peers.pulse(want.origin)
             if peers.silent(want.origin, now_s):
-                want.dropped = "silent"
+                want.drop("silent", now_s)
             elif pulse is not None and pulse.phase in liveness.AWAY and pulse.published_round < self.round:
-                want.dropped = pulse.phase
-            elif slow or late:
-                want.dropped = "slow"
+                want.drop(pulse.phase, now_s)
+            elif slow or late or now_s >= want.since_s + want.patience_s:
+                want.drop("slow", now_s)
             if want.dropped:
                 dropped.append(want)
         return dropped
+
+    def waited_s(self, now_s: float, *, wait_max_s: float) -> float | None:
+        """How long the peers took, for the next deadline; ``None`` where the wait says nothing of
+        that.
+
+        A wait that ended at the deadline counts ``SLOW_FACTOR`` times. One that silence or lost
+        patience ended does not count.
+        """
+        deadline_s = min(self.slow_s, wait_max_s)
+        if any(want.dropped == "slow" and want.patience_s >= deadline_s for want in self.wants.values()):
+            return (now_s - self.opened_s) * SLOW_FACTOR
+        return max((want.received_s - self.opened_s for want in self.wants.values() if want.received), default=None)
+
+    def in_vain_s(self) -> dict[SiteName, float]:
+        """How long the site waited for each peer that did not deliver."""
+        return {origin: want.in_vain_s for origin, want in sorted(self.wants.items()) if want.in_vain_s > 0}
 
     def sources(self) -> tuple[Source, ...]:
         """The received artifacts, in roster order."""

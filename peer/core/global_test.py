@@ -25,7 +25,12 @@ INACTIVE = frozenset({Phase.NEW, Phase.INITIALISING, Phase.PAUSED, Phase.FAILED,
 
 
 def give_up_overdue(site: SiteState) -> None:
-    """End a measurement that takes longer than ``MEASURE_S_MAX``."""
+    """End a measurement that takes longer than ``MEASURE_S_MAX``, and a fetch after ``wait_max_s``."""
+    for origin, fetch in list(site.evaluation_tasks.fetching.items()):
+        if site.now_s >= fetch.since_s + site.rules.pace.wait_max_s:
+            del site.evaluation_tasks.fetching[origin]
+            site.emit(commands.CancelFetch(origin, "evaluate"))
+            _settle(site, fetch.key, "slow")
     task = site.evaluation_tasks.measuring
     if task is not None and site.now_s >= task.since_s + limits.MEASURE_S_MAX:
         site.evaluation_tasks.measuring, site.evaluation_tasks.process_ordered = None, False
@@ -92,6 +97,7 @@ def due_s(site: SiteState) -> list[float]:
     """When to check again if no event comes first; monotonic seconds."""
     task = site.evaluation_tasks.measuring
     times = [] if task is None else [task.since_s + limits.MEASURE_S_MAX]
+    times += [fetch.since_s + site.rules.pace.wait_max_s for fetch in site.evaluation_tasks.fetching.values()]
     return times + [site.peers.silent_at_s(name) for name in awaited(site)] if site.phase == Phase.DONE else times
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 1  # the lowest version that this program speaks
+PROTOCOL_VERSION_MAX = 1  # and the highest; what it understands beside that, a greeting lists as features
+FEATURES_MAX = 64  # names in a greeting
+FEATURE_BYTES_MAX = 32
+ROUND_CLAIM_BYTES_MAX = 256  # two numbers, a digest and a site's name
 CHUNK_BYTES = 1 << 20  # one message of an artifact stream; larger chunks gained nothing on loopback, smaller ones cost
 STREAM_WINDOW_BYTES = 4 << 20  # sent ahead of a receiver's slow disk; 100 MB/s over a line with a round trip of 40 ms
 MESSAGE_BYTES_MAX = CHUNK_BYTES + (64 << 10)  # a chunk and its envelope; no other message needs more
@@ -18,6 +22,16 @@ TEXT_BYTES_MAX = 1024  # a reason or phase that a peer reports; it is shown, nev
 COUNT_MAX = 1 << 53  # the largest count that every reader of JSON keeps exact
 STEPS_MAX = 1 << 40  # optimiser steps of a circulating model: 30,000 years at one a second
 CONNECTIONS_MAX = 512  # before TLS, in all: eight for each of 64 sites; one costs the daemon some 50 KB of memory
+CONNECTIONS_PER_PEER_MAX = (
+    8  # one channel, one that is replaced, `check`, and what a cut line leaves until it is noticed
+)
+UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX = 32  # and one for each site: before a peer's first call, a second after it dials
+FIRST_CALL_BYTES_MAX = 64 << 10  # a handshake and a greeting have 6 KiB
+FIRST_CALL_S = 30.0  # a peer greets as soon as it has connected
+REQUEST_BYTES_MAX = 256 << 10  # a report of 1,000 metrics with names of 200 bytes
+REQUEST_BYTES_PER_SECOND_MAX = 64 << 10  # of one connection: 400 times what greetings, heartbeats and requests need
+REQUEST_BYTES_BURST = 320 << 10  # the longest request, and a fifth for frames and TLS
+SENT_BYTES_PER_RECEIVED_BYTE = 32  # flow control of a receiver: measured are 1,000 and more
 DESCRIPTORS_RESERVED = 128  # journal, ledger, artifacts, worker and log keep these, however many callers connect
 SPEC_DEPTH_MAX = 6  # a list in a list in a network's parameters is at depth 4
 METRICS_MAX = 1000  # names of one evaluation; a hundred classes in five metrics and their means fit
@@ -33,6 +47,10 @@ ROUNDS_MAX = 1_000_000  # a bound for sanity, not for use
 
 CALLS_PER_SECOND_MAX = 50  # a peer needs two calls a second at most; the rest is slack for catching up
 CALLS_BURST = 200
+CALLS_AT_ONCE_MAX = 16  # of one peer: its transfers, a manifest for each purpose, and a heartbeat; it needs under ten
+REQUEST_WAIT_S = 5.0  # from a call's headers to the end of its request
+TRANSFERS_PER_ARTIFACT_MAX = 200  # to one peer in a round, two ledger rows each: a line that breaks each minute for 3 h
+COPIES_PER_ARTIFACT_MAX = 10  # complete ones to one peer in a round: it was killed before its journal had the artifact
 STREAMS_PER_PEER_MAX = 4  # one artifact, one retry, one evaluation, one hand-back
 
 BEAT_S = 3.0  # five beats fit into the silence limit, so that four may be lost
@@ -46,6 +64,8 @@ MANIFEST_WAIT_S = 20.0  # how long one GetManifest may hang; asked again afterwa
 STALL_S = 15.0  # a stream without a byte for so long is broken off and resumed
 PACING_WAITS_MAX = 4  # a peer that trains on may take so many `wait_max_s` for a round before the others go on
 WAIT_MAX_S = 3600.0  # a slow but living peer costs at most this a round until its pace is known
+WAITS_IN_VAIN_MAX = 2  # so many `wait_max_s` a run for a peer that lives and does not deliver: one is bad luck
+WAIT_IN_VAIN_SHARE = 0.25  # and so much of the time that this site trained: enough to notice that it delivers again
 DEADLINE_HISTORY = 10  # rounds that the adaptive deadline looks back on
 DEADLINE_ROUNDS_MIN = 3  # rounds to see before trusting it
 DEADLINE_MADS = 4.0  # median + 4 MAD: about 2.7 standard deviations for a bell curve
@@ -57,10 +77,19 @@ ARTIFACT_ROUNDS_MAX = 5  # published artifacts of so many rounds stay for receiv
 REFUSALS_SHOWN_MAX = 20  # in `status`; the journal has all of them
 REFUSALS_PER_PEER_MAX = 20  # journal rows that one peer's faults may cost in a run: the peer words the reasons
 FIRST_DIGESTS_PER_PEER_MAX = 16  # digests of a peer's newest artifacts: no older artifact is fetched again
-GENERATIONS_AHEAD_MAX = 1000  # how far a peer may claim this site's generation was: a backup is a few restarts old
+
+EQUIVOCATIONS_PER_SITE_MAX = 3  # proofs kept against one site: one suffices, and each has two manifests
+COMPARISONS_PER_ROUND_MAX = (
+    16  # manifests that a site shows a peer whose mean differs; 16 of 64 sites, another day more
+)
+COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
+COMPARISONS_BURST = 2 * COMPARISONS_PER_ROUND_MAX  # a round's, and the proofs that follow
 
 CHECKPOINT_S = 300.0
+HANG_S = 600.0  # a worker without a sign of progress for so long is started again; a slow disk recovers before
+SIGN_S = 1.0  # between two signs of progress: few lines, and many signs within the shortest `hang_s`
 WORKER_START_S = 180.0  # torch and monai take 2 to 9 s, a cold network disk far longer
 WORKER_LINE_BYTES_MAX = 4 << 20  # one JSON line; a manifest's tensor list is the longest
 WORKER_RESTARTS_MAX = 3  # consecutive crashes at the same step before the site says that it failed
+HANG_RESTARTS_MAX = 1  # a crash costs seconds, a hang at least `hang_s`: a second one is no accident
 CHECKPOINTS_KEPT = 2  # the last committed one and the one before, for a restored backup

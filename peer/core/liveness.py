@@ -6,7 +6,7 @@ It uses this site's own monotonic clock alone.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from peer.core import limits
@@ -16,6 +16,8 @@ from peer.core.rules import PaceRules
 
 AWAY = frozenset({"paused", "leaving", "failed", "gone"})
 """Phases in which a peer publishes nothing more for now."""
+NOT_READY = AWAY | {"new", "initialising"}
+"""Phases in which a peer cannot begin round 1."""
 FINISHED = frozenset({"done", "leaving", "gone"})
 
 
@@ -55,9 +57,19 @@ class Peers:
         moved_s, began_s = self.moved_s.get(site, now_s), self.round_began_s.get(site, now_s)
         return now_s >= min(moved_s + patience_s, began_s + limits.PACING_WAITS_MAX * patience_s)
 
+    def prove(self, site: SiteName, round: int) -> None:
+        """Record that the site has signed a manifest or a statement of this round."""
+        before = self.heard.get(site, LastHeard())
+        self.heard[site] = replace(before, proven_round=max(before.proven_round, round))
+
     def pulse(self, site: SiteName) -> Heartbeat | None:
         """The newest known state of the site, however old."""
         return self.heard[site].pulse if site in self.heard else None
+
+    def ready(self, site: SiteName) -> bool:
+        """Whether the site did not say that it cannot begin round 1."""
+        pulse = self.pulse(site)
+        return pulse is None or pulse.phase not in NOT_READY
 
     def done(self, site: SiteName, rounds: int) -> bool:
         """Whether the site said that its last round is over; one that left earlier may come back."""
@@ -77,11 +89,43 @@ class Peers:
         """The sites that were heard within ``silence_s``."""
         return [site for site in sites if site in self.heard and not self.silent(site, now_s)]
 
-    def rounds(self, sites: Iterable[SiteName], now_s: float, *, patience_s: float) -> list[int]:
-        """The rounds of the sites that are present, not away and not stalled, ascending."""
-        present = self.present(sites, now_s)
-        pulses = (self.pulse(site) for site in present if not self.stalled(site, now_s, patience_s=patience_s))
-        return sorted(pulse.round for pulse in pulses if pulse is not None and pulse.phase not in AWAY)
+    def rounds(
+        self,
+        sites: Iterable[SiteName],
+        now_s: float,
+        *,
+        patience_s: Callable[[SiteName], float],
+        unproven_max: int,
+    ) -> dict[SiteName, int]:
+        """The rounds of the sites that are present, not away and not stalled.
+
+        A claim beyond ``unproven_max`` counts up to the round after the newest proven one: a site
+        publishes for a round before that round, or in it.
+        """
+        rounds = {}
+        for site in self.present(sites, now_s):
+            pulse = self.pulse(site)
+            if pulse is None or pulse.phase in AWAY or self.stalled(site, now_s, patience_s=patience_s(site)):
+                continue
+            rounds[site] = min(pulse.round, max(unproven_max, self.heard[site].proven_round + 1))
+        return rounds
+
+
+def patience_s(*, in_vain_s: float, trained_s: float, pace: PaceRules) -> float:
+    """How long to wait for an artifact of a living peer, after so much waiting for it in vain.
+
+    A wait takes at most half of what is left of the peer's allowance. So the waits grow shorter
+    geometrically, and their sum over the run stays under the allowance, whatever the peer answers.
+    The allowance grows with the time that this site trained, not with deliveries: a peer that
+    delivers every other time would otherwise cost without bound.
+
+    Args:
+        in_vain_s: the waits for the peer that ended without its artifact, in this run.
+        trained_s: how long this site trained in this run.
+        pace: the federation's waiting times.
+    """
+    allowance_s = limits.WAITS_IN_VAIN_MAX * pace.wait_max_s + limits.WAIT_IN_VAIN_SHARE * trained_s
+    return min(pace.wait_max_s, max(0.0, allowance_s - in_vain_s) / 2)
 
 
 def lower_median(rounds: Sequence[int]) -> int | None:

@@ -108,13 +108,31 @@ class SignedManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedRound:
+    """A signed statement of the newest round that a site has published for, as it travels."""
+
+    body: bytes
+    signature: bytes
+    certificate_der: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest artifact that a site remembers of another; shows that a backup was restored there."""
+    """The newest artifact that a site remembers of another; shows that a backup was restored there.
+
+    ``manifest`` is the other site's own, and proves it.
+    """
 
     generation: int
     round: int
     sha256: str
+    manifest: SignedManifest | None = None
 
+
+COMPARES_MANIFESTS = "compares-manifests"
+PROVES_ROUNDS = "proves-rounds"
+FEATURES = (COMPARES_MANIFESTS, PROVES_ROUNDS)
+"""What this program understands beside the protocol's first version."""
 
 NO_TAG = Sha256("0" * 64)
 """The tag of no key."""
@@ -128,7 +146,8 @@ class Hello:
 
     ``round_key_tag`` is ``peer.core.roster.round_key_tag``: sites with different keys would
     disagree on every order. ``evaluates`` says whether the site takes part in remote evaluation;
-    ``None`` where its program does not support it.
+    ``None`` where its program does not support it. ``protocol`` is the lowest version that the site
+    speaks, ``protocol_max`` the highest; 0 where the site names one version only.
     """
 
     protocol: int
@@ -140,6 +159,8 @@ class Hello:
     software: str = ""
     round_key_tag: Sha256 = NO_TAG
     evaluates: bool | None = None
+    protocol_max: int = 0
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +168,7 @@ class Heartbeat:
     """The content of a Beat, in either direction.
 
     ``progress`` is the share of the phase that is done, in [0, 1]. ``aggregate`` is the digest of
-    the mean that the committed round ended with.
+    the mean that the committed round ended with. ``proof`` is for a receiver that is far behind.
     """
 
     generation: int
@@ -157,11 +178,17 @@ class Heartbeat:
     published_round: int = 0
     committed_round: int = 0
     aggregate: Sha256 | None = None
+    proof: SignedRound | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LastHeard:
-    """A site's last known state, and when it was heard: seconds of this site's monotonic clock."""
+    """A site's last known state, and when it was heard: seconds of this site's monotonic clock.
+
+    ``proven_round`` is the newest round for which a manifest or a statement with the site's
+    signature was seen.
+    """
 
     pulse: Heartbeat | None = None
     last_s: float = field(default=float("-inf"))
+    proven_round: int = 0

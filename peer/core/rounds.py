@@ -16,9 +16,6 @@ from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.state import IllegalTransitionError, SiteState
 
-SLOW_FACTOR = 2.0
-"""A wait that ended with a slow peer counts double, so that the next deadline is later."""
-
 
 def open_exchange(site: SiteState) -> None:
     """Ask for the artifacts of the open round."""
@@ -60,12 +57,12 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
     current, kind = site.exchange, site.rules.plan.artifact
     if current is None or kind is None:
         raise IllegalTransitionError(f"method {site.rules.method} exchanges nothing")
-    wanted = current.wants[origin] = Want(origin, owner, site.next_attempt(), site.now_s)
+    wanted = current.wants[origin] = Want(origin, owner, site.next_attempt(), site.now_s, site.patience_s(origin))
     for source in site.memory.received.values():
         if (source.origin, source.round, source.artifact.owner) == (origin, current.round, owner):
-            wanted.received = source
+            wanted.arrive(source, site.now_s)
     if origin in site.rules.without:
-        wanted.dropped = exchange.ABSENT
+        wanted.drop(exchange.ABSENT, site.now_s)
     elif wanted.received is None:
         generation = site.memory.generation
         site.emit(commands.Fetch(generation, current.round, wanted.attempt, origin, kind, current.purpose, owner))
@@ -114,14 +111,12 @@ def _choose(site: SiteState, current: Exchange) -> None:
             sources = (Source(rules.site, current.round, local_copy),)
         elif current.pattern == "circulate" or current.wants:
             sources = exchange.fallback(rules, round=current.round, owner=slot, on_disk=site.artifacts_on_disk())
-    slow = "slow" in missing.values()
-    waited_s = None
-    if received or slow:  # a wait for silent peers alone says nothing about the pace of the others
-        waited_s = (site.now_s - current.opened_s) * (SLOW_FACTOR if slow else 1.0)
+    waited_s = current.waited_s(site.now_s, wait_max_s=rules.pace.wait_max_s)
     below = current.pattern == "all_to_all" and len(received) < rules.quorum_others
     position = rules.plan.phases.index("exchange")
     site.exchange = None
-    choose(site, sources, missing, position=position, waited_s=waited_s, below_quorum=below)
+    in_vain_s = current.in_vain_s()
+    choose(site, sources, missing, position=position, waited_s=waited_s, in_vain_s=in_vain_s, below_quorum=below)
 
 
 def choose(
@@ -131,6 +126,7 @@ def choose(
     *,
     position: int,
     waited_s: float | None = None,
+    in_vain_s: Mapping[SiteName, float] | None = None,
     below_quorum: bool = False,
 ) -> None:
     """Journal the sources that the round goes on with.
@@ -144,6 +140,7 @@ def choose(
         position: index of the phase that this choice ends.
         waited_s: how long the exchange took, for the adaptive deadline; ``None`` where the wait
             does not count.
+        in_vain_s: by peer that did not deliver, how long the site waited for it.
         below_quorum: fewer artifacts arrived than the federation's quorum asks for.
     """
     rules, current = site.rules, site.opened
@@ -154,6 +151,7 @@ def choose(
         sources=sources,
         missing=dict(missing),
         waited_s=waited_s,
+        in_vain_s=dict(in_vain_s) if in_vain_s else None,
         below_quorum=below_quorum,
     )
     site.persist(row)
@@ -253,17 +251,27 @@ def review(site: SiteState) -> None:
 
 
 def check_gathered(site: SiteState) -> None:
-    """Begin round 1 once every peer has greeted, after ``gather_s``, or when enough peers have
-    begun.
+    """Begin round 1 once every peer is there, after ``gather_s``, or when enough peers have begun.
 
     Peers that have begun go on without the missing one; a site that still waited for it would delay
     them, too.
     """
-    gather_s, others = site.rules.pace.gather_s, site.rules.others
+    gather_s = site.rules.pace.gather_s
     timed_out = gather_s is not None and site.now_s >= site.peers.began_s + gather_s
     begun = len(site.peers.begun) >= site.rules.witnesses_of_a_start
-    if timed_out or begun or len(site.greeted) == len(others):
+    if timed_out or begun or all(is_there(site, name) for name in site.rules.others):
         set_pace(site)
+
+
+def is_there(site: SiteState, name: SiteName) -> bool:
+    """Whether a peer can take part in round 1 now: it has greeted, is heard, and is ready.
+
+    A peer that greeted may have ended since. One that says that it is not ready is waited for no
+    longer than ``wait_max_s``, since it may say so for ever.
+    """
+    if name not in site.greeted or site.peers.silent(name, site.now_s):
+        return False
+    return site.peers.ready(name) or site.now_s >= site.since_s + site.rules.pace.wait_max_s
 
 
 def set_pace(site: SiteState) -> None:
@@ -283,21 +291,26 @@ def set_pace(site: SiteState) -> None:
         return
     site.alone = not present
     site.enter(Phase.PACING)
-    rounds = site.peers.rounds(rules.others, site.now_s, patience_s=rules.pace.wait_max_s)
-    middle = liveness.lower_median(rounds)
     following = memory.committed + 1
+    rounds = site.peers.rounds(
+        rules.others,
+        site.now_s,
+        patience_s=site.patience_s,
+        unproven_max=rules.unproven_round_max(memory.committed),
+    )
+    middle = liveness.lower_median(sorted(rounds.values()))
     if middle is not None and rules.circulating < following < middle - rules.pace.lag_rounds_max:
-        ahead = sum(round >= middle for round in rounds)
-        if ahead >= min(2, len(rules.others)):
-            following = _jump(site, min(middle, rules.rounds))
+        ahead = {name: round for name, round in rounds.items() if round >= middle}
+        if len(ahead) >= min(2, len(rules.others)):
+            following = _jump(site, min(middle, rules.rounds), ahead)
     if middle is None or following <= middle + rules.pace.lead_rounds_max:
         open_round(site, following)
 
 
-def _jump(site: SiteState, round: int) -> int:
+def _jump(site: SiteState, round: int, ahead: Mapping[SiteName, int]) -> int:
     """Skip the rounds that the peers have passed; the newest own artifact serves the next round."""
     publish = round if site.rules.plan.published == "commit" else None
-    site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish))
+    site.persist(rows.SkippedRow(round, first=site.memory.committed + 1, publish=publish, proven=dict(ahead)))
     site.publish_due()
     return round
 

@@ -117,7 +117,8 @@ class ChosenRow(JournalRow):
     ``missing`` names the peers that did not contribute, each with the reason.
 
     ``position`` is the index of the plan's phase that is over. ``waited_s`` is how long the
-    exchange took, ``None`` where the wait says nothing about the peers' pace.
+    exchange took, ``None`` where the wait says nothing about the peers' pace. ``in_vain_s`` is how
+    long the site waited for each peer that did not deliver.
     """
 
     kind = "chosen"
@@ -126,6 +127,7 @@ class ChosenRow(JournalRow):
     missing: Mapping[str, str]
     waited_s: float | None
     below_quorum: bool
+    in_vain_s: Mapping[SiteName, float] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +218,15 @@ class ComparedRow(JournalRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow(JournalRow):
-    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's."""
+    """The site jumped to its peers' round: it left out ``first`` and the rounds up to this row's.
+
+    ``proven`` has the peers that are there, each with the round that its signature proves.
+    """
 
     kind = "skipped"
     first: int = field(metadata={ON_DISK: "from"})
     publish: int | None = None
+    proven: Mapping[SiteName, int] | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +459,16 @@ class ReceivedRow(JournalRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EquivocatedRow(JournalRow):
+    """A site signed two artifacts for one round; ``manifests`` are both, in base64."""
+
+    kind = "equivocated"
+    origin: SiteName
+    sha256: tuple[Sha256, ...]
+    manifests: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeniedRow(JournalRow):
     """A call was refused by the schedule or by this site's policy."""
 
@@ -491,44 +507,13 @@ class SpokenRow(JournalRow):
 KINDS: Mapping[str, type[JournalRow]] = {
     row_type.kind: row_type
     for row_type in (
-        BeganRow,
-        InitialisedRow,
-        OpenedRow,
-        ArrivedRow,
-        ChosenRow,
-        TrainedRow,
-        AggregatedRow,
-        EvaluatedRow,
-        CommittedRow,
-        ComparedRow,
-        SkippedRow,
-        PublishedRow,
-        RetiredRow,
-        DiscardedRow,
-        RegeneratedRow,
-        AdoptedRow,
-        SlotLostRow,
-        IsolatedRow,
-        FinishedRow,
-        PausedRow,
-        ResumedRow,
-        LeftRow,
-        WorkFailedRow,
-        RefusedRow,
-        IgnoredRow,
-        ReportRow,
-        LapsedRow,
-        GuestRow,
-        MislaidRow,
-        MeasuredRow,
-        SettledRow,
-        ConfiguredRow,
-        ManifestRow,
-        ReceivedRow,
-        DeniedRow,
-        SpokenRow,
+        BeganRow, InitialisedRow, OpenedRow, ArrivedRow, ChosenRow, TrainedRow, AggregatedRow, EvaluatedRow,
+        CommittedRow, ComparedRow, SkippedRow, PublishedRow, RetiredRow, DiscardedRow, RegeneratedRow,
+        AdoptedRow, SlotLostRow, IsolatedRow, FinishedRow, PausedRow, ResumedRow, LeftRow, WorkFailedRow,
+        RefusedRow, IgnoredRow, ReportRow, LapsedRow, GuestRow, MislaidRow, MeasuredRow, SettledRow,
+        ConfiguredRow, ManifestRow, ReceivedRow, EquivocatedRow, DeniedRow, SpokenRow,
     )
-}
+}  # fmt: skip
 """Every kind of row, by its name on disk."""
 
 MIGRATIONS: Mapping[tuple[str, int], Callable[[Body], Body]] = {}

@@ -103,6 +103,10 @@ class Rules:
             return slot
         return self.roster.names[schedule.receiver(self.order(round - 1), self.roster.index(slot))]
 
+    def unproven_round_max(self, committed: int) -> int:
+        """The highest round of a peer that a site believes without a signature; a jump needs more."""
+        return committed + 1 + self.pace.lag_rounds_max
+
     def evaluates(self, round: int) -> bool:
         """Whether the local model is measured at the end of a round."""
         return round == self.rounds or (self.evaluation_every > 0 and round % self.evaluation_every == 0)

@@ -74,6 +74,8 @@ class Memory:
     aggregate: Sha256 | None = None
     compared: set[SiteName] = field(default_factory=set)
     waits_s: list[float] = field(default_factory=list)
+    in_vain_s: dict[SiteName, float] = field(default_factory=dict)
+    trained_s: float = 0.0
     samples: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
@@ -129,7 +131,8 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
     Args:
         stored: the journal, oldest first.
         present: digests of the artifact files on disk; memory forgets everything that needs another
-            file.
+            file. A site that lost a published artifact may make another for its round, and therefore
+            takes a new generation.
         generation: the lowest that the site may have: the number of its folder.
 
     Raises:
@@ -139,9 +142,10 @@ def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, genera
     for kind, round, body in stored:
         if kind in REMEMBERED:
             memory.apply(rows.decode(kind, round, body))
-    if present is not None:
-        memory.forget_missing_files(present)
     memory.generation = max(memory.generation, generation)
+    if present is not None:
+        memory.generation += any(artifact.sha256 not in present for artifact in memory.published.values())
+        memory.forget_missing_files(present)
     return memory
 
 
@@ -183,6 +187,8 @@ def _chosen(memory: Memory, row: rows.ChosenRow) -> None:
         memory.open.below_quorum = memory.open.below_quorum or row.below_quorum
     if row.waited_s is not None:
         memory.waits_s = [*memory.waits_s, row.waited_s][-WAITS_MAX:]
+    for name, waited_s in (row.in_vain_s or {}).items():
+        memory.in_vain_s[name] = memory.in_vain_s.get(name, 0.0) + waited_s
 
 
 def _trained(memory: Memory, row: rows.TrainedRow) -> None:
@@ -194,6 +200,7 @@ def _trained(memory: Memory, row: rows.TrainedRow) -> None:
     memory.open.metrics.update(row.metrics)
     memory.open.threads = row.threads
     memory.open.duration_s += row.duration_s
+    memory.trained_s += row.duration_s
     _make_due(memory, row.publish, memory.open.artifact)
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from peer.core import commands, events, limits, rows
+from peer.core import commands, events, limits, liveness, rows
 from peer.core.commands import Command, Source
 from peer.core.exchange import Exchange
 from peer.core.global_test_memory import NO_ANSWER, EvaluationTasks, LentModel
@@ -181,6 +181,12 @@ class SiteState:
             own.append(Source(self.rules.site, self.memory.committed, self.memory.artifact))
         return [*self.memory.received.values(), *own]
 
+    def patience_s(self, name: SiteName) -> float:
+        """How long to wait for a peer that lives and does not get on."""
+        memory = self.memory
+        in_vain_s = memory.in_vain_s.get(name, 0.0)
+        return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.rules.pace)
+
     def next_attempt(self) -> int:
         """The number of the next order; no earlier order of this process had it."""
         self.attempt += 1
@@ -219,8 +225,10 @@ class SiteState:
         waits = self.rules.pace
         if self.exchange is not None:
             return self.exchange.due_s(self.peers, self.rules)
-        if self.phase == Phase.GATHERING and waits.gather_s is not None:
-            return [self.peers.began_s + waits.gather_s]
+        if self.phase == Phase.GATHERING:
+            gather = [] if waits.gather_s is None else [self.peers.began_s + waits.gather_s]
+            unready = any(not self.peers.ready(name) for name in self.greeted)
+            return [*gather, self.since_s + waits.wait_max_s] if unready else gather
         if self.phase == Phase.PACING:
             return [self.peers.silent_at_s(site) for site in self.rules.others]
         if self.phase == Phase.ISOLATED:

@@ -14,7 +14,7 @@ from peer.core.exchange import Exchange, Want
 from peer.core.phases import Phase
 from peer.core.plan import Kind
 from peer.core.roster import SiteName
-from peer.core.rounds import unfinished
+from peer.core.rounds import is_there, unfinished
 from peer.core.rules import Rules
 from peer.core.state import SiteState
 
@@ -96,6 +96,9 @@ class PeerStatus(PeerProgress):
     spoken: Annotated[SentMessages | None, "messages sent to the peer beside artifacts, since the daemon started"]
     artifact_bytes: Annotated[ArtifactBytes | None, "artifacts received and sent since the daemon started"]
     clock_skew_s: Annotated[float | None, "the peer's clock minus this one, at its last greeting"]
+    software: Annotated[str | None, "program and version, as the peer's last greeting states them"]
+    protocol: Annotated[int | None, "version of the protocol that both sites speak"]
+    features: Annotated[list[str] | None, "what else the peer's program understands"]
     address: Annotated[str | None, "where the daemon calls the peer"]
     called_s: Annotated[float | None, "since the peer's last call reached this site"]
 
@@ -205,7 +208,7 @@ def waiting_for(site: SiteState, *, now_s: float) -> list[PeerWait]:
         return [_want(current, want, kind, rules, now_s) for _, want in sorted(current.wants.items()) if want.open]
     if site.phase == Phase.GATHERING:
         left_s = None if rules.pace.gather_s is None else round(rules.pace.gather_s - (now_s - site.since_s), 1)
-        absent = [name for name in rules.others if name not in site.greeted]
+        absent = [name for name in rules.others if not is_there(site, name)]
         return [_wait(name, "hello", now_s - site.since_s, left_s) for name in absent]
     if site.phase in (Phase.PACING, Phase.ISOLATED):
         behind = [name for name in rules.others if _behind(site, name)]
@@ -242,8 +245,9 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
 
 
 def _want(current: Exchange, want: Want, kind: Kind, rules: Rules, now_s: float) -> PeerWait:
-    ends = (current.opened_s + current.slow_s, current.opened_s + rules.pace.wait_max_s)
-    deadline_s = next((end_s for end_s in ends if end_s > now_s), ends[-1])  # without a quorum the first one may pass
+    last_s = min(current.opened_s + rules.pace.wait_max_s, want.since_s + want.patience_s)
+    ends = (min(current.opened_s + current.slow_s, last_s), last_s)
+    deadline_s = next((end_s for end_s in ends if end_s > now_s), last_s)  # without a quorum the first one may pass
     wait = _wait(want.origin, kind, now_s - want.since_s, round(deadline_s - now_s, 1))
     return wait if want.owner == want.origin else {**wait, "artifact": f"{want.owner}'s {kind}"}
 

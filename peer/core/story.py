@@ -12,7 +12,7 @@ from typing import Any
 
 from peer.core import rows
 from peer.core.commands import Source
-from peer.core.rounds import SLOW_FACTOR
+from peer.core.exchange import SLOW_FACTOR
 from peer.core.worker_protocol import from_json
 
 Record = Mapping[str, Any]
@@ -172,10 +172,12 @@ def _chosen(site: str, row: rows.ChosenRow, cause: rows.Cause | None) -> list[st
 
 
 def _waited_s(row: rows.ChosenRow) -> float | None:
-    """How long the exchange took: a row counts the wait for a slow peer ``SLOW_FACTOR`` times."""
-    if row.waited_s is None or "slow" not in row.missing.values():
-        return row.waited_s
-    return row.waited_s / SLOW_FACTOR
+    """How long the exchange took: a row counts a wait that ended at the deadline ``SLOW_FACTOR`` times."""
+    waits_s = list((row.in_vain_s or {}).values())
+    if row.waited_s is not None:
+        at_deadline = "slow" in row.missing.values() and row.waited_s >= SLOW_FACTOR * max(waits_s, default=0.0)
+        waits_s.append(row.waited_s / (SLOW_FACTOR if at_deadline else 1.0))
+    return max(waits_s, default=None)
 
 
 def _trained(site: str, row: rows.TrainedRow, cause: rows.Cause | None) -> list[str]:

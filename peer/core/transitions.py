@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peer.core import commands, events, global_test, limits, rounds, rows, worker_events
+from peer.core import commands, events, global_test, rounds, rows, worker_events
 from peer.core.commands import Source
 from peer.core.exchange import Want
 from peer.core.messages import Unavailable
@@ -65,10 +65,8 @@ def stop(site: SiteState, event: events.StopRequested) -> None:
 def greet(site: SiteState, event: events.PeerGreeted) -> None:
     """A peer of this federation greeted.
 
-    If it knows a newer artifact of this site, a backup was restored here.
-
-    Backups are restored before a start, so only a peer's first greeting counts: a peer that lies
-    can make this site start a new generation once a run.
+    If it knows a newer artifact of this site, a backup was restored here. Backups are restored
+    before a start, so only a peer's first greeting counts.
     """
     if event.site not in site.rules.peers:
         return
@@ -79,10 +77,8 @@ def greet(site: SiteState, event: events.PeerGreeted) -> None:
     site.peers.hear(event.site, None, site.now_s)
     last = max((round for round, _ in memory.published), default=0)
     if first_greeting and seen is not None and (seen.generation, seen.round) > (memory.generation, last):
-        if seen.generation - memory.generation <= limits.GENERATIONS_AHEAD_MAX:
-            rounds.regenerate(site, reported_by=event.site, seen=seen)
-            return
-        site.refuse(event.site, f"claims to know generation {seen.generation} of this site, now at {memory.generation}")
+        rounds.regenerate(site, reported_by=event.site, seen=seen)
+        return
     check_wait(site)
 
 
@@ -96,6 +92,12 @@ def hear(site: SiteState, event: events.PeerHeard) -> None:
         site.peers.hear(event.site, pulse, site.now_s)
         rounds.compare(site, (event.site,))
         check_wait(site)
+
+
+def prove(site: SiteState, event: events.RoundProved) -> None:
+    """A peer has signed where it is; its next heartbeat may then move this site."""
+    if event.site in site.rules.peers and event.round <= site.rules.rounds + 1:
+        site.peers.prove(event.site, event.round)
 
 
 def tick(site: SiteState, event: events.Ticked) -> None:
@@ -141,14 +143,14 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
         return
     problem = _problem(site, wanted, event)
     if problem:
-        wanted.dropped = "refused"
+        wanted.drop("refused", site.now_s)
         site.refuse(event.origin, problem)
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
-        wanted.received = Source(event.origin, event.true_round, event.artifact, late)
-        row = rows.ArrivedRow(event.round, source=wanted.received, origin_generation=event.origin_generation)
-        site.persist(row)
+        source = Source(event.origin, event.true_round, event.artifact, late)
+        wanted.arrive(source, site.now_s)
+        site.persist(rows.ArrivedRow(event.round, source=source, origin_generation=event.origin_generation))
     rounds.review(site)
 
 
@@ -184,7 +186,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
     if wanted is None or event.answer == Unavailable.NOT_YET:
         ignore(site, event)
         return
-    wanted.dropped = str(event.answer)
+    wanted.drop(str(event.answer), site.now_s)
     rounds.review(site)
 
 
@@ -193,7 +195,7 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     site.refuse(event.origin, event.reason)
     wanted = _wanted(site, event)
     if wanted is not None:
-        wanted.dropped = "refused"
+        wanted.drop("refused", site.now_s)
         rounds.review(site)
 
 
@@ -225,6 +227,7 @@ IN_EVERY_PHASE: Mapping[type[events.Event], Handler] = {
     events.StopRequested: stop,
     events.PeerGreeted: greet,
     events.PeerHeard: hear,
+    events.RoundProved: prove,
     events.PeerRefused: report_fault,
     events.ArtifactArrived: by_purpose(global_test.arrive, discard),
     events.ArtifactUnavailable: by_purpose(global_test.miss, ignore),

@@ -14,6 +14,9 @@ from peer.core.state import SiteState
 
 Handler = Callable[[SiteState, Any], None]
 
+RESTARTS_MAX = {"crash": limits.WORKER_RESTARTS_MAX, "hang": limits.HANG_RESTARTS_MAX}
+"""Faults that a new worker may mend, and how many failures in a row it may try after."""
+
 
 def current(handler: Handler) -> Handler:
     """Make a handler ignore answers to earlier orders."""
@@ -61,7 +64,7 @@ def train(site: SiteState, event: events.Trained) -> None:
         opened.number,
         position=opened.position,
         stage=event.stage,
-        state=event.state,
+        state=event.state or opened.state,
         artifact=event.artifact,
         metrics=event.metrics,
         threads=event.threads,
@@ -80,7 +83,7 @@ def aggregate(site: SiteState, event: events.Aggregated) -> None:
     row = rows.AggregatedRow(
         site.opened.number,
         position=site.opened.position,
-        state=event.state,
+        state=event.state or site.opened.state,
         sha256=event.sha256,
         contributors=event.contributors,
     )
@@ -139,8 +142,8 @@ def reject_home(site: SiteState, event: events.ArtifactRejected) -> None:
 def fail(site: SiteState, event: events.WorkFailed) -> None:
     """Try again after a crash, from the last checkpoint; after another fault, stop the training.
 
-    A lack of memory, and a crash that retries do not mend, cost a peer's artifact first if one was
-    in use, the largest of several. Only a failure without any is the site's own.
+    A lack of memory, and a crash or hang that retries do not mend, cost a peer's artifact first if
+    one was in use, the largest of several. Only a failure without any is the site's own.
     """
     _fail(site, event.fault, event.reason, suspect=_largest_received(site))
 
@@ -148,9 +151,9 @@ def fail(site: SiteState, event: events.WorkFailed) -> None:
 def _fail(site: SiteState, fault: str, reason: str, *, suspect: commands.Source | None) -> None:
     site.failures += 1
     site.persist(rows.WorkFailedRow(site.number, fault=fault, reason=reason, count=site.failures))
-    if fault == "crash" and site.failures <= limits.WORKER_RESTARTS_MAX:
+    if site.failures <= RESTARTS_MAX.get(fault, 0):
         rounds.go_on(site)
-    elif fault in ("crash", "memory") and suspect is not None:
+    elif fault in ("crash", "hang", "memory") and suspect is not None:
         site.failures = 0
         rounds.leave_out(site, suspect.artifact.sha256, f"the worker failed while it used the artifact: {reason}")
         rounds.go_on(site)

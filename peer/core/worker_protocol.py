@@ -41,6 +41,13 @@ class WorkerSetting(commands.Command):
     duty: Literal["train", "measure"] = "train"
 
 
+@dataclass(frozen=True, slots=True)
+class StillWorking(events.Event):
+    """A sign of progress between two reports; it is for the daemon's watchdog, not for the state
+    machine.
+    """
+
+
 IDENTITIES: Mapping[Any, Callable[[str], str]] = {Sha256: sha256, SiteName: site_name}
 """The parser of each identity type: a digest names a file, so no other text may pass for one."""
 
@@ -72,6 +79,7 @@ FROM_WORKER: dict[str, type] = {
         events.Halted,
         events.ArtifactRejected,
         events.WorkFailed,
+        StillWorking,
     )
 }
 
@@ -115,9 +123,10 @@ def decode(line: bytes, table: Mapping[str, type]) -> Any:
         document = json.loads(line)
     except RecursionError:
         raise ValueError("a line that nests too deeply") from None
-    if not isinstance(document, dict) or document.get("type") not in table:
-        raise ValueError(f"no message of type {document.get('type') if isinstance(document, dict) else document!r}")
-    kind = table[document.pop("type")]
+    name = document.pop("type", None) if isinstance(document, dict) else document
+    if not isinstance(name, str) or name not in table:
+        raise ValueError(f"no message of type {name!r}")
+    kind = table[name]
     return from_json(kind, document)
 
 

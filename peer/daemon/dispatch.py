@@ -11,9 +11,8 @@ import datetime
 import functools
 import logging
 import os
-import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from typing import Any
 
 from cryptography import x509
@@ -26,11 +25,15 @@ from peer.config.site_folder import SiteFolder
 from peer.core import commands, events, rows, site_memory, worker_protocol
 from peer.core import status as status_document
 from peer.core.machine import SiteMachine
+from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.state import HALT_S
 from peer.daemon.addresses import AddressBook
+from peer.daemon.allocator import release_memory
+from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
-from peer.daemon.service import PeerService
+from peer.daemon.service import PeerService, common_protocol
 from peer.daemon.worker_process import WORKER, EvaluationProcess, WorkerProcess
 from peer.identity import certificates
 from peer.records.history import CommittedRound, RecentRounds, recent_rounds
@@ -38,6 +41,7 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import tls
 from peer.transport.client import ExchangeClient
+from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
@@ -51,9 +55,8 @@ def now() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
 
 
-def loop_time() -> float:
-    """The daemon's one monotonic clock, in seconds."""
-    return asyncio.get_running_loop().time()
+async def _nothing() -> None:
+    """Nothing else can make the start fail."""
 
 
 class Daemon:
@@ -85,21 +88,19 @@ class Daemon:
         self.folder, self.federation, self.site, self.own = folder, federation, site, own
         self.home = folder.generation(generation)
         self.artifacts = self.home / "artifacts"
-        self.journal = Journal(self.home / "journal.db")
-        self.ledger = Ledger(folder.egress_db)
+        self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
         rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
-        memory = self.journal.fold(recover, site_memory.REMEMBERED)
-        self.machine = SiteMachine(rules, memory)
-        self.started_s, self.served = time.time(), ""
+        self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED))
+        self.started_s, self.served, self.changed = time.time(), "", asyncio.Event()
         self._recent = RecentRounds(recent_rounds(self.journal))
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
         self.changed = asyncio.Event()
-        pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
+        self._pki = pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
         self.service = PeerService(
             federation=federation,
@@ -111,14 +112,23 @@ class Daemon:
             pki=pki,
             report=self.report,
             clock=loop_time,
-        )
-        reports = self.service.report if federation.global_test else None
-        self.server = ExchangeServer(
-            self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports, clock=loop_time
+            refused=refused,
         )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
             pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused
+        )
+        self.evidence = self._equivocation_watch(refused)
+        compare, reports = self.evidence.answer, self.service.report if federation.global_test else None
+        self.server = ExchangeServer(
+            self.service,
+            pki=pki,
+            roster=rules.roster,
+            refused=refused,
+            reports=reports,
+            compare=compare,
+            clock=loop_time,
+            release_memory=release_memory,
         )
         self.heartbeats = Heartbeats(
             own=own.name,
@@ -127,7 +137,6 @@ class Daemon:
             addresses=self.addresses,
             client=self.client,
             service=self.service,
-            pulse=self.machine.pulse,
             report=self.report,
         )
         self.fetcher = ArtifactFetcher(
@@ -138,11 +147,25 @@ class Daemon:
             artifacts=self.artifacts,
             report=self.report,
             fail=self._fail,
+            examine=self.evidence.examine,
         )
-        self._pki = pki
         setting = self._setting()
-        self.worker_process = WorkerProcess(setting, folder.logs / "worker.log", self.report, command=worker)
+        log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
+        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _equivocation_watch(self, refused: Container[str]) -> EquivocationWatch:
+        return EquivocationWatch(
+            federation=self.federation.digest,
+            ca=self.own.ca,
+            site=self.own.name,
+            roster=self.machine.rules.roster,
+            journal=self.journal,
+            service=self.service,
+            client=self.client,
+            refused=refused,
+            report=self.report,
+        )
 
     def _setting(self) -> worker_protocol.WorkerSetting:
         return worker_protocol.WorkerSetting(
@@ -162,10 +185,16 @@ class Daemon:
         self._fatal = error
         self.report(events.Ticked())
 
-    async def run(self, ready: Callable[[int], Coroutine[Any, Any, None]]) -> commands.Exit:
+    async def run(
+        self,
+        ready: Callable[[int], Coroutine[Any, Any, None]],
+        bind: Callable[[], Coroutine[Any, Any, None]] = _nothing,
+    ) -> commands.Exit:
         """Serve, take part in the rounds, and return the command that ended the daemon.
 
         Args:
+            bind: called once before any peer can hear of this site. Whatever may make the start fail
+                belongs here: peers would begin round 1 with a site that greeted them and ended.
             ready: called once with the bound port, when peers can be served.
 
         Raises:
@@ -176,6 +205,7 @@ class Daemon:
             if unknown:
                 log.warning("transfers of an earlier run have no known end", extra={"transfers": unknown})
             self._remove_strays()
+            await bind()
             port = await self.server.start(self.site.listen)
             self.served = f"{self.site.listen.rpartition(':')[0]}:{port}"
             self.heartbeats.start(port)
@@ -183,7 +213,8 @@ class Daemon:
             await ready(port)
             await self._dispatch()
         finally:
-            await asyncio.gather(self.heartbeats.close(), self.fetcher.close(), return_exceptions=True)
+            closing = (self.heartbeats.close(), self.fetcher.close(), self.evidence.close())
+            await asyncio.gather(*closing, return_exceptions=True)
             self.served = ""
             await self.server.stop()  # before the worker's end, which may take a while
             await self.client.close()
@@ -206,6 +237,10 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for command in self.machine.handle(event, now_s=loop.time()):
             await self._carry_out(command)
+        if isinstance(event, events.PeerGreeted):
+            self.evidence.hand_on(event.site)
+        if isinstance(event, events.StopRequested) and self.machine.phase == Phase.LEAVING:
+            log.info("leaving once the worker has written its checkpoint", extra={"limit_s": HALT_S})
         self.service.wake_waiting_calls()
         self.changed.set()
         self.changed = asyncio.Event()
@@ -215,6 +250,8 @@ class Daemon:
             case commands.Persist(kind, round, body, cause):
                 self.journal.append(kind, round, body, cause)
                 self._log_row(kind, round, body)
+                if kind == "compared" and not body["agrees"]:
+                    self.evidence.compare(SiteName(body["site"]), round)
                 if kind == "committed":
                     self._journal_message_counts()
             case commands.Publish(round, artifact, evaluation):
@@ -300,12 +337,15 @@ class Daemon:
     def _peer(self, name: SiteName, seen: status_document.PeerProgress) -> status_document.PeerStatus:
         """The status of a peer: the state machine's view, and the connections' figures."""
         account = self.service.account(name)
-        skew_s = account.clock_skew_s
+        skew_s, greeting = account.clock_skew_s, account.greeting
         return {
             **seen,
             "spoken": {"messages": account.spoken.messages, "bytes": account.spoken.bytes},
             "artifact_bytes": {"in": self.fetcher.received_bytes[name], "out": account.sent_bytes},
             "clock_skew_s": round(skew_s, 1) if skew_s is not None else None,
+            "software": greeting.software if greeting is not None else None,
+            "protocol": common_protocol(greeting) if greeting is not None else None,
+            "features": list(greeting.features) if greeting is not None else None,
             "address": self.addresses.address(name),
             "called_s": self.service.called_s(name),
         }
@@ -323,8 +363,3 @@ class Daemon:
             return self._pki.certificate()
         except errors.CertificateError:
             return self.own.certificate
-
-    def stop_on_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.report, events.StopRequested())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peer import errors
 from peer.core import commands, events, limits, rows
-from peer.core.messages import Unavailable
+from peer.core.messages import Manifest, SignedManifest, Unavailable
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
 from peer.core.status import TransferInProgress
@@ -46,6 +46,7 @@ class ArtifactFetcher:
         artifacts: the folder for received artifacts.
         report: hands an event to the state machine.
         fail: called with an error that the site cannot survive, such as a failed disk.
+        examine: compares a verified manifest with earlier ones of its origin.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ArtifactFetcher:
         artifacts: Path,
         report: Callable[[events.Event], None],
         fail: Callable[[errors.PeerError], None],
+        examine: Callable[[SignedManifest, Manifest], None],
     ) -> None:
         self._rules = rules
         self._client = client
@@ -66,6 +68,7 @@ class ArtifactFetcher:
         self._artifacts = artifacts
         self._report = report
         self._fail = fail
+        self._examine = examine
         self._tasks: dict[tuple[SiteName, str], asyncio.Task[None]] = {}
         self.receiving: dict[tuple[SiteName, str], TransferInProgress] = {}
         self.received_bytes: Counter[SiteName] = Counter()
@@ -174,6 +177,8 @@ class ArtifactFetcher:
             try:
                 offer = await self._client.get_manifest(command.origin, request)
                 self._report(events.PeerHeard(command.origin))
+                if isinstance(offer, Offer):
+                    self._examine(offer.signed, offer.manifest)
                 if offer != Unavailable.NOT_YET:
                     return offer
                 failures = 0

@@ -16,7 +16,6 @@ from peer.core.roster import SiteName
 from peer.daemon.addresses import AddressBook
 from peer.daemon.fetcher import backoff_s
 from peer.daemon.service import PeerService
-from peer.transport import wire
 from peer.transport.client import ExchangeClient, Misbehaved, Refused, Unreachable
 from peer.transport.discovery import Discovery, served_at
 
@@ -35,8 +34,7 @@ class Heartbeats:
         site: says whether to announce this site and discover others.
         addresses: the peers' addresses; is told how each dial ended.
         client: dials these addresses.
-        service: makes this site's greetings and checks those of peers.
-        pulse: this site's state now.
+        service: makes this site's greetings and heartbeats, and checks those of peers.
         report: hands an event to the state machine.
     """
 
@@ -49,11 +47,10 @@ class Heartbeats:
         addresses: AddressBook,
         client: ExchangeClient,
         service: PeerService,
-        pulse: Callable[[], Heartbeat],
         report: Callable[[events.Event], None],
     ) -> None:
         self._federation, self._site, self._addresses, self._client = federation, site, addresses, client
-        self._service, self._pulse, self._report = service, pulse, report
+        self._service, self._report = service, report
         self._nudges = {name: asyncio.Event() for name in federation.roster.others(own)}
         self._tasks: list[asyncio.Task[None]] = []
         self._discovery: Discovery | None = None
@@ -134,10 +131,8 @@ class Heartbeats:
             self._service.accept_greeting(peer, greeting)
             generation = greeting.generation
         pulse = await self._beat(peer)
-        self._report(events.PeerHeard(peer, pulse))
+        self._service.hear(peer, pulse)
         return generation if pulse.generation == generation else 0
 
     async def _beat(self, peer: SiteName) -> Heartbeat:
-        own = self._pulse()
-        self._service.count_message(peer, wire.encode_pulse(own).ByteSize())
-        return await self._client.beat(peer, own)
+        return await self._client.beat(peer, self._service.pulse(peer))

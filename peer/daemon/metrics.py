@@ -1,7 +1,9 @@
-"""What a site shows to a monitoring system: every metric with its meaning, and its value at this moment.
+"""What a site shows to a monitoring system: every metric with its meaning, and its value at this
+moment.
 
-Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a site of the roster, and
-no label holds free text, so that the number of series is bounded by the roster, whatever others send.
+Names follow Prometheus' conventions (``mhfl_``, base units, ``_total``). A ``peer`` is always a
+site of the roster, and no label holds free text, so that the number of series is bounded by the
+roster, whatever others send.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from peer.records.counts import Counts, TransferLabels, known_or_other
 
 
 class Meaning(NamedTuple):
-    """Of one metric what it says, and its labels. ``_total`` makes it a counter, ``_info`` an info."""
+    """The text and labels of a metric. ``_total`` makes it a counter, ``_info`` an info."""
 
     text: str
     labels: tuple[str, ...] = ()
@@ -115,8 +117,6 @@ def families(daemon: Daemon, counts: Counts, surroundings: Surroundings, *, now_
     Args:
         daemon: is only read; to be called in its event loop.
         counts: read up to now.
-        surroundings: the disk.
-        now_s: Unix time.
     """
     status = daemon.status()
     metrics: dict[str, Metric] = {}

@@ -1,7 +1,8 @@
 """The Prometheus endpoint of a running daemon: ``prometheus_client``'s server, with bounds.
 
-It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither password nor TLS.
-Requests are answered in threads. The event loop is asked for nothing but the values of the daemon's state.
+It only shows. Who may ask is a matter of the address (``[metrics]`` in site.toml): there is neither
+password nor TLS. Requests are answered in threads. The event loop is asked for nothing but the
+values of the daemon's state.
 """
 
 from __future__ import annotations
@@ -49,13 +50,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class BoundedServer(ThreadingWSGIServer):
-    """A thread for each connection: ``CONNECTIONS_MAX`` at most, and each for a limited time.
-
-    Args:
-        address: what ``socket.getaddrinfo`` says of it.
-        silence_s: how long a connection may be silent.
-        connection_s: how long a connection may last.
-    """
+    """A thread for each connection: ``CONNECTIONS_MAX`` at most, and each for a limited time."""
 
     def __init__(self, address: tuple[Any, ...], *, silence_s: float, connection_s: float) -> None:
         self.address_family, self.silence_s, self._connection_s = address[0], silence_s, connection_s
@@ -64,7 +59,6 @@ class BoundedServer(ThreadingWSGIServer):
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return len(self._since_s)
 
     def server_bind(self) -> None:
@@ -86,12 +80,11 @@ class BoundedServer(ThreadingWSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection is over."""
         self._since_s.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on connections that are too old: who sends a byte now and then holds none for good."""
+        """Hang up on connections that are too old: a byte now and then holds none for good."""
         oldest_s = time.monotonic() - self._connection_s
         self.hang_up([request for request, since_s in list(self._since_s.items()) if since_s < oldest_s])
 
@@ -102,7 +95,7 @@ class BoundedServer(ThreadingWSGIServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a caller that left or was silent; a bug of this program is named in the log."""
+        """Say nothing of a caller that left or was silent."""
         log.debug("metrics connection ended", exc_info=True)
 
 
@@ -113,7 +106,6 @@ class Handler(WSGIRequestHandler):
     server_version, sys_version = SERVER, ""
 
     def setup(self) -> None:
-        """Bound every read and write."""
         self.request.settimeout(self.server.silence_s)
         super().setup()
 
@@ -126,12 +118,7 @@ class Handler(WSGIRequestHandler):
 
 
 class DaemonCollector(Collector):
-    """The daemon's metrics at this moment, for a registry that collects in a thread.
-
-    Args:
-        daemon: is only read.
-        loop: the daemon's event loop.
-    """
+    """The daemon's metrics at this moment, for a registry that collects in a thread."""
 
     def __init__(self, daemon: Daemon, loop: asyncio.AbstractEventLoop) -> None:
         self._daemon, self._loop = daemon, loop
@@ -152,7 +139,7 @@ class DaemonCollector(Collector):
         yield from metrics
 
     def catch_up(self) -> None:
-        """Read what former runs left, so that the first scrape need not; years of rows take a second."""
+        """Read the rows of former runs, so that the first scrape need not."""
         with contextlib.suppress(PeerError), self._lock:  # the scrape says it
             self._counts.read_all()
 
@@ -160,7 +147,7 @@ class DaemonCollector(Collector):
         return families(self._daemon, self._counts, surroundings, now_s=time.time())
 
     def _look_around(self) -> Surroundings:
-        """The disk, and the certificate on it, which may have been renewed; if it is not usable, the start's."""
+        """The disk, and the certificate on it, which may be renewed, or else that of the start."""
         own, ca = find_certificate(self._daemon.folder.pki) or self._daemon.own.certificate, self._daemon.own.ca
         disk = shutil.disk_usage(self._daemon.folder.path)
         expiry_s = {"site": own.not_valid_after_utc.timestamp(), "ca": ca.not_valid_after_utc.timestamp()}
@@ -168,13 +155,7 @@ class DaemonCollector(Collector):
 
 
 class MetricsServer:
-    """Serves ``/metrics`` for one daemon; to be made in its event loop.
-
-    Args:
-        daemon: is only read.
-        silence_s: how long a connection may be silent, in seconds.
-        connection_s: how long a connection may last, in seconds.
-    """
+    """Serves ``/metrics`` for one daemon; to be made in its event loop."""
 
     def __init__(self, daemon: Daemon, *, silence_s: float = SILENCE_S, connection_s: float = CONNECTION_S) -> None:
         self._silence_s, self._connection_s = silence_s, connection_s
@@ -191,9 +172,7 @@ class MetricsServer:
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port`` and return the port, which port 0 leaves to the system.
-
-        Raises:
-            PortInUse: the address cannot be bound; the message says why.
+        ``PortInUse`` where the address cannot be bound; the message says why.
         """
         try:
             await asyncio.to_thread(self._bind, *split_address(address))
@@ -243,7 +222,7 @@ class MetricsServer:
         return [b"" if method == "HEAD" else body]
 
     def _scrape(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Every metric now, in the format that the headers ask for, as ``prometheus_client`` understands them."""
+        """Every metric now, in the format that the headers ask for."""
         try:
             encoder, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
         except (TypeError, ValueError):  # a version that is no number

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -22,9 +22,21 @@ from peer import __version__
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import access, events, limits, rows
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
+from peer.core.messages import (
+    FEATURES,
+    Artifact,
+    EvaluationResult,
+    Heartbeat,
+    Hello,
+    Manifest,
+    Purpose,
+    Seen,
+    SignedManifest,
+    Unavailable,
+)
 from peer.core.roster import Sha256, SiteName, round_key_tag
 from peer.core.status import TransferInProgress
+from peer.daemon.proofs import ClaimProofs
 from peer.errors import CertificateError
 from peer.files import artifact_path
 from peer.records.journal import Journal
@@ -61,16 +73,24 @@ class TrafficCount:
 class PeerAccount:
     """The daemon's dealings with one peer since it started. Times are monotonic seconds.
 
-    ``mismatch`` is why the peer's greeting was refused: the peer takes no part until its greeting
-    fits this federation. ``denied_s`` has the recent denials in the journal, by call and reason.
+    ``greeting`` is the peer's last one that fits this federation. ``mismatch`` is why a greeting was
+    refused: the peer takes no part until its greeting fits. ``denied_s`` has the recent denials in
+    the journal, by call and reason.
     """
 
     spoken: TrafficCount = field(default_factory=TrafficCount)
     sent_bytes: int = 0
+    greeting: Hello | None = None
     clock_skew_s: float | None = None
     called_at_s: float | None = None
     mismatch: str = ""
     denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def common_protocol(greeting: Hello) -> int | None:
+    """The highest version of the protocol that this program and the sender speak; ``None`` without any."""
+    highest = min(limits.PROTOCOL_VERSION_MAX, max(greeting.protocol, greeting.protocol_max))
+    return highest if highest >= max(limits.PROTOCOL_VERSION, greeting.protocol) else None
 
 
 class PeerService:
@@ -85,6 +105,7 @@ class PeerService:
         artifacts: the folder that published artifacts lie in.
         pki: the site's key and certificate, which sign manifests.
         report: hands an event to the state machine.
+        refused: SHA-256 digests of certificates whose signatures prove nothing.
         clock: a monotonic clock, in seconds, for repeated denials.
     """
 
@@ -99,6 +120,7 @@ class PeerService:
         artifacts: Path,
         pki: Pki,
         report: Callable[[events.Event], None],
+        refused: Container[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
@@ -113,12 +135,19 @@ class PeerService:
         self._changed = asyncio.Event()
         self._signed: dict[Served, SignedManifest | None] = {}
         self._tag = round_key_tag(machine.rules.round_key, federation.digest)
+        self._proofs = ClaimProofs(
+            federation=federation.digest, machine=machine, journal=journal, pki=pki, refused=refused
+        )
         self.sending: dict[int, TransferInProgress] = {}
         self._accounts: defaultdict[str, PeerAccount] = defaultdict(PeerAccount)
 
     def account(self, peer: str) -> PeerAccount:
         """The dealings with a peer, or with a caller that is no peer."""
         return self._accounts[peer]
+
+    def peers(self) -> tuple[SiteName, ...]:
+        """The other sites that take part."""
+        return self._machine.rules.others
 
     def publish(self, round: int, artifact: Artifact, *, evaluation: bool = False) -> None:
         """Serve the artifact from now on; the manifest follows later if no certificate can sign it."""
@@ -175,19 +204,29 @@ class PeerService:
             roster=self._federation.roster.digest,
             generation=self._machine.memory.generation,
             clock_s=time.time(),
-            seen=self._machine.seen(peer),
+            seen=self._proofs.seen(peer),
             software=f"mhfl-peer {__version__}",
             round_key_tag=self._tag,
             evaluates=self._machine.rules.evaluation_denied is None if self._federation.global_test else None,
+            protocol_max=limits.PROTOCOL_VERSION_MAX,
+            features=FEATURES,
         )
         self._accounts[peer].spoken.add(wire.encode_greeting(greeting).ByteSize())
         return greeting
 
     def difference(self, greeting: Hello) -> str | None:
         """How a greeting shows another federation, in words; ``None`` when it is of this one."""
-        own = (limits.PROTOCOL_VERSION, self._federation.digest, self._federation.roster.digest, self._tag)
-        theirs = (greeting.protocol, greeting.federation, greeting.roster, greeting.round_key_tag)
-        names = ("protocol version", "federation digest", "roster digest", "round key's tag")
+        if common_protocol(greeting) is None:
+            newest = max(greeting.protocol, greeting.protocol_max)
+            site, theirs_is_older = self._machine.rules.site, newest < limits.PROTOCOL_VERSION
+            return (
+                f"no protocol version is common: {site} speaks {limits.PROTOCOL_VERSION} to "
+                f"{limits.PROTOCOL_VERSION_MAX}, the other site {greeting.protocol} to {newest}; "
+                f"update mhfl-peer at {'the other site' if theirs_is_older else site}"
+            )
+        own = (self._federation.digest, self._federation.roster.digest, self._tag)
+        theirs = (greeting.federation, greeting.roster, greeting.round_key_tag)
+        names = ("federation digest", "roster digest", "round key's tag")
         for name, mine, other in zip(names, own, theirs, strict=True):
             if mine != other:
                 return f"the {name} differs: {self._machine.rules.site} has {mine}, the other site has {other}"
@@ -197,11 +236,40 @@ class PeerService:
         """Record a greeting of this federation, and report it to the state machine."""
         account = self._accounts[peer]
         account.mismatch, account.clock_skew_s = "", greeting.clock_s - time.time()
+        greeting = replace(greeting, seen=self._proven(peer, greeting.seen))
+        account.greeting = greeting
         self._report(events.PeerGreeted(peer, greeting))
 
-    def count_message(self, peer: SiteName, size: int) -> None:
-        """Count a message of so many bytes that leaves for a peer beside artifacts."""
-        self._accounts[peer].spoken.add(size)
+    def _proven(self, peer: SiteName, seen: Seen | None) -> Seen | None:
+        """What a peer has seen of this site, if it is proven; mhfl-peer 0.2 sends no proof.
+
+        The state machine reads only a peer's first greeting.
+        """
+        if seen is None or seen.manifest is None or peer in self._machine.greeted:
+            return None
+        try:
+            self._proofs.verify_seen(seen)
+        except ValueError as error:
+            self._report(events.PeerRefused(peer, f"claims to have an artifact of this site: {error}"))
+            return None
+        return seen
+
+    def pulse(self, peer: SiteName) -> Heartbeat:
+        """This site's state for a peer, counted as sent."""
+        own = self._proofs.attach(self._machine.pulse(), peer)
+        self._accounts[peer].spoken.add(wire.encode_pulse(own).ByteSize())
+        return own
+
+    def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
+        """Report a peer's state to the state machine, after the round that the peer proves."""
+        try:
+            round = self._proofs.proven_round(peer, pulse)
+        except ValueError as error:
+            self._report(events.PeerRefused(peer, f"its proof of round {pulse.round} does not hold: {error}"))
+        else:
+            if round is not None:
+                self._report(events.RoundProved(peer, round))
+        self._report(events.PeerHeard(peer, replace(pulse, proof=None)))
 
     def called_s(self, peer: SiteName) -> float | None:
         """Seconds since the peer's last call reached this site; ``None`` before the first."""
@@ -226,10 +294,8 @@ class PeerService:
         """Report the caller's state to the state machine, and answer with this site's own."""
         self._accounts[caller].called_at_s = self._clock()
         self._refuse_mismatch(caller)
-        self._report(events.PeerHeard(caller, pulse))
-        own = self._machine.pulse()
-        self._accounts[caller].spoken.add(wire.encode_pulse(own).ByteSize())
-        return own
+        self.hear(caller, pulse)
+        return self.pulse(caller)
 
     async def manifest(
         self, caller: SiteName, request: wire.ArtifactRequest, *, wait_s: float
@@ -262,17 +328,22 @@ class PeerService:
         round, artifact = answer
         if offset > artifact.bytes:
             raise Refusal(Status.MALFORMED, f"offset {offset} is beyond the {artifact.bytes} bytes of the artifact")
-        size = artifact.bytes - offset
+        path, size = artifact_path(self._artifacts, sha256), artifact.bytes - offset
+        if not size:
+            return Grant(path, None)
         generation = self._machine.memory.generation
-        if (reason := self._over(round, size)) is not None:
+        reason = self._over(round, size) or self._repeated(caller, request.purpose, round, artifact, size)
+        if reason is not None:
             raise self._deny(caller, request, reason)
         transfer = {"peer": caller, "purpose": request.purpose, "kind": request.kind, "round": round, "bytes": size}
         intent = self._ledger.intend(**transfer, generation=generation, sha256=sha256)
         self.sending[intent] = cast(TransferInProgress, {"direction": "out", **transfer})
         self._report(events.PeerHeard(caller))
-        return Grant(artifact_path(self._artifacts, sha256), intent)
+        return Grant(path, intent)
 
     def record_sent(self, grant: Grant, *, size: int, outcome: Outcome) -> None:
+        if grant.intent is None:
+            return
         transfer = self.sending.pop(grant.intent)
         self._ledger.settle(grant.intent, bytes=size, outcome=outcome)
         self._accounts[transfer["peer"]].sent_bytes += size
@@ -327,6 +398,33 @@ class PeerService:
         if limit is None or self._ledger.bytes_in_round(self._machine.memory.generation, round) + size <= limit:
             return None
         return f"this site's policy lets at most {limit} bytes leave in a round"
+
+    def _repeated(self, caller: SiteName, purpose: Purpose, round: int, artifact: Artifact, size: int) -> str | None:
+        """Why the caller may not have so many bytes of an artifact again; ``None`` when it may.
+
+        The first copies for all receivers come before a second one for any.
+        """
+        sent = self._ledger.sent_in_round(self._machine.memory.generation, round)
+        bytes_to: Counter[tuple[str, str]] = Counter()
+        for each in sent:
+            bytes_to[each.peer, each.purpose] += each.bytes
+            if (each.peer, each.purpose, each.sha256) != (caller, purpose, artifact.sha256):
+                continue
+            if each.complete >= limits.COPIES_PER_ARTIFACT_MAX:
+                return f"{caller} has had {each.complete} complete copies of this artifact"
+            if each.transfers >= limits.TRANSFERS_PER_ARTIFACT_MAX:
+                return f"{caller} has begun {each.transfers} transfers of this artifact"
+        limit = self._site.egress.bytes_per_round_max
+        if limit is None or bytes_to[caller, purpose] + size <= artifact.bytes:
+            return None
+        missing = sum(
+            max(0, copy_bytes - bytes_to[peer, copy_purpose])
+            for peer, copy_purpose, copy_bytes in access.first_copies(self._machine.rules, self._machine.memory, round)
+            if peer != caller and self._site.egress.permits_receiver(peer)
+        )
+        if sum(bytes_to.values()) + size + missing <= limit:
+            return None
+        return f"{caller} has had this artifact, and the round's other bytes are for sites that have not"
 
     def _answer(self, request: wire.ArtifactRequest) -> tuple[int, Artifact] | Unavailable:
         return access.answer(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import resource
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,9 @@ from peer.audit.folder_check import check_folder
 from peer.config import logs
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
-from peer.core import commands
+from peer.core import commands, events
 from peer.core.roster import SiteName
+from peer.daemon.allocator import keep_memory_small
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch
@@ -29,9 +30,6 @@ from peer.records.kept_configuration import keep_configuration
 from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
-
-ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
-"""M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 WATCH_AGAIN_S = 10.0
@@ -92,18 +90,6 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def keep_memory_small() -> None:
-    """Have glibc, where it is the C library, return the memory of freed chunks to the system.
-
-    By default each of gRPC's threads has an arena that keeps them: a daemon that transfers 250 MB
-    grows to 170 MB.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        allocator = ctypes.CDLL(None)
-        for setting, value in ALLOCATOR.items():
-            allocator.mallopt(setting, value)
-
-
 async def _serve(
     folder: SiteFolder,
     federation: FederationConfig,
@@ -113,6 +99,15 @@ async def _serve(
     without: frozenset[SiteName],
     options: Options,
 ) -> None:
+    daemon: Daemon | None = None
+
+    def request_stop() -> None:
+        if daemon is not None:
+            daemon.report(events.StopRequested())
+
+    # Before the first resource is opened: asyncio's own reaction to Ctrl-C would break off in the midst of it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, request_stop)
     daemon = Daemon(
         folder=folder,
         federation=federation,
@@ -126,10 +121,14 @@ async def _serve(
     control = ControlServer(OperatorService(daemon))
     services = contextlib.AsyncExitStack()
 
-    async def ready(port: int) -> None:
-        facts = {"federation_name": federation.name, "method": federation.method.name, "port": port}
+    facts: dict[str, Any] = {"federation_name": federation.name, "method": federation.method.name}
+
+    async def bind() -> None:
         if site.metrics.listen is not None:
             facts["metrics_port"] = await services.enter_async_context(_metrics(daemon, site.metrics.listen))
+
+    async def ready(port: int) -> None:
+        facts["port"] = port
         log.info("serving", extra={**facts, "committed": daemon.machine.memory.committed})
         if daemon.machine.memory.finished:
             log.info("every round is finished; serving what others still need")
@@ -139,9 +138,8 @@ async def _serve(
             services.push_async_callback(cancel, asyncio.create_task(keep_running(name, watcher), name=name))
 
     await control.start(folder.prepare_control_socket())
-    daemon.stop_on_signals()
     try:
-        ended: commands.Exit = await daemon.run(ready)
+        ended: commands.Exit = await daemon.run(ready, bind)
     finally:
         notify("STOPPING=1")
         await services.aclose()

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -18,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from peer.core import events, worker_protocol
-from peer.core.commands import Command
+from peer.core.commands import Command, Halt
 from peer.core.limits import WORKER_LINE_BYTES_MAX
+from peer.daemon.worker_watchdog import ProgressMonitor, cpu_s
 from peer.errors import one_line
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,8 @@ class WorkerProcess:
         command: the worker's command line, without ``--fd N``.
         nice: its priority.
         stop_s: how long a worker that should end may take.
+        hang_s: how long a worker with an order may give no sign of progress; the watchdog measures
+            the work's own pace (``peer.daemon.worker_watchdog``). It never ends a worker without it.
     """
 
     def __init__(
@@ -112,7 +116,11 @@ class WorkerProcess:
         command: Sequence[str] = WORKER,
         nice: int = NICE,
         stop_s: float = STOP_S,
+        hang_s: float | None = None,
     ) -> None:
+        self._monitor = ProgressMonitor(hang_s) if hang_s is not None else None
+        self._began = self._busy = self._has_nothing_to_save = False
+        self._hang = ""
         self._setting = setting
         self._log_path = log_path
         self._report = report
@@ -137,7 +145,13 @@ class WorkerProcess:
         """
         if self._closing:
             return
-        self._order = order
+        self._order, self._busy = order, True
+        if isinstance(order, Halt) and self._process is not None and not self._began:
+            self._has_nothing_to_save = True  # it still imports its libraries, which takes long
+            self._process.kill()
+            return
+        if self._monitor is not None:
+            self._monitor.begin()
         try:
             writer = self._writer if self._writer is not None else await self._start()
         except OSError as error:
@@ -176,6 +190,7 @@ class WorkerProcess:
         writer.write(worker_protocol.encode(self._setting))
         log.info("worker started", extra={"pid": process.pid})
         self._process, self._writer = process, writer
+        self._began = self._has_nothing_to_save = False
         self._watch = asyncio.create_task(self._listen(reader, writer, process, worker_log), name="worker")
         return writer
 
@@ -189,12 +204,13 @@ class WorkerProcess:
         """Report the worker's events; report its failure last, when a new worker can start."""
         failure: events.WorkFailed | None = None
         problem = ""
+        watchdog = asyncio.create_task(self._watch_progress(process), name="worker watchdog")
         try:
             while failure is None and (line := await reader.readline()).endswith(b"\n"):
                 event = worker_protocol.decode(line, worker_protocol.FROM_WORKER)
                 if isinstance(event, events.WorkFailed):
                     failure = event
-                else:
+                elif self._advance(event):
                     self._report(event)
         except ConnectionError:
             pass
@@ -202,6 +218,7 @@ class WorkerProcess:
             problem = f"the worker's answer makes no sense: {error}"
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+        watchdog.cancel()
         writer.transport.abort()
         code = await self._end(process)
         last_line = await worker_log.last_line()
@@ -211,18 +228,57 @@ class WorkerProcess:
         if failure is not None:
             self._report(self._about_order(failure.fault, failure.reason))
             return
-        reason = problem or f"the worker ended with {describe_exit(code)}: {last_line}"
+        if isinstance(self._order, Halt) and self._has_nothing_to_save:
+            self._report(events.Halted(self._order.generation, self._order.attempt))
+            return
+        hang, self._hang = self._hang, ""
+        reason = hang or problem or f"the worker ended with {describe_exit(code)}: {last_line}"
         log.error("worker died", extra={"reason": reason})
-        self._report(self._about_order("crash", reason))
+        self._report(self._about_order("hang" if hang else "crash", reason))
+
+    def _advance(self, event: events.Event) -> bool:
+        """Note the sign of progress that each event is; returns whether the event is to be reported."""
+        self._began = True
+        if self._monitor is not None:
+            self._monitor.advance()
+        if isinstance(event, worker_protocol.StillWorking):
+            return False
+        if not isinstance(event, events.Progressed):
+            self._busy = self._busy and getattr(event, "attempt", None) != getattr(self._order, "attempt", None)
+        return True
+
+    async def _watch_progress(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a worker that has an order and gives no sign of progress for too long."""
+        monitor = self._monitor
+        if monitor is None:
+            return
+        before_s = cpu_s(process.pid)
+        while not self._hang:
+            await asyncio.sleep(monitor.tick_s)
+            now_s = cpu_s(process.pid)
+            computed_s = None if now_s is None or before_s is None else now_s - before_s
+            before_s = now_s
+            if self._busy:
+                self._hang = monitor.elapse(computed_s) or ""
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     async def _end(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for the exit of a worker that should end, or kill it; returns its exit code."""
+        """Wait for the exit of a worker that should end, or kill it; returns its exit code.
+
+        A process that hangs in the kernel does not even die when it is killed. The daemon goes on
+        without it after ``stop_s``.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_s):
                 return await process.wait()
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        return await process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_s):
+                return await process.wait()
+        log.error("a killed worker does not end", extra={"pid": process.pid})
+        return -signal.SIGKILL
 
     def _about_order(self, fault: str, reason: str) -> events.WorkFailed:
         """The failure of the present order, even if the worker did not read it."""
@@ -266,7 +322,7 @@ class EvaluationProcess:
         if self._worker is None:
             self._worker = WorkerProcess(
                 self._setting, self._log_path, self._report_event, command=self._command, nice=NICEST
-            )
+            )  # without a watchdog: the state machine gives up a measurement after MEASURE_S_MAX
         await self._worker.send(order)
 
     def dismiss(self) -> None:

@@ -78,7 +78,6 @@ def inspect_datalist(
     """Read and check a datalist.
 
     Args:
-        path: the JSON file.
         root: folder that its paths are relative to; default: the file's own.
         task: the federation's task kind; it says whether a label is a class or a file.
         classes: number of classes; None leaves the labels' upper bound unchecked.

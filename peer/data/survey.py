@@ -63,9 +63,7 @@ def survey(
     """Describe a datalist.
 
     Args:
-        path: the JSON file.
         root: folder that its paths are relative to; default: the file's own.
-        task: the federation's task kind.
         classes: number of classes; None leaves the labels' upper bound unchecked.
         whole: read every value of every image; otherwise only the files' headers. Label maps are
             read to the end in either case.
@@ -90,8 +88,6 @@ def read_stored(path: Path, *, whole: bool = False, key: str = "image") -> tuple
     Args:
         path: a NIfTI, PNG, JPEG, BMP or DICOM file, a folder of DICOM slices, an ``.npy`` or
             ``.npz``.
-        whole: also read the values.
-        key: the array of an ``.npz``.
 
     Raises:
         ValueError: it cannot be read, or with ``whole`` a value is not finite.

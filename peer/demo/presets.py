@@ -39,11 +39,7 @@ def study(name: str, size: PresetSize) -> Experiment:
     methods: dict[str, dict[str, Any]] = {method: {} for method in PLANS if problem(name, method) is None}
     if "fedskd" in methods:
         methods["fedskd"] = {"gamma": size.gamma}
-    budget = {
-        "steps": size.steps,
-        "minor_steps": max(1, size.steps // 4),
-        "learning_rate": size.learning_rate,
-    }
+    budget = {"steps": size.steps, "minor_steps": max(1, size.steps // 4), "learning_rate": size.learning_rate}
     document = {"rounds": size.rounds, "budget": budget, "methods": methods, **STUDIES[name]}
     return Experiment.model_validate(document)
 
@@ -95,12 +91,7 @@ def _eeg(title: str, recordings: str, *, channels: int, samples: int, normalise:
     return _study(
         title,
         task={"kind": "time_series", "spatial_dims": 1, "in_channels": channels, "classes": 2},
-        data={
-            "dataset": "eeg",
-            "options": {"recordings": recordings},
-            "input_size": [samples],
-            "normalise": normalise,
-        },
+        data={"dataset": "eeg", "options": {"recordings": recordings}, "input_size": [samples], "normalise": normalise},
         networks={
             "africa": {"name": "tcn", "width": 16, "projection": 64},
             "america": {"name": "transformer", "width": 16, "projection": 64},
@@ -153,13 +144,7 @@ STUDIES: Mapping[str, Mapping[str, Any]] = {
     ),
     "dermoscopy": _study(
         "Dermoscopy patches, enlarged by the factor that is the site's.",
-        task={
-            "kind": "super_resolution",
-            "spatial_dims": 2,
-            "in_channels": 3,
-            "classes": 3,
-            "same_input_size": False,
-        },
+        task={"kind": "super_resolution", "spatial_dims": 2, "in_channels": 3, "classes": 3, "same_input_size": False},
         data={
             "dataset": "dermoscopy-sr",
             "input_sizes": {"scale-2": [16, 16], "scale-4": [8, 8], "scale-8": [4, 4]},

@@ -51,9 +51,6 @@ def run(folder: Path, name: str, methods: Sequence[str], size: PresetSize, watch
 
     Args:
         folder: of all data and results; it must be empty or not exist.
-        name: of a study, a key of ``peer.demo.presets.STUDIES``.
-        methods: to run one after the other, on the same data, seeds and steps.
-        size: rounds, steps, seed.
         watch: called about twice a second.
 
     Raises:

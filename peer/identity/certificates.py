@@ -113,7 +113,7 @@ def verify_signature(public_key: ec.EllipticCurvePublicKey, signature: bytes, da
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
-    """A certificate signing request (PEM): the site's name is the common name and the only DNS name."""
+    """A signing request (PEM) with the site's name as common name and only DNS name."""
     builder = x509.CertificateSigningRequestBuilder(_subject(name))
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -121,10 +121,8 @@ def signing_request(key: ec.EllipticCurvePrivateKey, name: SiteName) -> bytes:
 
 def read_request(pem: bytes) -> tuple[str, ec.EllipticCurvePublicKey]:
     """The common name and the key of a certificate signing request (CSR); extensions are ignored.
-
-    Raises:
-        ValueError: the bytes are no CSR, the CSR's key did not sign it or is no P-256 key, or it
-            has not exactly one common name.
+    ``ValueError`` where the bytes are no CSR, the CSR's key did not sign it or is no P-256 key, or
+    it has not exactly one common name.
     """
     try:
         request = x509.load_pem_x509_csr(pem)
@@ -188,9 +186,6 @@ def verify_certificate(der: bytes, ca: x509.Certificate, name: str, now: datetim
     """The certificate in these bytes, if the CA issued it to this site only and both are in date.
 
     Args:
-        der: the certificate that the other site presented.
-        ca: the federation's CA certificate.
-        name: the site that the certificate must name.
         now: the time, with its zone; ``None`` where a signature of the past is checked, and dates
             do not matter.
 
@@ -351,8 +346,6 @@ class Identity:
         """The identity in a site's ``pki`` folder.
 
         Args:
-            folder: the ``pki`` folder.
-            name: the site that the certificate must name.
             ca_certificate: the CA's PEM text in ``federation.toml``, with which the files must
                 agree.
             now: the time, with its zone; ``None`` where the certificate need not be in date: to

@@ -88,9 +88,6 @@ class Authority:
         Args:
             folder: the CA folder; it must not exist, or be empty.
             draft: the text of a federation.toml without ``ca_certificate``; its comments stay.
-            where: the draft's name, for errors.
-            now: the time, with its zone.
-            days: the days until the CA expires.
 
         Raises:
             ConfigError: the draft is wrong.
@@ -161,8 +158,6 @@ class Authority:
             request: the signing request in PEM, of which only the common name and the key are used.
             fingerprint: the key's fingerprint, which the site's operator told the founder over
                 another channel.
-            now: the time, with its zone.
-            days: the days until the certificate expires.
             replace: admit a key other than the one that the site was admitted with before.
 
         Raises:
@@ -206,7 +201,7 @@ class Authority:
         )
 
     def admissions(self) -> dict[str, tuple[Admission, ...]]:
-        """Every certificate issued, by site, oldest first; ``StateError`` when the record cannot be read."""
+        """Every issued certificate by site, oldest first; ``StateError`` where none can be read."""
         path = self.folder / ADMITTED_FILE
         try:
             document = json.loads(path.read_bytes())
@@ -264,7 +259,6 @@ def request(
         folder: the site's folder; it is made when it is missing.
         federation: the parsed ``federation_toml``, which must have a CA and name the site.
         federation_toml: the text that the site keeps.
-        now: the time, with its zone.
         renew: make a second key, which replaces the first one when its certificate is joined.
 
     Raises:

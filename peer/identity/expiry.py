@@ -26,12 +26,7 @@ REMEDY = "renew it: `mhfl-peer site init --renew`, `federation admit --replace` 
 
 
 class ExpiryWatcher:
-    """Watches the site's certificate on disk. It only logs: the daemon goes on.
-
-    Args:
-        pki: the site's ``pki`` folder.
-        clock: returns the time, with its zone.
-    """
+    """Watches the site's certificate on disk. It only logs: the daemon goes on."""
 
     def __init__(self, pki: Path, clock: Callable[[], datetime.datetime]) -> None:
         self._path = pki / certificates.CERTIFICATE_FILE

@@ -58,9 +58,7 @@ class ModelState:
 
 def read_newest(folder: SiteFolder, federation: FederationConfig, site: SiteConfig) -> ModelState:
     """The newest state of a site's newest generation, from its journal; the daemon may be running.
-
-    Raises:
-        StateError: the site has no model yet.
+    ``StateError`` where the site has no model yet.
     """
     number = max(folder.generations(), default=0)
     home = folder.generation(number)
@@ -97,7 +95,6 @@ def open_trained(folder: SiteFolder, round: int | None = None) -> Iterator[tuple
     the daemon continues.
 
     Args:
-        folder: of the site.
         round: after which the state was finished; default: the newest.
 
     Raises:
@@ -174,7 +171,8 @@ def pinned(look: Callable[[], ModelState]) -> Iterator[ModelState]:
 
 @contextlib.contextmanager
 def _private_folder(base: Path) -> Iterator[Path]:
-    """A new folder under ``HELD``, or in the temporary one where this user may not write to the site's.
+    """A new folder under ``HELD``, or in the temporary one where this user may not write to the
+    site's.
 
     This process locks it: folders that nobody locks are those of killed processes, and are deleted.
     """
@@ -196,7 +194,7 @@ def _private_folder(base: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another process holds it."""
+    """Hold a folder's lock; without ``wait``, ``BlockingIOError`` where another one does."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -247,9 +245,6 @@ def run_module(module: str, request: Mapping[str, Any], *, name: str, limit_s: f
     Args:
         module: is run with ``python -m``; it reads the request from standard input and answers on
             standard output.
-        request: JSON values.
-        name: of the answer, in errors.
-        limit_s: it must have answered by then.
 
     Raises:
         WorkerFailed: the process ended without an answer; the message has its last line of standard

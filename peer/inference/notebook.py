@@ -24,9 +24,9 @@ from peer.inference.predict import (
     existing_files,
     find_images,
     image_reader,
-    in_unit_range,
     predict_image,
 )
+from peer.training.images import in_unit_range
 from peer.training.settings import TrainingSettings
 from peer.training.trainer import Trainer
 
@@ -39,8 +39,6 @@ def load_model(setting: WorkerSetting, state: str, sources: tuple[Source, ...]) 
 
     Args:
         setting: of the site; its home is the folder of :func:`peer.inference.model_state.pinned`.
-        state: the checkpoint.
-        sources: the artifacts that its round used.
 
     Raises:
         WorkError: the state is missing or does not fit, or the method needs more than one module to
@@ -62,7 +60,6 @@ def predict_inputs(trainer: Trainer, inputs: Sequence[Input]) -> list[dict[str, 
     """The predictions for files, folders, datalists and arrays, a record an image, in their order.
 
     Args:
-        trainer: with a state loaded.
         inputs: paths, and arrays or tensors ``(c, *space)``, or ``(*space)`` where the task has one
             channel.
 

@@ -49,7 +49,6 @@ def label_map(shares: Tensor, grid: Sequence[int]) -> Values:
     Args:
         shares: probabilities ``(classes, *space)``, interpolated linearly between the centres of
             their cells.
-        grid: the sides of the map.
 
     Returns:
         uint8, above 256 classes int16.

@@ -26,7 +26,7 @@ from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.inference import output_files
 from peer.inference.export.load import Exported, open_model
 from peer.training.errors import UnusableConfigurationError, reason_of
-from peer.training.images import ARRAYS, READERS, Preparation, load_images
+from peer.training.images import ARRAYS, READERS, Preparation, in_unit_range, load_images
 from peer.training.settings import DataSettings, TaskSettings
 from peer.training.trainer import Trainer
 
@@ -43,9 +43,7 @@ Finish: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PredictionInput:
-    """One image to predict: its name, files and its result's path under the output folder; or a
-    problem.
-    """
+    """One image: its name, files and its result's path under the output folder; or a problem."""
 
     name: str
     images: tuple[Path, ...] = ()
@@ -57,8 +55,6 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
     """Predict every image of the inputs, in their order; write each result at once.
 
     Args:
-        model: predicts.
-        inputs: images, folders of images, and datalists.
         out: the folder for label maps and larger images; probabilities of classes are only
             returned.
 
@@ -105,10 +101,11 @@ def predict(model: Trainer | Exported, inputs: Iterable[Path], out: Path) -> dic
 
 
 def find_images(inputs: Iterable[Path], data: DataSettings) -> Iterator[PredictionInput]:
-    """The images in files, in folders and their sub-folders, and in the ``test`` list (else ``training``) of datalists.
+    """The images in files, in folders and their sub-folders, and in the ``test`` list (else
+    ``training``) of datalists.
 
-    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to its folder; those in
-    the site's own one also to ``[data] root``.
+    In three dimensions a folder of DICOM files is one image. Paths in a datalist are relative to
+    its folder; those in the site's own one also to ``[data] root``.
     """
     for path in inputs:
         try:
@@ -164,9 +161,7 @@ def _in_datalist(path: Path, root: Path) -> Iterator[PredictionInput]:
 
 def predict_image(model: Trainer | Exported, load: Callable[[], Tensor]) -> tuple[Tensor, Tensor] | str:
     """The image on its own grid and its prediction; or the reason, in words, why there is none.
-
-    Raises:
-        UnusableConfigurationError: this installation can predict no image.
+    ``UnusableConfigurationError`` where this installation can predict no image.
     """
     _, finish = image_reader(model.settings.task, model.settings.data)
     try:
@@ -201,14 +196,6 @@ def _unit_image(paths: Sequence[Path], *, dims: int, channels: int) -> Tensor:
     return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key="in_channels", unit=True))
 
 
-def in_unit_range(image: Tensor) -> Tensor:
-    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
-    lowest, highest = (float(bound) for bound in image.aminmax())
-    if lowest < 0 or highest > 1:
-        raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
-    return image
-
-
 def describe_classes(logits: Tensor) -> dict[str, Any]:
     """The most likely class, and the probability of each, for logits ``(classes,)``."""
     shares = logits.double().softmax(dim=0)
@@ -218,8 +205,8 @@ def describe_classes(logits: Tensor) -> dict[str, Any]:
 def main() -> None:
     """Answer a request for predictions of ``inputs`` into ``out``.
 
-    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer; or with
-    ``setting``, ``state`` and ``sources`` of a site.
+    With ``model`` and ``sha256`` of an exported file, whose task and origin are then in the answer;
+    or with ``setting``, ``state`` and ``sources`` of a site.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     request: Any = json.load(sys.stdin)

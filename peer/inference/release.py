@@ -49,7 +49,7 @@ ROUNDS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """Other sites' artifacts that the export may include, and the sites left out, with the reason."""
+    """Other sites' artifacts that the export may include, and why sites are left out."""
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
@@ -62,14 +62,6 @@ def export_model(
 
     The file moves from a staging folder to its path only after the comparison, and once the ledger
     holds the intent. A failure leaves nothing.
-
-    Args:
-        folder: of the site.
-        federation: its own.
-        state: the finished state.
-        form: ``bundle``, ``pt2`` or ``onnx``.
-        out: the new file or folder.
-        licence: for the model card, in words.
 
     Raises:
         UsageError: the name's ending is not the form's.

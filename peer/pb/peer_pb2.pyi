@@ -122,19 +122,25 @@ class Seen(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     round: _builtins.int
     sha256: _builtins.bytes
+    @_builtins.property
+    def manifest(self) -> Global___SignedManifest:
+        """the receiver's own, which proves it"""
+
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         round: _builtins.int = ...,
         sha256: _builtins.bytes = ...,
+        manifest: Global___SignedManifest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "round", b"round", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "manifest", b"manifest", "round", b"round", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,7 +159,10 @@ class Greeting(_message.Message):
     SOFTWARE_FIELD_NUMBER: _builtins.int
     ROUND_KEY_TAG_FIELD_NUMBER: _builtins.int
     EVALUATES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
+    """the lowest version that the sender speaks"""
     federation: _builtins.bytes
     roster: _builtins.bytes
     generation: _builtins.int
@@ -164,9 +173,15 @@ class Greeting(_message.Message):
     """proves the same round key without telling it"""
     evaluates: _builtins.bool
     """measures others' models and lends its own; absent: it knows no remote evaluation"""
+    protocol_max: _builtins.int
+    """the highest version that the sender speaks; absent: the lowest one"""
     @_builtins.property
     def seen(self) -> Global___Seen:
         """the newest artifact that I have from you"""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what else the sender understands"""
 
     def __init__(
         self,
@@ -180,10 +195,12 @@ class Greeting(_message.Message):
         software: _builtins.str = ...,
         round_key_tag: _builtins.bytes = ...,
         evaluates: _builtins.bool | None = ...,
+        protocol_max: _builtins.int = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "evaluates", b"evaluates", "seen", b"seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates", "clock_s", b"clock_s", "evaluates", b"evaluates", "features", b"features", "federation", b"federation", "generation", b"generation", "protocol", b"protocol", "protocol_max", b"protocol_max", "roster", b"roster", "round_key_tag", b"round_key_tag", "seen", b"seen", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluates: _TypeAlias = _typing.Literal["evaluates"]  # noqa: Y015
     _WhichOneofArgType__evaluates: _TypeAlias = _typing.Literal["_evaluates", b"_evaluates"]  # noqa: Y015
@@ -202,6 +219,7 @@ class Pulse(_message.Message):
     PUBLISHED_ROUND_FIELD_NUMBER: _builtins.int
     COMMITTED_ROUND_FIELD_NUMBER: _builtins.int
     AGGREGATE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     round: _builtins.int
     phase: _builtins.str
@@ -211,6 +229,10 @@ class Pulse(_message.Message):
     committed_round: _builtins.int
     aggregate: _builtins.bytes
     """digest of the mean that the committed round ended with; empty where nothing was averaged"""
+    @_builtins.property
+    def proof(self) -> Global___SignedRound:
+        """for a receiver that is far behind"""
+
     def __init__(
         self,
         *,
@@ -221,14 +243,70 @@ class Pulse(_message.Message):
         published_round: _builtins.int = ...,
         committed_round: _builtins.int = ...,
         aggregate: _builtins.bytes = ...,
+        proof: Global___SignedRound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "committed_round", b"committed_round", "generation", b"generation", "phase", b"phase", "progress", b"progress", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "committed_round", b"committed_round", "generation", b"generation", "phase", b"phase", "progress", b"progress", "proof", b"proof", "published_round", b"published_round", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pulse: _TypeAlias = Pulse  # noqa: Y015
+
+@_typing.final
+class SignedRound(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_DER_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """a serialized RoundClaim, exactly as it was signed"""
+    signature: _builtins.bytes
+    certificate_der: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        certificate_der: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "certificate_der", b"certificate_der", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedRound: _TypeAlias = SignedRound  # noqa: Y015
+
+@_typing.final
+class RoundClaim(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    federation: _builtins.bytes
+    site: _builtins.str
+    generation: _builtins.int
+    round: _builtins.int
+    """the newest round that the site has published an artifact for"""
+    def __init__(
+        self,
+        *,
+        federation: _builtins.bytes = ...,
+        site: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation", b"federation", "generation", b"generation", "round", b"round", "site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundClaim: _TypeAlias = RoundClaim  # noqa: Y015
 
 @_typing.final
 class ManifestRequest(_message.Message):
@@ -316,6 +394,26 @@ class SignedManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SignedManifest: _TypeAlias = SignedManifest  # noqa: Y015
+
+@_typing.final
+class SignedManifests(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedManifest]: ...
+    def __init__(
+        self,
+        *,
+        manifests: _abc.Iterable[Global___SignedManifest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifests", b"manifests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedManifests: _TypeAlias = SignedManifests  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):

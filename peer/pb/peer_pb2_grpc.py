@@ -59,6 +59,11 @@ class ExchangeStub:
                 request_serializer=peer_dot_pb_dot_peer__pb2.Metrics.SerializeToString,
                 response_deserializer=peer_dot_pb_dot_peer__pb2.MetricsReceipt.FromString,
                 _registered_method=True)
+        self.CompareManifests = channel.unary_unary(
+                '/mhfl.v1.Exchange/CompareManifests',
+                request_serializer=peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
+                response_deserializer=peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer:
@@ -99,6 +104,14 @@ class ExchangeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CompareManifests(self, request, context):
+        """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
+        Two: a proof that their origin signed two artifacts for one round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +139,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.PutMetrics,
                     request_deserializer=peer_dot_pb_dot_peer__pb2.Metrics.FromString,
                     response_serializer=peer_dot_pb_dot_peer__pb2.MetricsReceipt.SerializeToString,
+            ),
+            'CompareManifests': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareManifests,
+                    request_deserializer=peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
+                    response_serializer=peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +281,33 @@ class Exchange:
             '/mhfl.v1.Exchange/PutMetrics',
             peer_dot_pb_dot_peer__pb2.Metrics.SerializeToString,
             peer_dot_pb_dot_peer__pb2.MetricsReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareManifests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mhfl.v1.Exchange/CompareManifests',
+            peer_dot_pb_dot_peer__pb2.SignedManifests.SerializeToString,
+            peer_dot_pb_dot_peer__pb2.SignedManifests.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class ExchangeStub:
     """The bytes that a manifest describes, from an offset on."""
     PutMetrics: _grpc.UnaryUnaryMultiCallable[_peer_pb2.Metrics, _peer_pb2.MetricsReceipt]
     """How your model did on my test data."""
+    CompareManifests: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SignedManifests, _peer_pb2.SignedManifests]
+    """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
+    Two: a proof that their origin signed two artifacts for one round.
+    """
 
 @_typing.type_check_only
 class ExchangeAsyncStub(ExchangeStub):
@@ -59,6 +63,10 @@ class ExchangeAsyncStub(ExchangeStub):
     """The bytes that a manifest describes, from an offset on."""
     PutMetrics: _aio.UnaryUnaryMultiCallable[_peer_pb2.Metrics, _peer_pb2.MetricsReceipt]  # type: ignore[assignment]
     """How your model did on my test data."""
+    CompareManifests: _aio.UnaryUnaryMultiCallable[_peer_pb2.SignedManifests, _peer_pb2.SignedManifests]  # type: ignore[assignment]
+    """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
+    Two: a proof that their origin signed two artifacts for one round.
+    """
 
 class ExchangeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -100,5 +108,15 @@ class ExchangeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.MetricsReceipt, _abc.Awaitable[_peer_pb2.MetricsReceipt]]:
         """How your model did on my test data."""
+
+    @_abc_1.abstractmethod
+    def CompareManifests(
+        self,
+        request: _peer_pb2.SignedManifests,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.SignedManifests, _abc.Awaitable[_peer_pb2.SignedManifests]]:
+        """One: this is what its origin signed for me; the answer has what it signed for you, if that is another artifact.
+        Two: a proof that their origin signed two artifacts for one round.
+        """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,10 +29,8 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     Import this module only after ``local.check_packages`` found nothing.
 
     Args:
-        folder: the site's folder.
         train: also start a worker, load the data, build the model and try a step of each stage.
             That takes a while, and is not done while a daemon runs.
-        worker: the worker's command.
     """
     try:
         federation, site, own = startup.load(folder)
@@ -47,6 +45,7 @@ def check(folder: SiteFolder, *, train: bool = True, worker: Sequence[str] = WOR
     if running is not None:
         yield running
     yield from local.check_certificates(own, federation)
+    yield local.check_confinement()
     ports = list(_check_ports(site, running is not None, status))
     yield from ports
     data, samples = local.check_data(federation, site)
@@ -82,9 +81,7 @@ def _check_folder(
 
 
 def _check_daemon(folder: SiteFolder) -> tuple[Finding | None, dict[str, Any] | None]:
-    """A finding if another process has locked the folder, and its status if it is a daemon that
-    answers.
-    """
+    """A finding if another process has locked the folder, and the status if a daemon answers."""
     try:
         with folder.locked():
             return None, None

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from peer import landlock
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.config.toml import split_address
@@ -33,9 +34,7 @@ REMEDY = f"uninstall the other distribution, or use a virtual environment for {D
 
 
 def check_packages() -> Iterator[Finding]:
-    """Findings where another distribution's ``models`` or ``losses`` hides or overwrites those of
-    this one.
-    """
+    """Findings where another distribution's ``models`` or ``losses`` hide these."""
     home = Path(__file__).resolve().parents[2]
     owners = importlib.metadata.packages_distributions()
     for name in NAMES:
@@ -73,9 +72,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_certificates(own: certificates.Identity, federation: FederationConfig) -> Iterator[Finding]:
-    """The days until the site's certificate and the CA's expire, and the tag of the site's round
-    key.
-    """
+    """The days until both certificates expire, and the tag of the site's round key."""
     days = certificates.certificate_days(own.certificate, now())
     renew = "run `mhfl-peer site init --renew` and have the founder admit it"
     yield Finding.by_remedy(
@@ -90,13 +87,20 @@ def check_certificates(own: certificates.Identity, federation: FederationConfig)
     yield Finding("round key", "ok", f"tag {tag[:12]}, which peers compare when they greet")
 
 
+def check_confinement() -> Finding:
+    """Whether the worker, which runs network code, can be kept from the keys of this machine's sites."""
+    if version := landlock.abi():
+        text = f"Landlock {version}: the worker cannot read pki/, nor write outside its own folders"
+        return Finding("confinement", "ok", text)
+    text = "this kernel has no Landlock: network code that the worker runs could read the private key"
+    return Finding("confinement", "warning", text, "use a kernel from 5.13 on with landlock in `lsm=`, or trusted code")
+
+
 def check_disk(folder: SiteFolder, federation: FederationConfig, artifact_bytes: int | None) -> Iterator[Finding]:
     """Whether the site's folder is writable, and its disk has room for the files of several rounds.
 
     Args:
-        folder: the site's folder.
         federation: its rules give the number of artifacts to keep.
-        artifact_bytes: the size of the artifact that the site sends, if known.
     """
     path = folder.path
     try:
@@ -154,9 +158,7 @@ def check_port(subject: str, address: str, *, key: str) -> Finding:
 
 
 def check_policy(federation: FederationConfig, site: SiteConfig, artifact_bytes: int | None) -> Finding:
-    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for those of a
-    round.
-    """
+    """The artifacts that may leave, and whether ``bytes_per_round_max`` suffices for a round."""
     plan, egress = federation.plan, site.egress
     if plan.artifact is None:
         return Finding("policy", "ok", f"{federation.method.name} sends nothing")

@@ -99,10 +99,6 @@ class ReachabilityCheck:
     """One check of all peers.
 
     Args:
-        folder: the site's folder.
-        federation: the federation's configuration.
-        site: the site's private configuration.
-        own: the site's name.
         status: the status of the running daemon; ``None`` while none runs.
     """
 
@@ -289,7 +285,7 @@ class ReachabilityCheck:
         )  # fmt: skip
 
     def _check_own_address(self, reached: bool) -> Finding:
-        """Whether peers can reach the address that this site listens on; a call from one proves it."""
+        """Whether peers can reach this site's listening address; a call from one proves it."""
         founded, listen = self._federation.addresses.get(self._own), self._site.listen
         discovered = self._site.discovery.zeroconf
         ways = [f"federation.toml sends the others to {founded}"] if founded else []

@@ -37,7 +37,7 @@ TEMPORARY = "set TMPDIR to a folder with room for a few times the model"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The findings of a rehearsal, and the size of the artifact that the site will send, if known."""
+    """The findings of a rehearsal, and the size of the artifact to send, if known."""
 
     findings: tuple[Finding, ...]
     artifact_bytes: int | None = None
@@ -52,57 +52,36 @@ async def rehearse(
     worker: Sequence[str],
     samples: int,
 ) -> Trial:
-    """Have a worker do the first steps of a round, in a temporary folder.
-
-    Args:
-        folder: the site's folder; nothing is written to it.
-        federation: the federation's configuration.
-        site: the site's private configuration.
-        name: the site's name.
-        worker: the worker's command.
-        samples: the number of samples that it has to read.
-    """
+    """Have a worker do the first steps of a round, in a temporary folder."""
+    answers: asyncio.Queue[events.Event] = asyncio.Queue()
     try:
-        return await _rehearse(folder, federation, site, name, worker=worker, samples=samples)
+        with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
+            for part in ("artifacts", "checkpoints"):
+                (Path(home) / part).mkdir()
+            private = site.model_dump(mode="json")
+            if site.data.cache == "disk":  # that would copy all samples into the temporary folder
+                private["data"]["cache"] = "none"
+            setting = worker_protocol.WorkerSetting(
+                site_name=name,
+                federation_digest=federation.digest,
+                federation=federation.model_dump(mode="json"),
+                site=private,
+                home=home,
+                base_folder=str(folder.path),
+            )
+            worker_process = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
+            try:
+                await worker_process.send(commands.Initialise(1, 1))
+                initialised = await _next_answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
+                if not isinstance(initialised, events.Initialised):
+                    return Trial((_describe_failure("worker", initialised),))
+                await worker_process.send(commands.Rehearse(1, 2, federation.roster.others(name)))
+                rehearsed = await _next_answer(answers, REHEARSAL_S)
+            finally:
+                await worker_process.close()
     except OSError as error:  # no temporary folder, or no room in it
         text = f"a temporary folder cannot be used: {error}"
         return Trial((Finding("worker", "failure", text, TEMPORARY),))
-
-
-async def _rehearse(
-    folder: SiteFolder,
-    federation: FederationConfig,
-    site: SiteConfig,
-    name: SiteName,
-    *,
-    worker: Sequence[str],
-    samples: int,
-) -> Trial:
-    answers: asyncio.Queue[events.Event] = asyncio.Queue()
-    with tempfile.TemporaryDirectory(prefix="mhfl-check-") as home:
-        for part in ("artifacts", "checkpoints"):
-            (Path(home) / part).mkdir()
-        private = site.model_dump(mode="json")
-        if site.data.cache == "disk":  # that would copy all samples into the temporary folder
-            private["data"]["cache"] = "none"
-        setting = worker_protocol.WorkerSetting(
-            site_name=name,
-            federation_digest=federation.digest,
-            federation=federation.model_dump(mode="json"),
-            site=private,
-            home=home,
-            base_folder=str(folder.path),
-        )
-        worker_process = WorkerProcess(setting, Path(home) / "worker.log", answers.put_nowait, command=worker)
-        try:
-            await worker_process.send(commands.Initialise(1, 1))
-            initialised = await _next_answer(answers, limits.WORKER_START_S + SAMPLE_S * samples)
-            if not isinstance(initialised, events.Initialised):
-                return Trial((_describe_failure("worker", initialised),))
-            await worker_process.send(commands.Rehearse(1, 2, federation.roster.others(name)))
-            rehearsed = await _next_answer(answers, REHEARSAL_S)
-        finally:
-            await worker_process.close()
     start = _describe_start(initialised, site)
     if not isinstance(rehearsed, events.Rehearsed):
         return Trial((start, _describe_failure("rehearsal", rehearsed)))

@@ -57,10 +57,6 @@ class Counts(HistoryReader):
 
     Each count by peer has an entry for every peer of the roster, which is zero before the first
     event.
-
-    Args:
-        folder: the site's folder.
-        roster: all sites of the federation.
     """
 
     def __init__(self, folder: SiteFolder, roster: Roster) -> None:

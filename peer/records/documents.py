@@ -12,23 +12,6 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.status import PeerStatus, SiteStatus
 
-__all__ = [
-    "DOCUMENTS",
-    "ActionDocument",
-    "EvaluationCell",
-    "EvaluationRecord",
-    "EventRecord",
-    "HealthDocument",
-    "MeanMetric",
-    "PeerStatus",
-    "PlanDocument",
-    "PlannedRound",
-    "RoundRecord",
-    "SiteStatus",
-    "SourceRecord",
-    "TransferRecord",
-]
-
 
 class SourceRecord(TypedDict):
     """An artifact of another site that a round used."""
@@ -55,6 +38,7 @@ class RoundRecord(TypedDict):
     threads: Annotated[int, "threads that trained"]
     duration_s: Annotated[float, "training time"]
     agrees: Annotated[dict[str, bool], "by peer, whether its mean has the same bits"]
+    equivocated: Annotated[list[str], "sites that signed two artifacts for the round; `evidence` has the proofs"]
 
 
 class TransferRecord(TypedDict):

@@ -1,4 +1,4 @@
-"""The documents of a site, read from its folder: the same whether the daemon or a command reads it."""
+"""The documents of a site, read from its folder by the daemon or by a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from peer.records.history import History, RecentRounds, open_journals, recent_ro
 from peer.records.journal import Journal, storage
 
 BULK_KEYS = frozenset({"tensors", "spec"})
-MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der")
+MANIFEST_PATHS = ("$.body", "$.signature", "$.certificate_der", "$.manifests")
 HIDDEN_KINDS = frozenset({"ignored", "discarded", "manifest"})
 """Kinds of rows that `events` shows only with `--all`."""
 EVENTS_SHOWN = 50
@@ -66,9 +66,7 @@ def history_document(history: History, name: str) -> list[RoundRecord] | list[Tr
 def evaluation(
     journals: Sequence[Journal], *, own: str, sites: Sequence[str], global_test: bool = True
 ) -> list[EvaluationRecord]:
-    """The site's own model on every site's test split: a record for each evaluated round, oldest
-    first.
-    """
+    """The own model on every site's test split: a record an evaluated round, oldest first."""
     kinds = ("evaluated", "report", "lapsed")
     records = functools.partial(evaluation_records, own=own, sites=sites, global_test=global_test)
     return cast(list[EvaluationRecord], [record for journal in journals for record in journal.fold(records, kinds)])
@@ -78,8 +76,6 @@ def events(journals: Sequence[Journal], *, last: int = EVENTS_SHOWN, everything:
     """The newest journal rows, oldest first, without tensor lists and manifests.
 
     Args:
-        journals: the site's journals, oldest first.
-        last: the largest number of rows.
         everything: show rows of the ``HIDDEN_KINDS`` too.
     """
     shown: list[EventRecord] = []
@@ -138,6 +134,9 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
         "spoken": None,
         "artifact_bytes": None,
         "clock_skew_s": None,
+        "software": None,
+        "protocol": None,
+        "features": None,
         "address": None,
         "called_s": None,
     }
@@ -171,7 +170,7 @@ def _status(folder: SiteFolder, federation: Mapping[str, Any], journal: Journal 
 
 
 def sites(folder: SiteFolder) -> list[str]:
-    """The site names in the site's federation.toml, sorted; the file is not checked as at a start."""
+    """The sorted site names in the site's federation.toml, without the checks of a start."""
     return list(_read_federation(folder)["sites"])
 
 
@@ -199,7 +198,7 @@ def _read_federation(folder: SiteFolder) -> dict[str, Any]:
 
 
 def _certificate_days(folder: SiteFolder) -> int | None:
-    """Whole days until the certificate on disk expires; ``None`` where no certificate can be read."""
+    """Whole days until the certificate on disk expires; ``None`` where none can be read."""
     from peer.identity import certificates
 
     certificate = certificates.find_certificate(folder.pki)

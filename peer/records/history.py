@@ -27,8 +27,8 @@ from peer.records.ledger import UNKNOWN, Ledger
 
 ROWS_MAX = 2000
 """Rows to read in one call, which takes some 20 ms; another thread gets the interpreter within 5 ms."""
-ROUND_KINDS = ("committed", "compared", "evaluated")
-BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der")
+ROUND_KINDS = ("committed", "compared", "evaluated", "equivocated")
+BULK = ("$.artifact", "$.body", "$.signature", "$.certificate_der", "$.manifests")
 """Parts of a body that only the trainer and an auditor need: tensor lists and signed manifests."""
 OPEN = "open"
 """The outcome of a transfer that has not ended."""
@@ -49,7 +49,7 @@ class HistoryRow(NamedTuple):
 
 @dataclass(slots=True)
 class CommittedRound:
-    """A round that the site has committed. Later rows may add to ``metrics`` and ``agrees``."""
+    """A round that the site has committed. Later rows may add to its metrics and to what peers say of it."""
 
     number: int
     time_s: float
@@ -65,6 +65,7 @@ class CommittedRound:
     threads: int
     duration_s: float
     agrees: dict[str, bool] = field(default_factory=dict)
+    equivocated: list[str] = field(default_factory=list)
 
     @classmethod
     def of_row(cls, round: int, body: Mapping[str, Any], *, time_s: float) -> Self:
@@ -102,12 +103,13 @@ class CommittedRound:
             "threads": self.threads,
             "duration_s": self.duration_s,
             "agrees": self.agrees,
+            "equivocated": self.equivocated,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An artifact, figures or an export, received or sent. ``ended_s`` is the time of the outcome."""
+    """An artifact, figures or an export, received or sent; ``ended_s`` is its outcome's time."""
 
     time_s: float
     ended_s: float
@@ -176,11 +178,6 @@ class Transfer:
 class HistoryReader:
     """Reads every row of a site's journals and ledger once, and passes it to the methods of a
     subclass.
-
-    Args:
-        folder: the site's folder.
-        kinds: the kinds of journal rows to read.
-        ledger: whether to read the egress ledger.
     """
 
     def __init__(self, folder: SiteFolder, *, kinds: Iterable[str], ledger: bool) -> None:
@@ -260,10 +257,6 @@ class History(HistoryReader):
     """All committed rounds and all transfers of a site, over its generations.
 
     Args:
-        folder: the site's folder.
-        rounds: whether to read committed rounds.
-        received: whether to read received transfers.
-        sent: whether to read sent transfers.
         kinds: the kinds of journal rows to collect in ``rows_of``.
     """
 
@@ -381,11 +374,13 @@ def committed_rounds(stored: Iterable[Row]) -> list[CommittedRound]:
 def add_to_rounds(
     rounds: dict[int, CommittedRound], kind: str, round: int, body: Mapping[str, Any], *, time_s: float
 ) -> None:
-    """Fold a row into the committed rounds of its generation; rows of other kinds change nothing."""
+    """Fold a row into its generation's committed rounds; other kinds change nothing."""
     if kind == "committed":
         rounds[round] = CommittedRound.of_row(round, body, time_s=time_s)
     elif kind == "compared" and round in rounds:
         rounds[round].agrees[rows.member(kind, round, body, "site")] = rows.member(kind, round, body, "agrees")
+    elif kind == "equivocated" and round in rounds:
+        rounds[round].equivocated.append(rows.member(kind, round, body, "origin"))
     elif kind == "evaluated" and round in rounds:
         rounds[round].metrics.update(rows.member(kind, round, body, "metrics"))
 

@@ -209,6 +209,19 @@ class Journal:
         for record in self._select(f"WHERE seq IN ({newest}) ORDER BY seq", included):
             yield record["kind"], record["round"], record["body"]
 
+    def received_manifest(self, peer: str, sha256: str) -> Mapping[str, Any] | None:
+        """The newest row ``received`` of this artifact from this peer, which has its signed manifest."""
+        of_artifact = "json_extract(body, '$.peer') = ? AND json_extract(body, '$.sha256') = ?"
+        where = f"WHERE kind = ? AND {of_artifact} ORDER BY seq DESC LIMIT 1"
+        newest = next(self._select(where, (rows.ReceivedRow.kind, peer, sha256)), None)
+        return newest["body"] if newest is not None else None
+
+    def received_in_round(self, round: int, *, peer: str | None = None) -> list[Mapping[str, Any]]:
+        """The rows ``received`` of a round, from one peer or from all."""
+        where = "WHERE kind = ? AND round = ?" + (" AND json_extract(body, '$.peer') = ?" if peer is not None else "")
+        values = (rows.ReceivedRow.kind, round, *((peer,) if peer is not None else ()))
+        return [record["body"] for record in self._select(f"{where} ORDER BY seq", values)]
+
     def records(
         self,
         kinds: Iterable[str] = (),

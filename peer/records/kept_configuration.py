@@ -18,7 +18,7 @@ KEPT_TABLES = ("data", "model", "training")
 """Tables of site.toml that a generation keeps: with other values, the same rounds would give other
 bits.
 """
-MAY_CHANGE = frozenset({"training.checkpoint_s", "data.cache", "data.unreadable_share_max"})
+MAY_CHANGE = frozenset({"training.checkpoint_s", "training.hang_s", "data.cache", "data.unreadable_share_max"})
 """Keys in them that change no bit of any weight."""
 
 
@@ -29,10 +29,6 @@ def keep_configuration(
     there.
 
     Args:
-        folder: the site's, locked by this process.
-        generation: the one that the daemon goes on with.
-        federation: federation.toml as it is now.
-        site: site.toml as it is now.
         accept: keep a changed site.toml from now on, instead of refusing it.
 
     Raises:

@@ -30,15 +30,19 @@ CREATE INDEX IF NOT EXISTS ledger_round
     ON ledger (json_extract(body, '$.generation'), json_extract(body, '$.round')) WHERE json_valid(body);
 CREATE INDEX IF NOT EXISTS ledger_intent ON ledger (json_extract(body, '$.intent')) WHERE json_valid(body);
 """
-BYTES_IN_ROUND = """
-SELECT coalesce(sum(CASE
-    WHEN json_extract(outcome.body, '$.outcome') != :unknown THEN json_extract(outcome.body, '$.bytes')
-    ELSE json_extract(intent.body, '$.bytes') END), 0)
+SENT_IN_ROUND = """
+SELECT json_extract(intent.body, '$.peer'), json_extract(intent.body, '$.purpose'),
+    json_extract(intent.body, '$.sha256'),
+    sum(CASE
+        WHEN json_extract(outcome.body, '$.outcome') != :unknown THEN json_extract(outcome.body, '$.bytes')
+        ELSE json_extract(intent.body, '$.bytes') END),
+    count(*), count(CASE WHEN json_extract(outcome.body, '$.outcome') = 'complete' THEN 1 END)
 FROM ledger AS intent LEFT JOIN ledger AS outcome
     ON json_valid(outcome.body) AND json_extract(outcome.body, '$.intent') = +intent.seq
 WHERE json_valid(intent.body) AND json_extract(intent.body, '$.type') = 'intent'
     AND json_extract(intent.body, '$.generation') = :generation AND json_extract(intent.body, '$.round') = :round
     AND json_extract(intent.body, '$.purpose') IS NOT 'export'
+GROUP BY 1, 2, 3
 """
 """Both sides use an index, because the service runs this before every transfer; `+` drops the
 affinity that would prevent that. Files that the operator exports do not count against a round's
@@ -49,6 +53,18 @@ NEWEST = "SELECT seq, hash FROM ledger ORDER BY seq DESC LIMIT 1"
 NEITHER = "row {} is neither an intent nor an outcome"
 GENESIS = "0" * 64
 UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SentArtifact:
+    """How much of an artifact left for a peer in one round; an open or unknown transfer counts in full."""
+
+    peer: str
+    purpose: str
+    sha256: str
+    bytes: int
+    transfers: int
+    complete: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +224,15 @@ class Ledger:
             for number, body in self._connection.execute(query, (seq,)):
                 yield number, self._body(number, body)
 
-    def bytes_in_round(self, generation: int, round: int) -> int:
-        """Bytes that left, or may have left, for one round: an open or unknown transfer counts in
-        full.
-        """
+    def sent_in_round(self, generation: int, round: int) -> list[SentArtifact]:
+        """What left, or may have left, for one round, by peer, purpose and artifact."""
         of_round = {"generation": generation, "round": round, "unknown": UNKNOWN}
         with storage(self.path):
-            total: int = self._connection.execute(BYTES_IN_ROUND, of_round).fetchone()[0]
-        return total
+            return [SentArtifact(*row) for row in self._connection.execute(SENT_IN_ROUND, of_round)]
+
+    def bytes_in_round(self, generation: int, round: int) -> int:
+        """All bytes that left, or may have left, for one round."""
+        return sum(sent.bytes for sent in self.sent_in_round(generation, round))
 
     def verify(self, witnesses: Iterable[Head] = ()) -> list[str]:
         """The faults of the chain as sentences; an empty list if the chain is whole.

@@ -47,12 +47,8 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
     """Carry out the run that ``run.json`` in the folder describes, and write its result.
 
     Args:
-        folder: of ``peer.research.runs.Run``.
         keep: leave journals, checkpoints and artifacts in the folder, for `predict` or another
             federation.
-
-    Returns:
-        The document of ``result.json``.
 
     Raises:
         LockedError: another process carries out this run.
@@ -146,13 +142,6 @@ def collect(
 
     Args:
         simulation: the finished simulation; the samples must still exist.
-        members: the result of :meth:`Simulation.run`.
-        run_document: the content of ``run.json``.
-        folder: the run's folder.
-        seconds: how long the run took.
-
-    Returns:
-        The document of ``result.json``.
     """
     own_trainers = {name: simulation.trainer(name) for name in members}
     run_files = RunFiles()
@@ -208,7 +197,7 @@ def _evaluate_everywhere(
 
 
 def evaluate(trainer: Trainer, split: DataSplit, *, keep_outputs: bool) -> tuple[dict[str, float], list[Tensor]]:
-    """The metrics of a trainer's predictions, and with ``keep_outputs`` the batches ``(b, ...)``."""
+    """The metrics of a trainer's predictions; with ``keep_outputs`` also the batches."""
     outputs: list[Tensor] = []
 
     def predict(images: Tensor) -> Tensor:

@@ -27,15 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def diagnose(arrays: Arrays, name: SiteName, sites: Mapping[SiteName, FinishedSite], split: DataSplit) -> None:
-    """Add the diagnoses that the site's method allows: ``similarity/``, ``experts/`` and ``basis/``
-    of the site.
-
-    Args:
-        arrays: the result, by name.
-        name: of the site; its trainer must have loaded the final state.
-        sites: all sites of the run.
-        split: the site's test data.
-    """
+    """Add what the site's method allows: its ``similarity/``, ``experts/`` and ``basis/``."""
     site = sites[name]
     if not len(split):
         return

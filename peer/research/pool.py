@@ -30,7 +30,6 @@ class SamplePool:
     """The samples of an experiment.
 
     Attributes:
-        entries: as in a datalist, each with the further key ``split``.
         root: the folder that their paths are relative to.
         regions: a file of region masks for all images, if there is one.
     """
@@ -44,8 +43,6 @@ def gather(experiment: Experiment, folder: Path, *, source: Path | None = None) 
     """Read the experiment's samples; a data set is prepared first, once, into ``folder``.
 
     Args:
-        experiment: names the data set, or the user's own pool.
-        folder: the prepared data set.
         source: the folder of an unpacked public set, which may hold region masks; it overrides the
             experiment's own ``source``.
 

@@ -44,8 +44,6 @@ class Run:
     """One federation of an experiment.
 
     Attributes:
-        folder: of this run alone.
-        document: the content of ``run.json``.
         files: the content of every other file by its path in the folder.
     """
 

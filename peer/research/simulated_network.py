@@ -45,12 +45,8 @@ class SimulatedSite:
     """One simulated site.
 
     Attributes:
-        rules: the federation as the site sees it.
         memory: the state that its stored rows give.
-        perform: its worker.
-        journal: stores its rows.
         artifacts: its folder of artifact files; None in tests without files.
-        machine: its state machine, which ``SimulatedNetwork`` creates.
         pending_fetches: the fetches that were not answered yet, by origin.
         waiting_peers: the sites whose fetches wait until this site has the artifact.
         exit: the command that ended the site; None while it runs.
@@ -81,7 +77,6 @@ class SimulatedNetwork:
 
     Args:
         sites: every site of the roster that takes part, by name.
-        link_down: which links are down.
         watch: called with a site's name and state machine after each of its events.
     """
 
@@ -165,7 +160,8 @@ class SimulatedNetwork:
 
     def _publish_heartbeat(self, name: SiteName, site: SimulatedSite) -> None:
         """Deliver the site's heartbeat to all sites; it never expires."""
-        self._heard[name] = LastHeard(site.machine.pulse(), math.inf)
+        pulse = site.machine.pulse()
+        self._heard[name] = LastHeard(pulse, math.inf, pulse.published_round)
 
     def _fetch(self, name: SiteName, command: commands.Fetch) -> None:
         """Answer a site's fetch, now or once the origin has the artifact."""

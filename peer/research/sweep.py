@@ -38,11 +38,9 @@ class SweepProgress:
     """The state of a sweep, as `simulate` shows it.
 
     Attributes:
-        total: number of the experiment's runs.
         finished: how many of them have a result.
         underway: of each running run, the committed rounds of all sites and their total.
         seconds_left: an estimate; None until there is progress.
-        failed: the reason of each failed run.
     """
 
     total: int
@@ -56,10 +54,8 @@ Watch = Callable[[SweepProgress], None]
 
 
 def prepare(experiment: Experiment, folder: Path, *, source: Path | None = None) -> list[Run]:
-    """Gather the data, divide it, check every run, and write the runs' folders.
-
-    Raises:
-        PeerError: the experiment or its data is wrong; no run was started.
+    """Gather the data, divide it, check every run, and write the runs' folders. ``PeerError`` where
+    the experiment or its data is wrong; no run was started.
     """
     require_extra("research", "`simulate`")
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,9 +87,7 @@ def sweep(runs: Sequence[Run], *, jobs: int | None, keep: bool, watch: Watch) ->
     The first run is carried out alone: its peak memory says how many runs fit at once.
 
     Args:
-        runs: the result of :func:`prepare`.
         jobs: at most so many at once; None: as many as there are processors.
-        keep: leave journals, checkpoints and artifacts in the runs' folders.
         watch: called about twice a second.
 
     Returns:

@@ -22,17 +22,7 @@ from peer.records.history import OPEN, CommittedRound, History, HistoryRow, Tran
 EXPORT = "export"
 """The purpose of a ledger row of an export, which sends nothing to a peer."""
 OTHER_SPLIT = global_test_memory.OTHER_SPLIT
-KINDS = (
-    "began",
-    "committed",
-    "configured",
-    "evaluated",
-    "finished",
-    "lapsed",
-    "left",
-    "regenerated",
-    "report",
-)
+KINDS = ("began", "committed", "configured", "evaluated", "finished", "lapsed", "left", "regenerated", "report")
 PATHS = frozenset({"data.datalist", "data.root", "data.regions"})
 """Settings with paths of this site's data, which are left out: operators show a table of runs to
 others.
@@ -184,9 +174,7 @@ def _scalars(
 
 
 def _tag(metric: str, stages: Mapping[str, Any]) -> str:
-    """The tag of a metric of `rounds`: its stage, or the split that it was measured on, and its
-    name.
-    """
+    """The tag of a metric of `rounds`: its stage, or the split of the measurement, and its name."""
     stage = next((name for name in sorted(stages, key=len, reverse=True) if metric.startswith(f"{name}_")), None)
     if stage is not None:
         return f"{stage}/{metric.removeprefix(f'{stage}_')}"
@@ -196,9 +184,7 @@ def _tag(metric: str, stages: Mapping[str, Any]) -> str:
 
 
 def _bytes_by_round(rounds: Sequence[CommittedRound], transfers: Sequence[Transfer]) -> list[int]:
-    """Bytes of each round's transfers: those that ended after the commit before, and not after its
-    own.
-    """
+    """Bytes of transfers that ended after the commit before, and not after the round's own."""
     ends_s = [committed.time_s for committed in rounds]
     totals = [0] * (len(rounds) + 1)
     for transfer in transfers:
@@ -207,9 +193,7 @@ def _bytes_by_round(rounds: Sequence[CommittedRound], transfers: Sequence[Transf
 
 
 def _evaluation_scalars(site: str, federation: FederationConfig, rows: Sequence[HistoryRow]) -> Iterator[Scalar]:
-    """Metrics of the site's models at other sites, at the time of their report, and the mean over
-    all sites.
-    """
+    """Metrics of the site's models at other sites, by report, and the mean over all sites."""
     evaluations = [row for row in rows if row.kind in ("evaluated", "report", "lapsed")]
     reported_s: dict[tuple[int, str], float] = {}
     for row in evaluations:

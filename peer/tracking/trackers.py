@@ -39,10 +39,8 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each generation.
-
-    Raises:
-        ConfigError: the package is not installed.
+    """A folder of TensorBoard's, with a run ``<federation>-<digest>/<site>/gen-0001`` for each
+    generation; ``ConfigError`` where the package is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -102,9 +100,6 @@ class MLflow:
     """A SQLite file of MLflow's: an experiment for each federation, a run for each generation of a
     site.
 
-    Args:
-        database: the file, from ``database_file``.
-
     Raises:
         ConfigError: the package is not installed.
         StateError: MLflow cannot use the file.
@@ -146,7 +141,7 @@ class MLflow:
         """Nothing is open between two calls."""
 
     def _run_id(self, run: GenerationScalars) -> str:
-        """The id of MLflow's run with the generation's tags, which is created if it does not exist."""
+        """The id of MLflow's run with the generation's tags; a missing run is created."""
         tags = {"mhfl.federation": run.digest, "mhfl.site": run.site, "mhfl.generation": str(run.generation)}
         experiment = self._client.get_experiment_by_name(run.federation)
         if experiment is None:

@@ -63,7 +63,8 @@ BuildReceived = Callable[[nn.Module, Collection[str]], nn.Module]
 
 
 def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
-    """The order with the tensor list of each source, which the daemon left out, from the file's header.
+    """The order with the tensor list of each source, which the daemon left out, from the file's
+    header.
 
     A list that cannot be read stays empty: the checks of the artifact then name the reason.
     """
@@ -113,9 +114,6 @@ def read_head(
     of a whole model.
 
     Args:
-        folder: where the artifact's file is.
-        source: the artifact.
-        task: of the federation.
         allow: classes beyond the registry that its spec may name.
         with_head: the name and the builder of the network that must come with the head.
 

@@ -1,4 +1,4 @@
-"""Random flips, rotations, translations and scalings: one affine map a sample, drawn from that sample's seed."""
+"""Random flips, rotations, translations and scalings: an affine map from each sample's seed."""
 
 from __future__ import annotations
 

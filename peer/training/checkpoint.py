@@ -84,7 +84,7 @@ class Checkpoints:
         remove_folder(self.folder / PARTIAL)
 
     def prune(self, keep: Iterable[str]) -> None:
-        """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and those of the named checkpoints."""
+        """Remove all rounds but the newest ``CHECKPOINTS_KEPT`` and the named ones."""
         rounds = sorted(path for path in self.folder.iterdir() if ROUND.fullmatch(path.name))
         rounds_to_keep = {path.name for path in rounds[-CHECKPOINTS_KEPT:]} | {name.partition("/")[0] for name in keep}
         for path in rounds:

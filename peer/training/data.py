@@ -38,7 +38,6 @@ class DataSplit:
     """Readable samples of one purpose.
 
     Attributes:
-        samples: the entries.
         load: the image and the target of sample ``k``, prepared, on the CPU; labels in any integer
             type.
         in_memory: whether ``load`` reads no file.
@@ -105,7 +104,6 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
     """Check the datalist and read every sample once.
 
     Args:
-        settings: the site's.
         seed: the site's; it chooses the samples held out for validation.
         check_halt: called before each sample; an exception from it ends the reading.
 

@@ -15,9 +15,7 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is determini
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is
-    missing.
-    """
+    """The device (``auto``: a GPU if any); ``UnusableConfigurationError`` where it is missing."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -46,7 +44,7 @@ def make_reproducible(device: torch.device, *, threads: int) -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass: ``bf16`` uses autocast, ``fp32`` leaves the network as it is."""
+    """The context of a forward pass: ``bf16`` uses autocast."""
     if name not in PRECISIONS:
         raise UnusableConfigurationError(f'[training] precision = "{name}" is none of {", ".join(PRECISIONS)}')
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=name == "bf16")

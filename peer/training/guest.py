@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class GuestEvaluator:
-    """Carries out the commands of a worker whose duty is to evaluate lent models.
-
-    Args:
-        setting: the site, its federation, its folder.
-    """
+    """Carries out the commands of a worker whose duty is to evaluate lent models."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._settings = settings = TrainingSettings.of(setting)
@@ -45,11 +41,8 @@ class GuestEvaluator:
         make_reproducible(self._device, threads=settings.threads)
 
     def perform(self, command: commands.Command) -> events.Event:
-        """Evaluate a lent model; the event answers the command.
-
-        Raises:
-            Exception: the command cannot be carried out; ``peer.training.errors`` says whose fault
-                that is.
+        """Evaluate a lent model; the event answers the command. ``Exception`` where the command
+        cannot be carried out; ``peer.training.errors`` says whose fault that is.
         """
         if not isinstance(command, commands.Measure):
             raise UnusableConfigurationError(
@@ -70,7 +63,7 @@ class GuestEvaluator:
 
     @cached_property
     def test(self) -> DataSplit:
-        """The readable samples of the test split, on which the site evaluates its own model, too."""
+        """The readable samples of the test split, as the site evaluates its own model on them."""
         settings = self._settings
         task, data = settings.task, settings.data
         datalist = inspect_datalist(data.datalist, root=data.root, task=task.kind, classes=task.classes)
@@ -116,7 +109,6 @@ def evaluate_split(
         predict: logits or images for images ``(b, c, *space)``; see
             ``peer.training.metrics.measure``.
         split: may be another site's.
-        settings: of the site.
     """
     chosen = settings.parameters.get("segmentation_loss", "dice_ce")
     loss = supervised_loss(settings.task.kind, str(chosen)).loss

@@ -1,4 +1,4 @@
-"""Load a sample's image, or the atlas of regions, from files, at the size that the network takes."""
+"""Load a sample's image, or the atlas of regions, at the size that the network takes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Preparation:
     normalise: str = "none"
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
-        """The image in these files, float32 ``(in_channels, *input_size)``; ``ValueError`` says what does not fit."""
+        """The image, float32 ``(in_channels, *input_size)``; ``ValueError`` if it does not fit."""
         return self.finish(self.load(paths))
 
     def load(self, paths: Sequence[Path]) -> Tensor:
@@ -68,11 +68,7 @@ def load_images(paths: Sequence[Path], *, spatial_dims: int, channels: int, key:
     """The channels of all files as one image, float32 ``(channels, *space)``.
 
     Args:
-        paths: the files.
-        spatial_dims: of the task.
         channels: how many there must be in all.
-        key: the key of ``[task]`` that says so.
-        unit: as :func:`load_image` has it.
 
     Raises:
         ValueError: the number of channels differs, or a value is not finite.
@@ -93,8 +89,6 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
     bad.
 
     Args:
-        path: the file.
-        spatial_dims: of the task.
         key: the array to take from an ``.npz``; without one of that name the first.
         unit: scale 8-bit pictures to [0, 1].
     """
@@ -117,6 +111,14 @@ def load_image(path: Path, *, spatial_dims: int, key: str = "image", unit: bool 
         image = image / BYTE_MAX if byte else image
     if image.ndim != spatial_dims + 1 or not image.numel():
         raise ValueError(f"has the shape {tuple(image.shape)}, not (channels, {spatial_dims} spatial dimensions)")
+    return image
+
+
+def in_unit_range(image: Tensor) -> Tensor:
+    """The image of super-resolution if its values are in [0, 1]; ``ValueError`` otherwise."""
+    lowest, highest = (float(bound) for bound in image.aminmax())
+    if lowest < 0 or highest > 1:
+        raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
     return image
 
 

@@ -26,12 +26,8 @@ class Loop:
     of its losses.
 
     Args:
-        stage: of the method.
         work: learning rate and weight decay of every optimiser.
-        steps: batches of one pass.
-        device: where the networks go.
         precision: of the forward passes; losses are computed in float32 or better.
-        seed: of the site, round and stage.
     """
 
     def __init__(
@@ -166,15 +162,11 @@ def run_stage(
     """Train to the last step, from the partial checkpoint of this ``work`` if there is one.
 
     Args:
-        loop: at its first step.
-        batches: of the stage.
         work: the digest that identifies the work.
-        checkpoints: where partial checkpoints go.
         checkpoint_s: seconds between them.
         report: gets step, steps and the newest losses, at most each ``PROGRESS_S`` seconds and
             after the last step.
         halted: called after each step; the stage stops once it returns true.
-        clock: monotonic seconds.
 
     Returns:
         The seconds that the stage took, those before an interruption included.

@@ -22,11 +22,7 @@ K1, K2 = 0.01, 0.03
 
 
 def measure(
-    predict: Callable[[Tensor], Tensor],
-    supervised_loss: Loss,
-    batches: Pairs,
-    *,
-    task: str,
+    predict: Callable[[Tensor], Tensor], supervised_loss: Loss, batches: Pairs, *, task: str
 ) -> dict[str, float]:
     """The task's metrics over all batches, and the mean ``loss`` a sample; empty without samples.
 
@@ -36,7 +32,6 @@ def measure(
         predict: logits ``(b, classes)`` or ``(b, classes, *space)``, or images, for images
             ``(b, c, *space)``; on any device.
         supervised_loss: the mean over a batch, of predictions and targets.
-        batches: images and targets, on the CPU.
         task: its kind; it chooses :func:`classification`, :func:`segmentation` or
             :func:`super_resolution`.
     """
@@ -99,10 +94,10 @@ def classification(probabilities: Probabilities, labels: Labels) -> dict[str, fl
         labels: ``(n,)``, in [0, classes).
 
     Returns:
-        ``accuracy``, ``f1_macro`` over the classes that occur in labels or predictions, ``auc`` (two classes: of the
-        probability of class 1; more: the unweighted mean of one against the rest over the classes for which it is
-        defined), ``auc_undefined`` (classes that have no positive or no negative) and ``samples``. Where no class has
-        an AUC there is no ``auc``.
+        ``accuracy``, ``f1_macro`` over the classes that occur in labels or predictions, ``auc``
+        (two classes: of the probability of class 1; more: the unweighted mean of one against the
+        rest over the classes for which it is defined), ``auc_undefined`` (classes that have no
+        positive or no negative) and ``samples``. Where no class has an AUC there is no ``auc``.
     """
     scores = class_scores(probabilities, labels)
     metrics = {
@@ -123,7 +118,6 @@ def confusion(predicted: Tensor, labels: Tensor, *, classes: int) -> Counts:
     Args:
         predicted: classes ``(b, *space)``, int64.
         labels: the true classes, of the same shape and on the same device.
-        classes: how many there are.
     """
     images = torch.arange(len(labels), device=labels.device)[:, None]
     pairs = (images * classes + labels.flatten(1)) * classes + predicted.flatten(1)
@@ -191,9 +185,6 @@ def structural_similarity(images: Tensor, references: Tensor) -> Tensor:
         lies wholly inside the image, and over the channels.
     Differs: along an axis of fewer than 11 places the window has the largest odd number of places
     that fits.
-    Args:
-        images: ``(b, c, *space)``.
-        references: of the same shape.
     """
     x, y = images.double(), references.double()
     mean_x, mean_y = _smooth(x), _smooth(y)

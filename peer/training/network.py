@@ -40,11 +40,8 @@ def _spec(task: TaskSettings, name: str, hyper: Mapping[str, Any], taps: Mapping
 
 def build_spec(spec: Mapping[str, Any], where: str) -> Network:
     """The network of a spec from this site's configuration, with weights from torch's global
-    generator.
-
-    Raises:
-        UnusableConfigurationError: it cannot be built; the message begins with ``where``, the table
-            of the configuration.
+    generator. ``UnusableConfigurationError`` where it cannot be built; the message begins with
+    ``where``, the table of the configuration.
     """
     try:
         return models.build(spec)
@@ -53,7 +50,7 @@ def build_spec(spec: Mapping[str, Any], where: str) -> Network:
 
 
 def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *, scale: int = 1) -> Output:
-    """The network's output for one image of zeros; ``ValueError`` unless it is a prediction of this task."""
+    """The output for an image of zeros; ``ValueError`` unless it is a prediction of this task."""
     network.eval()
     with torch.no_grad():
         output: Output = network(torch.zeros(1, task.in_channels, *input_size))
@@ -63,7 +60,7 @@ def probe(network: nn.Module, task: TaskSettings, input_size: tuple[int, ...], *
 
 
 def probe_head(head: nn.Module, own: Output) -> Output:
-    """The output of a head for a feature of zeros on this site's grid; ``ValueError`` unless it predicts alike."""
+    """A head's output for this site's feature of zeros; ``ValueError`` unless it predicts alike."""
     head.eval()
     feature = torch.zeros(1, models.head_width(head), *own.penultimate.shape[2:])
     with torch.no_grad():

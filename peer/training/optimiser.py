@@ -24,7 +24,7 @@ def adam(network: nn.Module, work: Work) -> torch.optim.Adam:
 
 
 def adam_state(optimiser: torch.optim.Optimizer, network: nn.Module) -> State:
-    """The optimiser's moments and step counts on the CPU, as ``<parameter>/<moment>``; empty before its first step."""
+    """Moments and step counts on the CPU, as ``<parameter>/<moment>``; at first none."""
     return {
         f"{name}/{key}": value.detach().to("cpu", copy=True)
         for name, parameter in network.named_parameters()

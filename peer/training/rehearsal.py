@@ -49,17 +49,13 @@ class RehearsedTrainer(Protocol):
     artifact_exchange: ArtifactExchange
 
     @property
-    def data(self) -> SiteData:
-        """See ``Trainer.data``."""
+    def data(self) -> SiteData: ...
 
-    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]:
-        """See ``Trainer.prepare``."""
+    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]: ...
 
-    def load(self, state: str) -> None:
-        """See ``Trainer.load``."""
+    def load(self, state: str) -> None: ...
 
-    def predict(self, images: Tensor) -> Tensor:
-        """See ``Trainer.predict``."""
+    def predict(self, images: Tensor) -> Tensor: ...
 
 
 def rehearse(trainer: RehearsedTrainer, command: commands.Rehearse) -> events.Rehearsed:
@@ -114,7 +110,7 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:
-    """Run the first steps of each pass of a stage: the seconds of a step, and those of the whole stage."""
+    """Run the first steps of each pass: the seconds of a step, and of the whole stage."""
     loop, batches = trainer.prepare(command)
     whole_s = 0.0
     try:

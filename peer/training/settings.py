@@ -31,7 +31,8 @@ class TaskSettings:
 
 @dataclass(frozen=True, slots=True)
 class AugmentationSettings:
-    """Random geometry of training images; shares are of the image's size, ``flip`` is a probability an axis.
+    """Random geometry of training images; shares are of the image's size, ``flip`` is a probability
+    an axis.
 
     ``probability`` is that of the rotation, translation and scaling, which are drawn together.
     """

@@ -24,11 +24,8 @@ class SiteNetworks:
     """The networks by name: the local model as ``dam``, and the method's ``local_networks``.
 
     Args:
-        settings: the site's.
-        method: the federation's.
         seed: the site's. Averaged networks, and the one model of a homogeneous federation, start
             from the same weights at every site instead.
-        checkpoints: the site's.
     """
 
     def __init__(self, settings: TrainingSettings, method: Method, seed: Seed, checkpoints: Checkpoints) -> None:
@@ -52,7 +49,7 @@ class SiteNetworks:
 
     @cached_property
     def output(self) -> Output:
-        """The local model's output for one image of zeros: it fits the task, and shows its shapes."""
+        """The local model's output for an image of zeros: it fits the task, and has its shapes."""
         return self._probe(self.dam, f"[model] {self.dam.spec['name']}")
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.core.tasks import CLASSIFYING
 from peer.data.datalist import Sample
 from peer.training.errors import UnusableConfigurationError
-from peer.training.images import Preparation, load_image, load_images, resize
+from peer.training.images import Preparation, in_unit_range, load_image, load_images, resize
 from peer.training.settings import DataSettings, TaskSettings
 
 Example: TypeAlias = tuple[Tensor, Tensor]
@@ -95,7 +95,7 @@ class LargeImage:
     scale: int
 
     def __call__(self, sample: Sample) -> Example:
-        """The small image ``(c, *input_size)`` and the large one ``(classes, *(scale * input_size))``."""
+        """The small image, and the large one ``(classes, *(scale * input_size))``."""
         image = self._load(sample.images, channels=self.in_channels, key="in_channels")
         if sample.label is None:
             if self.classes != self.in_channels:
@@ -114,11 +114,8 @@ class LargeImage:
         return resize(image, self.input_size).contiguous(), self._shrink_target(target)
 
     def _load(self, paths: Sequence[Path], *, channels: int, key: str) -> Tensor:
-        image = load_images(paths, spatial_dims=len(self.input_size), channels=channels, key=key, unit=True)
-        lowest, highest = (float(bound) for bound in image.aminmax())
-        if lowest < 0 or highest > 1:
-            raise ValueError(f"holds values from {lowest:g} to {highest:g}; super-resolution takes those in [0, 1]")
-        return image
+        dims = len(self.input_size)
+        return in_unit_range(load_images(paths, spatial_dims=dims, channels=channels, key=key, unit=True))
 
     def _shrink_target(self, image: Tensor) -> Tensor:
         size = self._enlarge_size(self.input_size)

@@ -46,11 +46,9 @@ class Trainer:
     """Carries out the commands of ``peer.core.commands`` that go to a worker.
 
     Args:
-        setting: the site, its federation, its folder.
         report: gets every ``Progressed``.
         halted: called between steps; once it returns true, the current work ends in
             ``WorkInterrupted``.
-        clock: monotonic seconds.
     """
 
     def __init__(

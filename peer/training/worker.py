@@ -19,14 +19,17 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
+from peer import landlock
 from peer.core import commands, events
-from peer.core.limits import WORKER_LINE_BYTES_MAX
-from peer.core.worker_protocol import TO_WORKER, WorkerSetting, decode, encode
+from peer.core.limits import SIGN_S, WORKER_LINE_BYTES_MAX
+from peer.core.worker_protocol import TO_WORKER, StillWorking, WorkerSetting, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +48,15 @@ class WorkerCommands(Protocol):
 class Inbox:
     """The received commands; a thread reads them, to notice a ``Halt`` while the trainer works."""
 
-    def __init__(self, connection: socket.socket, *, ended: Callable[[], None]) -> None:
-        """``ended`` is called, in the reading thread, when the daemon is gone."""
+    def __init__(self, lines: IO[bytes], *, ended: Callable[[], None], first: bytes = b"") -> None:
+        """``ended`` is called, in the reading thread, when the daemon is gone; ``first`` is a line
+        that was read before.
+        """
         self._commands: queue.SimpleQueue[commands.Command | Exception] = queue.SimpleQueue()
         self._ended = ended
         # One thread writes each counter: their difference needs no lock.
         self._halts_read = self._halts_taken = 0
-        threading.Thread(target=self._read, args=(connection,), name="inbox", daemon=True).start()
+        threading.Thread(target=self._read, args=(lines, first), name="inbox", daemon=True).start()
 
     def take(self) -> commands.Command:
         """Wait for the next command; a line that is no command raises ``ValueError``."""
@@ -66,9 +71,9 @@ class Inbox:
         """Whether a ``Halt`` waits in the inbox."""
         return self._halts_read > self._halts_taken
 
-    def _read(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
-            while line := lines.readline(WORKER_LINE_BYTES_MAX + 1):
+    def _read(self, lines: IO[bytes], line: bytes) -> None:
+        with contextlib.suppress(OSError), lines:
+            while line := line or lines.readline(WORKER_LINE_BYTES_MAX + 1):
                 try:
                     command = decode(line, TO_WORKER)
                 except ValueError as error:
@@ -76,7 +81,27 @@ class Inbox:
                 else:
                     self._halts_read += isinstance(command, commands.Halt)
                     self._commands.put(command)
+                line = b""
         self._ended()
+
+
+class HaltCheck:
+    """Asks between two steps whether a halt waits. That it is asked is a sign of progress, sent to the
+    daemon's watchdog.
+
+    A thread of its own could not give the sign: it would go on while the work hangs.
+    """
+
+    def __init__(self, inbox: Inbox, send: Callable[[events.Event], None]) -> None:
+        self._inbox, self._send = inbox, send
+        self._sent_s = -SIGN_S
+
+    def __call__(self) -> bool:
+        now_s = time.monotonic()
+        if now_s >= self._sent_s + SIGN_S:
+            self._send(StillWorking())
+            self._sent_s = now_s
+        return self._inbox.halted()
 
 
 def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
@@ -89,6 +114,7 @@ def work(inbox: Inbox, send: Callable[[events.Event], None]) -> None:
         # Not before the inbox reads: importing torch and monai takes seconds, in which the daemon
         # may end.
         duty, artifacts = _start_duty(command, inbox, send), Path(command.home) / "artifacts"
+        send(StillWorking())  # what it imports is there; from now on it can be halted
         gc.freeze()  # imported objects stay: later collections look at networks alone and take no time
         while True:
             command = inbox.take()
@@ -114,7 +140,7 @@ def _start_duty(setting: WorkerSetting, inbox: Inbox, send: Callable[[events.Eve
         return GuestEvaluator(setting)
     from peer.training.trainer import Trainer
 
-    return Trainer(setting, report=send, halted=inbox.halted)
+    return Trainer(setting, report=send, halted=HaltCheck(inbox, send))
 
 
 def _answer(duty: WorkerCommands, command: commands.Command, artifacts: Path) -> events.Event | None:
@@ -137,6 +163,27 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def confine(setting: object) -> None:
+    """Give up the right to read the keys of this machine's sites, and to write outside the worker's
+    folders.
+
+    It happens before any thread starts and before anything foreign is imported: Landlock confines one
+    thread, and those that it starts.
+    """
+    if not isinstance(setting, WorkerSetting):
+        return
+    base, home = Path(setting.base_folder), Path(setting.home)
+    own = [] if setting.duty == "measure" else [home / "artifacts", home / "checkpoints", home / "cache"]
+    if (setting.site.get("data") or {}).get("cache") == "disk" and own:
+        own[-1].mkdir(exist_ok=True)
+    caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
+    system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
+    try:
+        landlock.confine(hidden=base.parent.parent.glob("*/*/pki"), writable=[*own, *caches, *system])
+    except (OSError, RuntimeError) as error:  # `mhfl-peer check` says whether the kernel has Landlock
+        logger.warning("the worker is not confined: reason=%s", error)
+
+
 def main() -> int:
     """Run the worker on the socket of the command line."""
     parser = argparse.ArgumentParser(prog="peer.training.worker", description=__doc__)
@@ -146,7 +193,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it sends a Halt
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     connection = socket.socket(fileno=arguments.fd)
-    inbox = Inbox(connection, ended=lambda: os._exit(EXIT_ORPHAN))
+    lines = connection.makefile("rb")
+    first = lines.readline(WORKER_LINE_BYTES_MAX + 1)
+    with contextlib.suppress(ValueError):  # `work` reports a line that is no setting
+        confine(decode(first, TO_WORKER))
+    inbox = Inbox(lines, ended=lambda: os._exit(EXIT_ORPHAN), first=first)
     try:
         work(inbox, lambda event: connection.sendall(encode(event)))
     except Exception:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, Manifest, SignedManifest, Unavailable
@@ -27,7 +27,6 @@ from peer.errors import CertificateError, one_line
 from peer.files import artifact_path
 from peer.identity.certificates import Identity, is_refused, verify_certificate
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
 from peer.transport.header import check_safetensors_header
@@ -35,10 +34,8 @@ from peer.transport.manifest import verify_manifest
 from peer.transport.transfer import ArtifactWrong, IncomingArtifact, is_complete
 from peer.transport.wire import encode_report
 
-if TYPE_CHECKING:
-    from peer.pb.peer_pb2_grpc import ExchangeAsyncStub
-
-FETCH = "/mhfl.v1.Exchange/FetchArtifact"  # called without the stub, which would copy every chunk twice
+SERVICE = "/mhfl.v1.Exchange/"
+Answer = TypeVar("Answer", bound=Message)
 
 # A call that ended with one of these may succeed later; CANCELLED is one that this site cancelled.
 RETRYABLE = frozenset(
@@ -90,16 +87,31 @@ class Offer:
 
 @dataclass(slots=True)
 class PeerChannel:
-    """A channel to a peer; a retired one is closed when its last call ends."""
+    """A channel to a peer; a retired one is closed when its last call ends.
+
+    Answers are parsed here and not by gRPC, which returns ``None`` for one that it cannot parse.
+    """
 
     address: str
     stamp: tuple[tuple[int, ...], ...]
     own: Identity
     channel: grpc.aio.Channel
-    stub: ExchangeAsyncStub
-    fetch: grpc.aio.UnaryStreamMultiCallable[pb.FetchRequest, memoryview]
     calls: int = 0
     retired: bool = False
+
+    async def ask(self, call: str, request: Message, answer: type[Answer], *, timeout_s: float) -> Answer:
+        """Make a call with one answer; ``DecodeError`` where the answer is no such message."""
+        method: grpc.aio.UnaryUnaryMultiCallable[Message, bytes] = self.channel.unary_unary(
+            SERVICE + call, request_serializer=_serialize, response_deserializer=bytes
+        )
+        return answer.FromString(await method(request, timeout=timeout_s))
+
+    def fetch(self, request: pb.FetchRequest, *, timeout_s: float) -> grpc.aio.UnaryStreamCall[Any, bytes]:
+        """Begin a stream of encoded chunks."""
+        method: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
+            SERVICE + "FetchArtifact", request_serializer=_serialize, response_deserializer=bytes
+        )
+        return method(request, timeout=timeout_s)
 
 
 class ExchangeClient:
@@ -141,19 +153,29 @@ class ExchangeClient:
         """Greet a peer; returns its greeting. ``Refused`` says what differs."""
         message = wire.encode_greeting(greeting)
         async with self._open(peer) as peer_channel:
-            return wire.decode_greeting(await peer_channel.stub.Hello(message, timeout=limits.HELLO_TIMEOUT_S))
+            timeout_s = limits.HELLO_TIMEOUT_S
+            return wire.decode_greeting(await peer_channel.ask("Hello", message, pb.Greeting, timeout_s=timeout_s))
 
     async def beat(self, peer: SiteName, pulse: Heartbeat) -> Heartbeat:
         """Send a peer this site's state; returns the peer's."""
         message = wire.encode_pulse(pulse)
         async with self._open(peer) as peer_channel:
-            return wire.decode_pulse(await peer_channel.stub.Beat(message, timeout=limits.BEAT_TIMEOUT_S))
+            timeout_s = limits.BEAT_TIMEOUT_S
+            return wire.decode_pulse(await peer_channel.ask("Beat", message, pb.Pulse, timeout_s=timeout_s))
 
     async def put_report(self, peer: SiteName, report: EvaluationResult) -> None:
         """Send a peer the report on its model; the report is in its journal when this returns."""
         message = encode_report(report)
         async with self._open(peer) as peer_channel:
-            await peer_channel.stub.PutMetrics(message, timeout=limits.HELLO_TIMEOUT_S)
+            await peer_channel.ask("PutMetrics", message, pb.MetricsReceipt, timeout_s=limits.HELLO_TIMEOUT_S)
+
+    async def compare_manifests(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
+        """Show a peer a manifest of another site, or two that are a proof; returns what it holds against it."""
+        message = wire.encode_manifests(signed)
+        async with self._open(peer) as peer_channel:
+            timeout_s = limits.HELLO_TIMEOUT_S
+            answer = await peer_channel.ask("CompareManifests", message, pb.SignedManifests, timeout_s=timeout_s)
+            return wire.decode_manifests(answer)
 
     async def get_manifest(
         self, peer: SiteName, request: wire.ArtifactRequest, *, wait_s: float = limits.MANIFEST_WAIT_S
@@ -167,9 +189,9 @@ class ExchangeClient:
         """
         message = wire.encode_manifest_request(request, wait_s=wait_s)
         async with self._open(peer) as peer_channel:
-            reply = wire.decode_reply(
-                await peer_channel.stub.GetManifest(message, timeout=wait_s + limits.HELLO_TIMEOUT_S)
-            )
+            timeout_s = wait_s + limits.HELLO_TIMEOUT_S
+            answer = await peer_channel.ask("GetManifest", message, pb.ManifestReply, timeout_s=timeout_s)
+            reply = wire.decode_reply(answer)
             if isinstance(reply, Unavailable):
                 return reply
             try:
@@ -258,11 +280,11 @@ class ExchangeClient:
             offer.request, sha256=offer.manifest.artifact.sha256, offset=incoming.received
         )
         async with self._open(peer) as peer_channel:
-            call = peer_channel.fetch(message, timeout=limits.WAIT_MAX_S)
+            call = peer_channel.fetch(message, timeout_s=limits.WAIT_MAX_S)
             try:
                 async with asyncio.timeout(self._stall_s) as stall:
-                    async for chunk in call:
-                        if chunk:
+                    async for encoded in call:
+                        if chunk := wire.decode_chunk(encoded):
                             await incoming.feed(chunk)
                             on_bytes(incoming.received)
                             stall.reschedule(loop.time() + self._stall_s)
@@ -283,7 +305,9 @@ class ExchangeClient:
             yield peer_channel
         except grpc.aio.AioRpcError as error:
             raise _failure(peer, error) from None
-        except (WireError, DecodeError) as error:
+        except DecodeError as error:
+            raise Misbehaved(peer, f"its answer is no message of mhfl.v1: {error}") from error
+        except WireError as error:
             raise Misbehaved(peer, str(error)) from error
         finally:
             peer_channel.calls -= 1
@@ -302,10 +326,7 @@ class ExchangeClient:
                 raise
             return former  # a renewal is half written: the former certificate still serves
         channel = grpc.aio.secure_channel(address, tls.channel_credentials(own), options=tls.channel_options(peer))
-        fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, wire.decode_chunk)
-        peer_channel = self._channels[peer] = PeerChannel(
-            address, stamp, own, channel, rpc.ExchangeStub(channel), fetch
-        )
+        peer_channel = self._channels[peer] = PeerChannel(address, stamp, own, channel)
         if former is not None:
             await self._retire(former)
         return peer_channel
@@ -314,6 +335,10 @@ class ExchangeClient:
         peer_channel.retired = True
         if not peer_channel.calls:
             await peer_channel.channel.close(None)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 def _failure(peer: SiteName, error: grpc.aio.AioRpcError) -> ExchangeError:

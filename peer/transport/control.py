@@ -38,6 +38,7 @@ DOCUMENT_BYTES_MAX = 256 << 20  # a million transfers of 250 bytes
 _OPTIONS = (
     ("grpc.max_send_message_length", DOCUMENT_BYTES_MAX),
     ("grpc.max_receive_message_length", DOCUMENT_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),
 )
 
 

@@ -1,7 +1,12 @@
-"""The header of a safetensors file, checked against a manifest without torch and without reading the tensors."""
+"""The header of a safetensors file, checked against a manifest without torch and without reading the tensors.
+
+The manifest says how long and how nested a header can be, so that no other header is parsed: a short
+text of empty lists takes thirty times its length in memory.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,14 @@ from peer.core.messages import Artifact, TensorSpec
 from peer.transport.bounds import WireError, at_most, json_object, tensor_bytes
 
 LENGTH_BYTES = 8  # the format begins with the header's length, little-endian
+METADATA_BYTES_MAX = 64 << 10  # `__metadata__`, which nothing here reads, and padding
+ENTRY_BYTES_MAX = 160  # keys, type and offsets of one tensor, with spaces
+DIMENSION_BYTES_MAX = 24  # a number of 16 digits, comma and spaces
+ESCAPE_BYTES_MAX = 12  # of a character as JSON: two surrogates, `\ud83d\ude00`
+STRUCTURE = b"[{,:"
+ENTRY_STRUCTURE_MAX = 12  # such characters in one tensor's entry beside its shape's commas
+METADATA_STRUCTURE_MAX = 4096
+_parsing = threading.Lock()  # several headers at once would add up
 
 
 def check_safetensors_header(path: Path, artifact: Artifact) -> None:
@@ -25,12 +38,38 @@ def check_safetensors_header(path: Path, artifact: Artifact) -> None:
         raise WireError(f"the file has {size} bytes, the manifest says {artifact.bytes}")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        at_most("safetensors header", length, min(limits.SAFETENSORS_HEADER_BYTES_MAX, size - LENGTH_BYTES), "bytes")
-        encoded = file.read(length)
+        at_most("safetensors header", length, min(_length_max(artifact), size - LENGTH_BYTES), "bytes")
+        with _parsing:
+            _compare(_parse(file.read(length), artifact), artifact, size=size, length=length)
+
+
+def _length_max(artifact: Artifact) -> int:
+    """The length of the longest header with the manifest's tensors."""
+    entries = sum(
+        ENTRY_BYTES_MAX + ESCAPE_BYTES_MAX * len(tensor.name) + DIMENSION_BYTES_MAX * len(tensor.shape)
+        for tensor in artifact.tensors
+    )
+    return min(limits.SAFETENSORS_HEADER_BYTES_MAX, METADATA_BYTES_MAX + entries)
+
+
+def _parse(encoded: bytes, artifact: Artifact) -> dict[str, Any]:
+    """The header as an object; ``WireError`` if it has more structure than the manifest's tensors need."""
+    structure = sum(
+        ENTRY_STRUCTURE_MAX + len(tensor.shape) + _structure(tensor.name.encode()) for tensor in artifact.tensors
+    )
+    at_most("safetensors header", _structure(encoded), METADATA_STRUCTURE_MAX + structure, "lists, objects and values")
     try:
-        header = json_object("safetensors header", encoded.decode(), bytes_max=limits.SAFETENSORS_HEADER_BYTES_MAX)
+        return json_object("safetensors header", encoded.decode(), bytes_max=limits.SAFETENSORS_HEADER_BYTES_MAX)
     except UnicodeDecodeError:
         raise WireError("safetensors header is not UTF-8") from None
+
+
+def _structure(encoded: bytes) -> int:
+    """How many characters begin or separate values; those within texts count as well."""
+    return sum(encoded.count(character) for character in STRUCTURE)
+
+
+def _compare(header: dict[str, Any], artifact: Artifact, *, size: int, length: int) -> None:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise WireError("safetensors header: __metadata__ is not an object of texts")

@@ -2,9 +2,9 @@
 
 ``PeerCalls`` decides the answers.
 
-Every call passes ``CallGuard``, which checks the certificate again, then the caller's rate. A
-refusal reaches the caller as a gRPC status with a reason. The ledger has an artifact's intent
-before its first byte leaves, and its outcome after the last.
+Every call passes ``CallGuard``, which checks the certificate again, then the caller's rate, and only
+then reads and parses the request. A refusal reaches the caller as a gRPC status with a reason. The
+ledger has an artifact's intent before its first byte leaves, and its outcome after the last.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import grpc
 from cryptography import x509
-from grpc_health.v1 import health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from peer.core import limits
 from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.core.roster import Roster, Sha256, SiteName
 from peer.errors import PortInUse
 from peer.pb import peer_pb2 as pb
-from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
 from peer.transport.bounds import WireError
-from peer.transport.health import GuardedHealth
+from peer.transport.connections import ConnectionBounds, ConnectionGuard
+from peer.transport.rates import TokenBucket
 from peer.transport.transfer import OutgoingArtifact
-from peer.transport.wire import decode_report
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,15 @@ SERVICE = "mhfl.v1.Exchange"
 REFUSED_CALLS_PER_SECOND = 1.0  # journal rows of refused calls; a broken peer must not fill the disk
 REFUSED_CALLS_BURST = 20
 
-Message = TypeVar("Message")
+UNKNOWN = "unknown"  # the caller of a call whose certificate makes it no peer
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+Message = TypeVar("Message", covariant=True)
 Fact = TypeVar("Fact")
 Outcome = Literal["complete", "broken"]
 Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[bytes]
+"""The request as it arrives: one message, or more or fewer where the caller breaks the protocol."""
 
 
 class Status(enum.Enum):
@@ -72,10 +78,13 @@ class Refusal(Exception):  # noqa: N818 - the name is the fact
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A permitted transfer: the file, and the number of its intent in the ledger."""
+    """A permitted transfer: the file, and the number of its intent in the ledger.
+
+    A transfer of no bytes has no intent.
+    """
 
     path: Path
-    intent: int
+    intent: int | None
 
 
 class PeerCalls(Protocol):
@@ -103,6 +112,7 @@ class PeerCalls(Protocol):
 
 
 ReportHandler = Callable[[SiteName, EvaluationResult], Awaitable[None]]
+CompareHandler = Callable[[SiteName, list[SignedManifest]], Awaitable[list[SignedManifest]]]
 
 
 class ExchangeServer:
@@ -116,7 +126,9 @@ class ExchangeServer:
         roster: Roster,
         refused: Container[str] = frozenset(),
         reports: ReportHandler | None = None,
+        compare: CompareHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
+        release_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to serve.
 
@@ -127,15 +139,20 @@ class ExchangeServer:
             roster: the sites that may call.
             refused: SHA-256 digests of certificates that may not call, whatever their dates.
             reports: takes peers' reports on this site's models; without it the server refuses them.
+            compare: compares the manifests that peers show; without it the server refuses them.
             clock: a monotonic clock, in seconds, for rates.
+            release_memory: called after the server has closed connections that broke a bound.
         """
         self._service = service
         self._pki = pki
         self._roster = roster
         self._refused = refused
         self._reports = reports
+        self._compare = compare
         self._clock = clock
+        self._release_memory = release_memory
         self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port``, and return the port, which the system chooses for port 0.
@@ -145,21 +162,29 @@ class ExchangeServer:
             PortInUse: the address cannot be bound; the message says why.
         """
         ca = self._pki.load().ca
-        guard = CallGuard(self._service, self._pki, ca, roster=self._roster, refused=self._refused, clock=self._clock)
+        bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
+        connections = ConnectionGuard(bounds, self._clock, self._release_memory)
+        guard = CallGuard(
+            self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
+        )
         server = grpc.aio.server(options=tls.server_options())
-        rpc.add_ExchangeServicer_to_server(ExchangeServicer(self._service, guard, self._reports), server)
-        services = dict.fromkeys(("", SERVICE), lambda: True)  # a peer that gets an answer has reached a serving daemon
-        health_pb2_grpc.add_HealthServicer_to_server(GuardedHealth(services, guard), server)
+        handlers = ExchangeHandlers(self._service, guard, self._reports, self._compare)
+        server.add_generic_rpc_handlers((handlers,))
         try:
             port = server.add_secure_port(address, tls.server_credentials(self._pki))
         except RuntimeError:
             raise PortInUse(f"cannot listen on {address}: {_bind_failure(address)}") from None
         await server.start()
         self._server = server
+        self._watch = asyncio.create_task(connections.watch(port), name="connections")
         return port
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more calls; cancel those that last longer than the grace and record outcomes."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
@@ -180,13 +205,14 @@ def _bind_failure(address: str) -> str:
 
 
 class CallGuard:
-    """Admits a call if the caller is a peer and keeps to its rate."""
+    """Admits a call if the caller is a peer and keeps to its rate, and only then reads the request."""
 
     def __init__(
         self,
         service: PeerCalls,
         pki: tls.Pki,
         ca: x509.Certificate,
+        connections: ConnectionGuard,
         *,
         roster: Roster,
         refused: Container[str],
@@ -195,47 +221,60 @@ class CallGuard:
         self._service = service
         self._pki = pki
         self._ca = ca
+        self._connections = connections
         self._roster = roster
         self._refused = refused
-        self._calls = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
-        self._refused_calls = TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock)
+        self._rates = {site: TokenBucket(limits.CALLS_PER_SECOND_MAX, limits.CALLS_BURST, clock) for site in roster}
+        self._refused_calls = {
+            caller: TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, clock) for caller in (UNKNOWN, *roster)
+        }
+        self._calls: Counter[SiteName] = Counter()
         self._streams: Counter[SiteName] = Counter()
 
     @contextlib.asynccontextmanager
     async def admit(
-        self, context: Context, call: str, request: Message, decode: Callable[[Message], Fact]
+        self, context: Context, call: str, requests: Requests, parse: Callable[[bytes], Fact]
     ) -> AsyncIterator[tuple[SiteName, Fact]]:
-        """Yield the caller and the decoded request; the block answers the call.
+        """Yield the caller and the parsed request; the block answers the call.
 
         A refusal in the block becomes its gRPC status, any other exception INTERNAL without
         details.
         """
+        peer = UNKNOWN
         try:
-            caller = self._caller(context, call)
-            if not self._calls[caller].take():
-                raise self._refuse(caller, call, Status.BUSY, f"over {limits.CALLS_PER_SECOND_MAX} calls a second")
-            try:
-                fact = decode(request)
-            except WireError as error:
-                raise self._refuse(caller, call, Status.MALFORMED, str(error)) from error
-            yield caller, fact
+            peer = caller = self._caller(context, call)
+            self._connections.admitted(context.peer(), caller)
+            if not self._rates[caller].take():
+                reason = f"over {limits.CALLS_PER_SECOND_MAX} calls a second"
+                raise self._refuse(context, caller, call, Status.BUSY, reason)
+            with self._count(self._calls, context, caller, call, limits.CALLS_AT_ONCE_MAX, "calls from"):
+                try:
+                    fact = await _read(requests, parse)
+                except WireError as error:
+                    raise self._refuse(context, caller, call, Status.MALFORMED, str(error)) from error
+                yield caller, fact
         except Refusal as refusal:
             await context.abort(refusal.status.value, refusal.reason[: limits.TEXT_BYTES_MAX])
         except Exception:
-            log.exception("call failed", extra={"peer": context.peer(), "call": call})
+            log.exception("call failed", extra={"peer": peer, "call": call})
             await context.abort(grpc.StatusCode.INTERNAL, "this call failed here; the log at this site says why")
 
-    @contextlib.contextmanager
-    def stream(self, caller: SiteName) -> Iterator[None]:
+    def stream(self, context: Context, caller: SiteName) -> contextlib.AbstractContextManager[None]:
         """Count one of the caller's streams during the block; ``Refusal`` over the limit."""
-        if self._streams[caller] >= limits.STREAMS_PER_PEER_MAX:
-            reason = f"{limits.STREAMS_PER_PEER_MAX} transfers to {caller} are under way"
-            raise self._refuse(caller, "FetchArtifact", Status.BUSY, reason)
-        self._streams[caller] += 1
+        maximum = limits.STREAMS_PER_PEER_MAX
+        return self._count(self._streams, context, caller, "FetchArtifact", maximum, "transfers to")
+
+    @contextlib.contextmanager
+    def _count(
+        self, counter: Counter[SiteName], context: Context, caller: SiteName, call: str, maximum: int, noun: str
+    ) -> Iterator[None]:
+        if counter[caller] >= maximum:
+            raise self._refuse(context, caller, call, Status.BUSY, f"{maximum} {noun} {caller} are under way")
+        counter[caller] += 1
         try:
             yield
         finally:
-            self._streams[caller] -= 1
+            counter[caller] -= 1
 
     def _caller(self, context: Context, call: str) -> SiteName:
         try:
@@ -247,78 +286,137 @@ class CallGuard:
                 now=self._pki.clock(),
             )
         except tls.CallerRefused as error:
-            raise self._refuse("unknown", call, Status.UNKNOWN_CALLER, str(error)) from error
+            raise self._refuse(context, UNKNOWN, call, Status.UNKNOWN_CALLER, str(error)) from error
 
-    def _refuse(self, caller: str, call: str, status: Status, reason: str) -> Refusal:
-        if self._refused_calls.take():
+    def _refuse(self, context: Context, caller: str, call: str, status: Status, reason: str) -> Refusal:
+        self._connections.refused(context.peer())
+        if self._refused_calls[caller].take():
             self._service.record_refused_call(caller, call, reason)
         return Refusal(status, reason)
 
 
-class TokenBucket:
-    """Allows ``rate`` takes a second on average and ``burst`` at once."""
-
-    def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._clock = clock
-        self._tokens = float(burst)
-        self._filled_s = clock()
-
-    def take(self) -> bool:
-        """Take a token; returns whether there was one."""
-        now_s = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._rate)
-        self._filled_s = now_s
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+async def _read(requests: Requests, parse: Callable[[bytes], Fact]) -> Fact:
+    """The parsed request; ``WireError`` if there is none in time, or no valid one."""
+    try:
+        async with asyncio.timeout(limits.REQUEST_WAIT_S):
+            return parse(await anext(requests))
+    except StopAsyncIteration:
+        raise WireError("the call has no request") from None
+    except TimeoutError:
+        raise WireError(f"the request did not arrive within {limits.REQUEST_WAIT_S:g} s") from None
 
 
-class ExchangeServicer(rpc.ExchangeServicer):
-    def __init__(self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None) -> None:
+class MessageType(Protocol[Message]):
+    """A generated class of messages."""
+
+    def FromString(self, serialized: bytes, /) -> Message:  # noqa: N802 - protobuf's name
+        """Parse the bytes; ``DecodeError`` when they are no such message."""
+
+
+def parser(kind: MessageType[Message], decode: Callable[[Message], Fact]) -> Callable[[bytes], Fact]:
+    """A function from bytes to a validated value; it raises ``WireError``."""
+
+    def parse(content: bytes) -> Fact:
+        try:
+            message = kind.FromString(content)
+        except DecodeError:
+            raise WireError("the request's bytes are no message of this call") from None
+        return decode(message)
+
+    return parse
+
+
+GREETING = parser(pb.Greeting, wire.decode_greeting)
+PULSE = parser(pb.Pulse, wire.decode_pulse)
+MANIFEST_REQUEST = parser(pb.ManifestRequest, wire.decode_manifest_request)
+FETCH_REQUEST = parser(pb.FetchRequest, wire.decode_fetch_request)
+REPORT = parser(pb.Metrics, wire.decode_report)
+SIGNED_MANIFESTS = parser(pb.SignedManifests, wire.decode_manifests)
+HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
+
+
+class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the package has no types
+    """The answers to all methods, each behind the guard.
+
+    gRPC hands over a request's bytes only when a handler reads them, and never parses them.
+    """
+
+    def __init__(
+        self, service: PeerCalls, guard: CallGuard, reports: ReportHandler | None, compare: CompareHandler | None
+    ) -> None:
         self._service = service
         self._guard = guard
         self._reports = reports
+        self._compare = compare
+        unary = grpc.stream_unary_rpc_method_handler
+        self._handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]] = {
+            f"/{SERVICE}/Hello": unary(self._hello),
+            f"/{SERVICE}/Beat": unary(self._beat),
+            f"/{SERVICE}/GetManifest": unary(self._get_manifest),
+            f"/{SERVICE}/FetchArtifact": grpc.stream_stream_rpc_method_handler(self._fetch_artifact),
+            f"/{SERVICE}/PutMetrics": unary(self._put_metrics),
+            f"/{SERVICE}/CompareManifests": unary(self._compare_manifests),
+            HEALTH_CHECK: unary(self._check_health),
+        }
+        self._unsupported = unary(self._refuse_method)
 
-    async def Hello(self, request: pb.Greeting, context: Context) -> pb.Greeting:  # noqa: N802
-        async with self._guard.admit(context, "Hello", request, wire.decode_greeting) as (caller, greeting):
-            return wire.encode_greeting(await self._service.hello(caller, greeting))
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        return self._handlers.get(details.method, self._unsupported)
 
-    async def Beat(self, request: pb.Pulse, context: Context) -> pb.Pulse:  # noqa: N802
-        async with self._guard.admit(context, "Beat", request, wire.decode_pulse) as (caller, pulse):
-            return wire.encode_pulse(await self._service.beat(caller, pulse))
+    async def _hello(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "Hello", requests, GREETING) as (caller, greeting):
+            return wire.encode_greeting(await self._service.hello(caller, greeting)).SerializeToString()
 
-    async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:  # noqa: N802
-        decode = wire.decode_manifest_request
-        async with self._guard.admit(context, "GetManifest", request, decode) as (caller, (wanted, wait_s)):
-            return wire.encode_reply(await self._service.manifest(caller, wanted, wait_s=wait_s))
+    async def _beat(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "Beat", requests, PULSE) as (caller, pulse):
+            return wire.encode_pulse(await self._service.beat(caller, pulse)).SerializeToString()
 
-    async def FetchArtifact(self, request: pb.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def _get_manifest(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "GetManifest", requests, MANIFEST_REQUEST) as (caller, (wanted, wait_s)):
+            reply = await self._service.manifest(caller, wanted, wait_s=wait_s)
+            return wire.encode_reply(reply).SerializeToString()
+
+    async def _fetch_artifact(self, requests: Requests, context: Context) -> None:
         """Stream the file from an offset on; only a coroutine that writes sees a cancellation at once."""
-        decode = wire.decode_fetch_request
-        async with self._guard.admit(context, "FetchArtifact", request, decode) as (caller, (wanted, sha256, offset)):
-            with self._guard.stream(caller):
+        async with self._guard.admit(context, "FetchArtifact", requests, FETCH_REQUEST) as (caller, request):
+            wanted, sha256, offset = request
+            with self._guard.stream(context, caller):
                 grant = self._service.open_artifact(caller, wanted, sha256=sha256, offset=offset)
-                await self._send(grant, offset, context)
+                await self._send(caller, grant, offset, context)
 
-    async def PutMetrics(self, request: pb.Metrics, context: Context) -> pb.MetricsReceipt:  # noqa: N802
-        async with self._guard.admit(context, "PutMetrics", request, decode_report) as (caller, report):
+    async def _put_metrics(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "PutMetrics", requests, REPORT) as (caller, report):
             if self._reports is None:
                 raise Refusal(Status.UNSUPPORTED, "this site takes no evaluations")
             await self._reports(caller, report)
-            return pb.MetricsReceipt()
+            return pb.MetricsReceipt().SerializeToString()
 
-    async def _send(self, grant: Grant, offset: int, context: Context) -> None:
+    async def _compare_manifests(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "CompareManifests", requests, SIGNED_MANIFESTS) as (caller, shown):
+            if self._compare is None:
+                raise Refusal(Status.UNSUPPORTED, "this site compares no manifests")
+            return wire.encode_manifests(await self._compare(caller, shown)).SerializeToString()
+
+    async def _check_health(self, requests: Requests, context: Context) -> bytes:
+        """A peer that gets an answer has reached a serving daemon."""
+        async with self._guard.admit(context, "health Check", requests, HEALTH_REQUEST) as (_, service):
+            if service not in ("", SERVICE):
+                raise Refusal(Status.MISSING, "there is no such service")
+            return bytes(HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString())
+
+    async def _refuse_method(self, requests: Requests, context: Context) -> bytes:
+        async with self._guard.admit(context, "unknown method", requests, bytes):
+            raise Refusal(Status.UNSUPPORTED, "this site does not answer this method")
+
+    async def _send(self, caller: SiteName, grant: Grant, offset: int, context: Context) -> None:
         """Stream a granted file, and record how it ended even if caller or server goes away."""
         outgoing = OutgoingArtifact(grant.path, offset=offset)
         outcome: Outcome = "broken"
-        message = pb.Chunk()
+        message = b""
 
         async def write(chunk: bytes) -> None:
             nonlocal message  # lives until the next one: otherwise glibc returns its pages for each chunk
-            message = pb.Chunk(data=chunk)
+            message = pb.Chunk(data=chunk).SerializeToString()
             try:
                 await context.write(message)
             except Exception as error:  # the type is private to gRPC; the connection is gone, and no status can follow
@@ -332,7 +430,7 @@ class ExchangeServicer(rpc.ExchangeServicer):
         except OSError as error:
             if error.errno in tls.NO_DESCRIPTORS:
                 raise Refusal(Status.BUSY, "this site has no file descriptor free") from error
-            log.error("artifact not readable", extra={"path": str(grant.path), "reason": str(error)})
+            log.error("artifact not readable", extra={"peer": caller, "path": str(grant.path), "reason": str(error)})
             raise Refusal(Status.MISSING, "the artifact cannot be read from this site's disk") from error
         except ValueError as error:
             raise Refusal(Status.MALFORMED, str(error)) from error

@@ -42,47 +42,64 @@ NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})  # the table of descrip
 PING_INTERVAL_MIN_S = 2.0  # that a server accepts; below KEEPALIVE_S, or it would answer pings with GOAWAY
 HANDSHAKE_S = 10.0  # a connection that has not shown its certificate by then is closed
 RECONNECT_S = (0.1, 1.0)  # first and longest wait between dials of one channel: finds a restarted peer in a second
-STREAMS_PER_CONNECTION_MAX = 64  # calls in flight from one peer; a peer needs fewer than ten
+STREAMS_PER_CONNECTION_MAX = limits.CALLS_AT_ONCE_MAX  # in flight; the server counts those of all connections again
+PENDING_CALLS = 128  # from here to twice as many gRPC drops ever more new calls; each holds its headers, up to 64 KiB
 METADATA_BYTES_MAX = 16 << 10  # a refusal's reason is the longest, percent-encoded
+PING_STRIKES_MAX = 5  # a site that was suspended reads at once the pings that came meanwhile
+READ_BYTES_MAX = 64 << 10  # gRPC reads up to 4 MiB at once by itself, and keeps as much for each connection
+SETTINGS_S = 5.0  # before a caller acknowledges the settings, gRPC bounds its headers by 16 MiB only
 
 Option = tuple[str, int | str]
 
 _BOTH: tuple[Option, ...] = (
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.enable_http_proxy", 0),  # gRPC would obey `https_proxy`, also for 127.0.0.1, and the proxy see every peer
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),  # left to itself, gRPC takes 30 MB ahead of a slow disk
-    ("grpc.http2.lookahead_bytes", limits.STREAM_WINDOW_BYTES),
 )
 SERVER_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
     ("grpc.so_reuseport", 0),  # with it two daemons would share a port and each would get half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", int(PING_INTERVAL_MIN_S * 1000)),
-    ("grpc.http2.max_ping_strikes", 0),  # a site that was suspended reads many pings at once; only peers can send them
+    ("grpc.http2.max_ping_strikes", PING_STRIKES_MAX),
+    ("grpc.http2.settings_timeout", int(SETTINGS_S * 1000)),
+    ("grpc.http2.lookahead_bytes", limits.REQUEST_BYTES_MAX),
+    ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES_MAX),
+    ("grpc.experimental.tcp_max_read_buffer_size", READ_BYTES_MAX),
+    ("grpc.tcp_receive_buffer_size", READ_BYTES_MAX),
+    ("grpc.max_receive_message_length", limits.REQUEST_BYTES_MAX),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+    ("grpc.server.max_pending_requests", PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
 )
 
 
+def connections_max() -> int:
+    """How many connections a server accepts, so that file descriptors remain for this process."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = limits.CONNECTIONS_MAX + limits.DESCRIPTORS_RESERVED
+    return min(limits.CONNECTIONS_MAX, max(1, descriptors - limits.DESCRIPTORS_RESERVED))
+
+
 def server_options() -> tuple[Option, ...]:
-    """The options of a server, with a bound on connections that leaves file descriptors to this process.
+    """The options of a server, with the bound on its connections.
 
     gRPC closes a connection above the bound before TLS begins, so a caller without a certificate exhausts
     neither memory nor descriptors.
     """
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        descriptors = limits.CONNECTIONS_MAX + limits.DESCRIPTORS_RESERVED
-    connections = min(limits.CONNECTIONS_MAX, max(1, descriptors - limits.DESCRIPTORS_RESERVED))
-    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections))
+    return (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections_max()))
 
 
 CLIENT_OPTIONS: tuple[Option, ...] = (
     *_BOTH,
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+    ("grpc.http2.lookahead_bytes", limits.STREAM_WINDOW_BYTES),
     ("grpc.enable_retries", 0),  # the caller decides what to retry
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not reuse the old one's connection
     ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_S[0] * 1000)),

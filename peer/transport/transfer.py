@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
 from peer.core import limits
 from peer.core.roster import Sha256
@@ -163,6 +163,9 @@ class IncomingArtifact:
     for the next attempt; ``ArtifactWrong``, ``InsufficientSpace`` and ``DiskError`` delete it.
     """
 
+    _under_way: ClassVar[set[IncomingArtifact]] = set()
+    """This process's other incoming artifacts, whose remaining bytes are promised."""
+
     def __init__(self, folder: Path, *, sha256: Sha256, size: int) -> None:
         """Prepare to receive ``size`` bytes with this digest into an existing folder."""
         self.received = 0
@@ -223,12 +226,21 @@ class IncomingArtifact:
             if earlier > self._size:
                 os.ftruncate(self._file, 0)
                 earlier = 0
-            free = max(0, shutil.disk_usage(self._part.parent).free - limits.DISK_RESERVE_BYTES)
-            if self._size - earlier > free:
-                raise OSError(errno.ENOSPC, f"{self._size - earlier} bytes are needed, {free} are free")
+            self._check_space(self._size - earlier)
             with open(self._file, "rb", buffering=0, closefd=False) as file:
                 self._hash = hashlib.file_digest(file, "sha256")
             self.received = self._flushed = earlier
+
+    def _check_space(self, needed: int) -> None:
+        """Refuse an artifact that would not leave the reserve; below it, no artifact's size is to blame."""
+        free = shutil.disk_usage(self._part.parent).free
+        if free < limits.DISK_RESERVE_BYTES:
+            raise DiskError(f"the disk of {self._part.parent} is full: {free} of {limits.DISK_RESERVE_BYTES} bytes")
+        promised = sum(other._size - other.received for other in self._under_way)
+        usable = max(0, free - promised - limits.DISK_RESERVE_BYTES)
+        if needed > usable:
+            raise OSError(errno.ENOSPC, f"{needed} bytes are needed, {usable} are free")
+        self._under_way.add(self)
 
     def _write(self, chunk: bytes | memoryview) -> None:
         with self._storage():
@@ -260,8 +272,8 @@ class IncomingArtifact:
     def _storage(self) -> Iterator[None]:
         """Turn a failure of the disk into an exception, after the part is deleted.
 
-        A full disk costs this artifact only and must not end the site, since another site decides
-        how large an artifact is.
+        An artifact that does not fit costs itself only and must not end the site, since another
+        site decides how large an artifact is.
         """
         try:
             yield
@@ -275,6 +287,7 @@ class IncomingArtifact:
         self._part.unlink(missing_ok=True)
 
     def _close(self, discard: bool) -> None:
+        self._under_way.discard(self)
         if discard:
             self._discard()
         if self._file >= 0:

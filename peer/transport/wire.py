@@ -5,6 +5,8 @@ The body of a manifest is in ``peer.transport.manifest``.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peer.core import limits
@@ -17,6 +19,7 @@ from peer.core.messages import (
     Purpose,
     Seen,
     SignedManifest,
+    SignedRound,
     Unavailable,
     Unmeasured,
 )
@@ -24,6 +27,7 @@ from peer.core.plan import KINDS, Kind
 from peer.core.roster import Sha256, SiteName
 from peer.pb import peer_pb2 as pb
 from peer.transport.bounds import (
+    SHOWN_CHARACTERS,
     WireError,
     at_most,
     digest,
@@ -90,6 +94,8 @@ def _check(report: EvaluationResult) -> None:
         finite(f"metrics.values[{name}]", value, minimum=-float(limits.COUNT_MAX), maximum=float(limits.COUNT_MAX))
 
 
+VERSION_MAX = (1 << 32) - 1
+FEATURE = re.compile(rf"[a-z0-9-]{{1,{limits.FEATURE_BYTES_MAX}}}")
 CHUNK_TAG = pb.Chunk.DATA_FIELD_NUMBER << 3 | 2  # protobuf: length-delimited
 CHUNK_HEADER_BYTES = 6  # the tag, and a length of at most five bytes
 
@@ -120,8 +126,7 @@ class ArtifactRequest:
 def encode_reply(reply: SignedManifest | Unavailable) -> pb.ManifestReply:
     if isinstance(reply, Unavailable):
         return pb.ManifestReply(unavailable=UNAVAILABLE[reply])
-    signed = pb.SignedManifest(body=reply.body, signature=reply.signature, certificate_der=reply.certificate_der)
-    return pb.ManifestReply(manifest=signed)
+    return pb.ManifestReply(manifest=_encode_signed(reply))
 
 
 def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
@@ -131,53 +136,97 @@ def decode_reply(message: pb.ManifestReply) -> SignedManifest | Unavailable:
         return known("reply.unavailable", UNAVAILABLE_OF, message.unavailable)
     if answer is None:
         raise WireError("reply has neither a manifest nor a reason why there is none")
-    signed = message.manifest
+    return _decode_signed(message.manifest)
+
+
+def encode_manifests(signed: Sequence[SignedManifest]) -> pb.SignedManifests:
+    """The content of ``CompareManifests``; ``WireError`` when it does not fit into a message."""
+    message = pb.SignedManifests(manifests=[_encode_signed(each) for each in signed])
+    at_most("manifests", message.ByteSize(), limits.MESSAGE_BYTES_MAX, "bytes")
+    return message
+
+
+def decode_manifests(message: pb.SignedManifests) -> list[SignedManifest]:
+    """The signed manifests of ``CompareManifests``; does not decode their bodies."""
+    at_most("manifests", len(message.manifests), 2, "entries")
+    return [_decode_signed(each) for each in message.manifests]
+
+
+def _encode_signed(signed: SignedManifest) -> pb.SignedManifest:
+    return pb.SignedManifest(body=signed.body, signature=signed.signature, certificate_der=signed.certificate_der)
+
+
+def _decode_signed(message: pb.SignedManifest) -> SignedManifest:
+    _check_signed("signed_manifest", message, body_bytes_max=limits.MANIFEST_BYTES_MAX)
+    return SignedManifest(message.body, message.signature, message.certificate_der)
+
+
+def _check_signed(field: str, signed: pb.SignedManifest | pb.SignedRound, *, body_bytes_max: int) -> None:
     for name, value, bytes_max in (
-        ("body", signed.body, limits.MANIFEST_BYTES_MAX),
+        ("body", signed.body, body_bytes_max),
         ("signature", signed.signature, limits.SIGNATURE_BYTES_MAX),
         ("certificate_der", signed.certificate_der, limits.CERTIFICATE_BYTES_MAX),
     ):
         if not value:
-            raise WireError(f"signed_manifest.{name} is empty")
-        at_most(f"signed_manifest.{name}", len(value), bytes_max, "bytes")
-    return SignedManifest(signed.body, signed.signature, signed.certificate_der)
+            raise WireError(f"{field}.{name} is empty")
+        at_most(f"{field}.{name}", len(value), bytes_max, "bytes")
 
 
 def encode_greeting(greeting: Hello) -> pb.Greeting:
     _check_greeting(greeting)
-    seen = greeting.seen
     return pb.Greeting(
         protocol=greeting.protocol,
         federation=bytes.fromhex(greeting.federation),
         roster=bytes.fromhex(greeting.roster),
         generation=greeting.generation,
         clock_s=greeting.clock_s,
-        seen=pb.Seen(generation=seen.generation, round=seen.round, sha256=bytes.fromhex(seen.sha256)) if seen else None,
+        seen=_encode_seen(greeting.seen) if greeting.seen is not None else None,
         software=greeting.software,
         round_key_tag=bytes.fromhex(greeting.round_key_tag),
         evaluates=greeting.evaluates,
+        protocol_max=greeting.protocol_max,
+        features=greeting.features,
     )
 
 
+def _encode_seen(seen: Seen) -> pb.Seen:
+    manifest = _encode_signed(seen.manifest) if seen.manifest is not None else None
+    digest = bytes.fromhex(seen.sha256)
+    return pb.Seen(generation=seen.generation, round=seen.round, sha256=digest, manifest=manifest)
+
+
+def _decode_seen(message: pb.Seen) -> Seen:
+    manifest = _decode_signed(message.manifest) if message.HasField("manifest") else None
+    return Seen(message.generation, message.round, message.sha256.hex(), manifest)
+
+
 def decode_greeting(message: pb.Greeting) -> Hello:
-    seen = message.seen
     greeting = Hello(
         protocol=message.protocol,
         federation=Sha256(message.federation.hex()),
         roster=Sha256(message.roster.hex()),
         generation=message.generation,
         clock_s=message.clock_s,
-        seen=Seen(seen.generation, seen.round, seen.sha256.hex()) if message.HasField("seen") else None,
+        seen=_decode_seen(message.seen) if message.HasField("seen") else None,
         software=message.software,
         round_key_tag=Sha256(message.round_key_tag.hex()),
         evaluates=message.evaluates if message.HasField("evaluates") else None,
+        protocol_max=message.protocol_max,
+        features=tuple(message.features),
     )
     _check_greeting(greeting)
     return greeting
 
 
 def _check_greeting(greeting: Hello) -> None:
-    number("greeting.protocol", greeting.protocol, minimum=1, maximum=(1 << 32) - 1)
+    number("greeting.protocol", greeting.protocol, minimum=1, maximum=VERSION_MAX)
+    if greeting.protocol_max:
+        number("greeting.protocol_max", greeting.protocol_max, minimum=greeting.protocol, maximum=VERSION_MAX)
+    at_most("greeting.features", len(greeting.features), limits.FEATURES_MAX, "entries")
+    for feature in greeting.features:
+        if not FEATURE.fullmatch(feature):
+            shown = feature[:SHOWN_CHARACTERS]
+            raise WireError(f"greeting.features {shown!r} is not 1 to {limits.FEATURE_BYTES_MAX} of a-z, 0-9 and -")
     digest("greeting.federation", greeting.federation)
     digest("greeting.roster", greeting.roster)
     digest("greeting.round_key_tag", greeting.round_key_tag)
@@ -192,6 +241,7 @@ def _check_greeting(greeting: Hello) -> None:
 
 def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
     _check_pulse(pulse)
+    proof = pulse.proof
     return pb.Pulse(
         generation=pulse.generation,
         round=pulse.round,
@@ -200,15 +250,24 @@ def encode_pulse(pulse: Heartbeat) -> pb.Pulse:
         published_round=pulse.published_round,
         committed_round=pulse.committed_round,
         aggregate=bytes.fromhex(pulse.aggregate) if pulse.aggregate is not None else b"",
+        proof=pb.SignedRound(body=proof.body, signature=proof.signature, certificate_der=proof.certificate_der)
+        if proof is not None
+        else None,
     )
 
 
 def decode_pulse(message: pb.Pulse) -> Heartbeat:
     rounds = message.published_round, message.committed_round
     mean = Sha256(message.aggregate.hex()) if message.aggregate else None
-    pulse = Heartbeat(message.generation, message.round, message.phase, message.progress, *rounds, mean)
+    proof = _decode_proof(message.proof) if message.HasField("proof") else None
+    pulse = Heartbeat(message.generation, message.round, message.phase, message.progress, *rounds, mean, proof)
     _check_pulse(pulse)
     return pulse
+
+
+def _decode_proof(message: pb.SignedRound) -> SignedRound:
+    _check_signed("pulse.proof", message, body_bytes_max=limits.ROUND_CLAIM_BYTES_MAX)
+    return SignedRound(message.body, message.signature, message.certificate_der)
 
 
 def _check_pulse(pulse: Heartbeat) -> None:

@@ -19,9 +19,7 @@ START_S_MAX = 0.3
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """``--help``, and ``status`` of a site whose daemon is down, which reads the configuration and
-    the journal.
-    """
+    """``--help``, and ``status`` of a site whose daemon is down."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(EXAMPLES / "federation.toml", folder / "draft.toml")

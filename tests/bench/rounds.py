@@ -57,9 +57,7 @@ input_size = [8]
 
 
 class Durations(NamedTuple):
-    """Seconds of every round of the daemons and of the bare peers, and the highest peak memory of a
-    daemon in MB.
-    """
+    """Seconds of every round of daemons and bare peers, and a daemon's highest peak memory in MB."""
 
     ours: list[float]
     bare: list[float]
@@ -84,7 +82,6 @@ class Processes:
         """Write one line to each process."""
         for name, line in lines.items():
             stdin = self.processes[name].stdin
-            assert stdin is not None
             stdin.write(f"{line}\n".encode())
             stdin.flush()
 
@@ -92,18 +89,14 @@ class Processes:
         """Wait for the next line of every process; the words of each line."""
         lines = {}
         for name, process in self.processes.items():
-            assert process.stdout is not None
             lines[name] = process.stdout.readline().decode().split()
             if not lines[name]:
                 raise RuntimeError(f"{self.script} of {name} ended; its output is above")
         return lines
 
     def end(self) -> None:
-        """Close the processes' input, which ends them; kill them and raise ``TimeoutExpired`` if it
-        does not.
-        """
+        """End the processes by closing their input; kill those that do not end, and raise."""
         for process in self.processes.values():
-            assert process.stdin is not None
             process.stdin.close()
         try:
             for process in self.processes.values():
@@ -114,9 +107,7 @@ class Processes:
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Rounds of the daemons and of the bare peers at every size, their ratio, and the daemons'
-    memory.
-    """
+    """Rounds of daemons and bare peers at every size, their ratio, and the daemons' memory."""
     rows = []
     for megabytes, rounds in {20: 5}.items() if quick else ROUNDS.items():
         durations = run(megabytes, rounds)
@@ -132,9 +123,7 @@ def measure(*, quick: bool) -> list[Row]:
 
 
 def run(megabytes: int, rounds: int) -> Durations:
-    """Found a federation and measure its rounds, after one exchange that warms up daemons and bare
-    peers.
-    """
+    """Found a federation and measure its rounds, after one exchange to warm up."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         loopback = LocalFederation.create(folder, DRAFT.format(rounds=rounds + 1), dict.fromkeys(SITES, SITE))

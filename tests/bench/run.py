@@ -17,7 +17,7 @@ from pathlib import Path
 from row import Row
 
 HERE = Path(__file__).resolve().parent
-MODULES = ("cli", "schedule", "simulator", "similarity", "transfer", "rounds", "status")
+MODULES = ("cli", "schedule", "simulator", "similarity", "transfer", "rounds", "status", "gpu")
 LINE = "{:<58} {:>10} {:<6} {:>8}  {}"
 VERDICT = {True: "met", False: "MISSED", None: ""}
 

@@ -30,9 +30,7 @@ KIB_A_MB = 1e6 / 1024
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Time and memory of both forms, the growth of the linear form, and the ratio of training
-    steps.
-    """
+    """Time and memory of both forms, growth of the linear one, ratio of training steps."""
     positions = POSITIONS // 4 if quick else POSITIONS
     rows, shape = [], f"N={positions}, d={WIDTH}"
     for form in get_args(Form):
@@ -60,9 +58,7 @@ def run_process(form: Form, positions: int) -> tuple[float, float]:
 
 
 def run_form(form: Form, positions: int, width: int) -> tuple[float, float]:
-    """Seconds and MB of one form, forward and backward, in this process, which must not have had a
-    higher peak.
-    """
+    """Seconds and MB of one form, forward and backward, in a process with no higher peak before."""
     import torch
 
     from losses import position_similarity_loss

@@ -1,6 +1,4 @@
-"""Duration of the simulator without training: the sites' state machines, their rows and the
-schedule.
-"""
+"""Duration of the simulator without training: state machines, rows and the schedule."""
 
 from __future__ import annotations
 

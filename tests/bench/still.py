@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -22,7 +23,7 @@ from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
-from peer.daemon import startup
+from peer.daemon import allocator, startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
 from peer.transport.control import ControlServer
@@ -31,9 +32,7 @@ STATE = "none"
 
 
 class FakeWorker:
-    """Replaces the daemon's worker process, for the orders that occur before the last round's
-    training ends.
-    """
+    """The worker process, for the orders that occur before the last round's training ends."""
 
     pid = None
 
@@ -82,9 +81,7 @@ class FakeWorker:
         self._daemon.report(events.Trained(*identity, STATE, artifact, {}, 1, 0.0))
 
     def _write_artifact(self) -> Artifact:
-        """Write a new artifact and sync it, so that the kernel does not write it back during the
-        measured round.
-        """
+        """Write an artifact and sync it: the kernel must not write it back during the measured round."""
         folder = self._daemon.artifacts
         artifact: Artifact = write_artifact(folder, self._megabytes)
         with (folder / f"{artifact.sha256}.safetensors").open("rb") as file:
@@ -101,7 +98,8 @@ async def serve(folder: SiteFolder, megabytes: int) -> None:
     daemon.worker_process = FakeWorker(daemon, megabytes, lines)  # type: ignore[assignment]  # has what the daemon calls
     control = ControlServer(OperatorService(daemon))
     await control.start(folder.prepare_control_socket())
-    daemon.stop_on_signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, daemon.report, events.StopRequested())
     try:
         await daemon.run(ignore_port)
     finally:
@@ -119,7 +117,7 @@ def main() -> None:
     make_private(folder.logs)
     with folder.locked():
         logs.set_up(folder.logs, {}, quiet=True)
-        startup.keep_memory_small()
+        allocator.keep_memory_small()
         asyncio.run(serve(folder, int(megabytes)))
 
 

@@ -30,7 +30,7 @@ from row import Row, at_least, below
 
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Roster, Sha256, SiteName
-from peer.daemon import startup
+from peer.daemon import allocator
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
@@ -93,9 +93,7 @@ def describe(folder: Path, sha256: Sha256) -> Artifact:
 
 
 class FolderService:
-    """The part of `PeerService` that a transfer calls: it sends any artifact of a folder to
-    anybody.
-    """
+    """What a transfer calls of `PeerService`: it sends any artifact of a folder to anybody."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,9 +141,7 @@ async def serve(folder: Path, way: str) -> None:
 
 
 async def receive(folder: Path, ports: dict[str, str], sha256: Sha256, rounds: int) -> None:
-    """Print the seconds of both transfers, timed in turn, and the peak memory after the first of
-    ours.
-    """
+    """Print the seconds of both transfers, in turn, and the peak memory after our first."""
     artifact = describe(folder, sha256)
     keys = pki(folder, AFRICA)
     inbox = folder / "inbox"
@@ -222,7 +218,7 @@ def time_transfers(megabytes: int, rounds: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    startup.keep_memory_small()  # as a daemon does
+    allocator.keep_memory_small()  # as a daemon does
     match sys.argv[1:]:
         case ["serve", folder, way]:
             asyncio.run(serve(Path(folder), way))

@@ -1,7 +1,5 @@
 """Real daemons, real TLS, real workers on small synthetic volumes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -128,16 +126,16 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm: type[LocalFederation])
 @pytest.fixture
 def copied(tmp_path: Path) -> Iterator[Callable[[LocalFederation], LocalFederation]]:
     """The same enrolled federation in another folder; its daemons are stopped at the end."""
-    made: list[LocalFederation] = []
+    copies: list[LocalFederation] = []
 
     def copy(loopback: LocalFederation) -> LocalFederation:
-        home = tmp_path / f"sites-{len(made)}"
+        home = tmp_path / f"sites-{len(copies)}"
         shutil.copytree(loopback.home, home)
-        made.append(type(loopback)(home, loopback.federation))
-        return made[-1]
+        copies.append(type(loopback)(home, loopback.federation))
+        return copies[-1]
 
     yield copy
-    for loopback in made:
+    for loopback in copies:
         loopback.__exit__()
 
 
@@ -147,11 +145,11 @@ def wait_until(holds: Callable[[], Any], *, limit_s: float = END_S, what: Any = 
     down = None
     while time.monotonic() < end_s:
         try:
-            found = holds()
+            result = holds()
         except DaemonDown as error:
-            found, down = None, error
-        if found:
-            return found
+            result, down = None, error
+        if result:
+            return result
         time.sleep(0.02)
     raise AssertionError(what() if callable(what) else what) from down
 
@@ -164,6 +162,12 @@ def finish(loopback: LocalFederation, *, limit_s: float = END_S) -> dict[str, in
         what="\n".join(f"--- {name}\n{loopback.console(name)[-3000:]}" for name in loopback.daemons),
     )
     return {name: daemon.poll() for name, daemon in loopback.daemons.items()}
+
+
+def finish_well(loopback: LocalFederation, **options: Any) -> None:
+    """Wait for every daemon's end, without a fault."""
+    codes = finish(loopback, **options)
+    assert codes == dict.fromkeys(codes, 0), {name: loopback.console(name)[-2000:] for name in codes}
 
 
 def rows(loopback: LocalFederation, name: str) -> list[tuple[str, int, Any]]:
@@ -215,6 +219,7 @@ def tools() -> Any:
     class Tools:
         wait_until = staticmethod(wait_until)
         finish = staticmethod(finish)
+        finish_well = staticmethod(finish_well)
         rows = staticmethod(rows)
         records = staticmethod(records)
         weights = staticmethod(weights)

@@ -4,8 +4,6 @@ Its daemon, key and certificate are the real ones. It trains nothing, and has th
 second for round 2, and so on.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import socket
@@ -85,13 +83,13 @@ class Forger:
         """What a worker would say."""
         match order:
             case commands.Initialise(generation, attempt):
-                made = self._forge(1) if self._plan.published == "commit" else None
-                return events.Initialised(generation, attempt, STATE, made, {}, 1, "cpu")
+                forged = self._forge(1) if self._plan.published == "commit" else None
+                return events.Initialised(generation, attempt, STATE, forged, {}, 1, "cpu")
             case commands.Train(generation, round, attempt, stage):
-                made = self._forge(round) if self._plan.published == stage else None
+                forged = self._forge(round) if self._plan.published == stage else None
                 if self._plan.published == "commit":
-                    made = self._forge(round + 1)
-                return events.Trained(generation, round, attempt, stage, STATE, made, {}, 1, 0.0)
+                    forged = self._forge(round + 1)
+                return events.Trained(generation, round, attempt, stage, STATE, forged, {}, 1, 0.0)
             case commands.Aggregate(generation, round, attempt):
                 whom = (SiteName(self._setting.site_name),)
                 return events.Aggregated(generation, round, attempt, STATE, Sha256("0" * 64), whom)
@@ -119,7 +117,7 @@ class Forger:
         if kind == "head":
             state = {name: state[name] for name in head_names(network)}
         forgery.state(state)
-        made = write_artifact(
+        forged = write_artifact(
             Path(self._setting.home) / "artifacts",
             state,
             spec={**network.spec, **forgery.claim},
@@ -128,7 +126,7 @@ class Forger:
             steps=round,
             training_samples=None,
         )
-        return forgery.manifest(made)
+        return forgery.manifest(forged)
 
 
 def orders(connection: socket.socket) -> Iterator[commands.Command]:

@@ -1,7 +1,5 @@
 """One undisturbed federation of three daemons, looked at from every side; then the same one, killed on the way."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Callable
@@ -38,8 +36,7 @@ def calm(enrolled: LocalFederation, tools: Any, tmp_path_factory: pytest.TempPat
     with type(enrolled)(home, enrolled.federation) as loopback:
         for name in tools.sites:
             loopback.start(name)
-        codes = tools.finish(loopback)
-    assert codes == dict.fromkeys(codes, 0), {name: loopback.console(name)[-2000:] for name in codes}
+        tools.finish_well(loopback)
     return loopback
 
 
@@ -51,14 +48,14 @@ def rules_of(loopback: LocalFederation, name: str) -> Rules:
 def test_every_site_trained_on_the_scheduled_model_in_every_round(calm: LocalFederation, tools: Any) -> None:
     for name in tools.sites:
         rules = rules_of(calm, name)
-        found = tools.records(calm, name)
-        assert [record["round"] for record in found] == list(range(1, ROUNDS + 1))
-        for record in found:
+        records = tools.records(calm, name)
+        assert [record["round"] for record in records] == list(range(1, ROUNDS + 1))
+        for record in records:
             assert [source["site"] for source in record["sources"]] == [rules.turn(record["round"])]
             assert record["missing"] == {}
             assert record["contributors"] == sorted({name, rules.turn(record["round"])})
             assert record["threads"] == 1
-        assert 0 <= found[-1]["metrics"]["auc"] <= 1
+        assert 0 <= records[-1]["metrics"]["auc"] <= 1
 
 
 def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: LocalFederation, tools: Any) -> None:
@@ -73,9 +70,7 @@ def test_what_was_sent_is_the_state_at_the_end_of_the_round_before(calm: LocalFe
                         assert source["sha256"] == before
 
 
-def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(
-    calm: LocalFederation, tools: Any
-) -> None:
+def test_the_ledger_lists_exactly_what_the_schedule_allows_and_its_chain_holds(calm: LocalFederation, tools) -> None:
     for name in tools.sites:
         rules = rules_of(calm, name)
         ledger = Ledger(calm.folder(name).egress_db, read_only=True)
@@ -149,8 +144,7 @@ def test_kill_9_in_exchange_train_and_commit_changes_no_bit(
         wild.daemons[name].send_signal(signal.SIGCONT)
     committed = len(tools.records(wild, "africa"))
     strike(wild, "africa", lambda: len(tools.records(wild, "africa")) > committed, tools)
-    codes = tools.finish(wild)
-    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    tools.finish_well(wild)
     for name in tools.sites:
         bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
         assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
@@ -168,8 +162,7 @@ def test_three_stop_together_and_go_on_together(
     for name in tools.sites:
         with wild.control(name) as client:
             client.act("stop")
-    codes = tools.finish(wild, limit_s=60)
-    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    tools.finish_well(wild, limit_s=60)
     assert all(len(tools.records(wild, name)) < ROUNDS for name in tools.sites)
     for name in tools.sites:
         wild.start(name, "--resume", "require")
@@ -179,9 +172,7 @@ def test_three_stop_together_and_go_on_together(
         assert [record["artifact_sha256"] for record in tools.records(wild, name)] == bits
 
 
-def test_fresh_begins_a_new_generation_beside_the_old(
-    calm: LocalFederation, copied: Callable[[LocalFederation], LocalFederation], tools: Any
-) -> None:
+def test_fresh_begins_a_new_generation_beside_the_old(calm: LocalFederation, copied, tools) -> None:
     again = copied(calm)
 
     def first() -> dict[str, int]:
@@ -230,8 +221,7 @@ def test_a_restored_backup_goes_on_under_a_new_generation_and_ctrl_c_leaves_clea
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
     wild.start("asia")
-    codes = tools.finish(wild)
-    assert codes == dict.fromkeys(codes, 0), {name: wild.console(name)[-2000:] for name in codes}
+    tools.finish_well(wild)
     regenerated = [body["generation"] for kind, _, body in tools.rows(wild, "asia") if kind == "regenerated"]
     assert regenerated == [2]
     assert tools.records(wild, "asia")[-1]["round"] == rounds

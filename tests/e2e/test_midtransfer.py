@@ -1,7 +1,5 @@
 """A peer is killed while its model moves, with every core busy: the others go on within 5 s of its silence."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.core import limits
 from peer.demo.local_federation import LocalFederation
@@ -43,9 +41,8 @@ def busy() -> Iterator[None]:
     [(0, 5.0), *(pytest.param(run, limits.SILENCE_S, marks=pytest.mark.slow) for run in range(1, RUNS))],
 )
 def test_killed_in_mid_transfer(tmp_path: Path, tools: Any, run: int, silence_s: float) -> None:
-    loopback = LocalFederation.create(
-        tmp_path, draft("midtransfer", pace=f"silence_s = {silence_s}\nbeat_s = 0.5"), dict.fromkeys(SITES, SITE)
-    )
+    text = draft("midtransfer", schedule=DERANGEMENT, pace={"silence_s": silence_s, "beat_s": 0.5})
+    loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
     sites = {name: StillProcess(loopback, name, MEGABYTES) for name in SITES}
     try:
         for site in sites.values():

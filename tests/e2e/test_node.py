@@ -4,8 +4,6 @@
 or in the folder that ``MHFL_NODE_MODULES`` names; ``npm install --no-package-lock`` in ``tests/node`` gets them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft
 from fakes.still import SITE, StillProcess
 from peer.core import schedule
 from peer.demo.local_federation import LocalFederation
@@ -60,9 +58,8 @@ def environment() -> dict[str, str]:
 @pytest.fixture
 def federation(tmp_path: Path, tools: Any) -> Iterator[tuple[LocalFederation, dict[str, StillProcess]]]:
     """Two daemons that have published their first artifact and wait for the third site."""
-    loopback = LocalFederation.create(
-        tmp_path, draft("babel", top="seed = 1", method="gamma = 1e-5"), dict.fromkeys(SITES, SITE)
-    )
+    text = draft("babel", seed=1, method={"name": "fedskd", "gamma": 1e-5}, schedule=DERANGEMENT)
+    loopback = LocalFederation.create(tmp_path, text, dict.fromkeys(SITES, SITE))
     daemons: dict[str, StillProcess] = {}
     try:
         for name in DAEMONS:
@@ -95,10 +92,11 @@ def test_it_meets_every_known_answer() -> None:
     words = command("vectors.js", ROOT / "proto")
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ("federation", "schedule", "manifest")
+    names = ("federation", "schedule", "manifest", "round")
     known = {name: json.loads((ROOT / "proto" / "vectors" / f"{name}.json").read_text()) for name in names}
     counts = {name: len(vectors) for name, vectors in known.items()}
-    assert json.loads(done.stdout) == counts | {"manifest": 1 + len(known["manifest"]["refused"])}
+    counts |= {name: 1 + len(known[name]["refused"]) for name in ("manifest", "round")}
+    assert json.loads(done.stdout) == counts
 
 
 def test_it_takes_its_turn_and_is_refused_outside_it(
@@ -121,13 +119,13 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
                     daemon.hear("ready")
                     daemon.release()
         assert client.wait() == 0, client.stderr.read()
-    found = {name: [step for step in said if step["step"] == name] for name in {step["step"] for step in said}}
+    steps = {name: [step for step in said if step["step"] == name] for name in {step["step"] for step in said}}
 
-    assert [step["site"] for step in found["greeted"]] == list(DAEMONS)
-    assert all("federation digest differs" in step["reason"] for step in found["stranger"])
-    assert [step["site"] for step in found["misnamed"]] == [DAEMONS[0]]
-    assert [step["ready"] for step in found["waiting"]] == [True, False]
-    for round, taken in enumerate(found["taken"], start=1):
+    assert [step["site"] for step in steps["greeted"]] == list(DAEMONS)
+    assert all("federation digest differs" in step["reason"] for step in steps["stranger"])
+    assert [step["site"] for step in steps["misnamed"]] == [DAEMONS[0]]
+    assert [step["ready"] for step in steps["waiting"]] == [True, False]
+    for round, taken in enumerate(steps["taken"], start=1):
         source = source_of(loopback, round)
         (other,) = set(DAEMONS) - {source}
         assert (taken["round"], taken["site"], taken["generation"]) == (round, source, 1)
@@ -138,7 +136,7 @@ def test_it_takes_its_turn_and_is_refused_outside_it(
         sent = [row for row in loopback.show(source, "egress") if (row["peer"], row["round"]) == (NODE, round)]
         assert [row["sha256"] for row in sent] == [taken["sha256"]] * 2
         assert {"complete"} <= {row["outcome"] for row in sent} <= {"complete", "broken"}
-        (denied,) = (step for step in found["denied"] if step["round"] == round)
+        (denied,) = (step for step in steps["denied"] if step["round"] == round)
         assert denied["site"] == other
         assert denied["reason"] == f"round {round} does not give {other}'s model to {NODE}"
         reasons = [row["body"]["reason"] for row in rows(loopback, other, "denied")]

@@ -1,14 +1,11 @@
 """``deploy/examples/plugin``, installed as a user installs it: its method, data and network at work, and missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -17,7 +14,6 @@ from peer.core import site_memory
 from peer.daemon.dispatch import now
 from peer.demo.local_federation import LocalFederation
 from peer.identity import enrolment
-from peer.research.simulation import Simulation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -102,9 +98,7 @@ def test_the_daemons_read_the_plan_without_torch(installed: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_its_method_data_and_network_come_to_the_simulators_bits(
-    federation: LocalFederation, simulated: Callable[[LocalFederation], Simulation], tools: Any
-) -> None:
+def test_its_method_data_and_network_come_to_the_simulators_bits(federation: LocalFederation, simulated, tools) -> None:
     sites = federation.federation.roster.names
     for name in sites:
         federation.start(name)

@@ -3,8 +3,6 @@
 Then it is taken away, and does the same where no site is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -16,38 +14,15 @@ import nibabel
 import numpy as np
 import pytest
 
+from fakes.drafts import draft, site_text, task
 from peer.demo.local_federation import LocalFederation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ROUNDS = 2
-DRAFT = f"""
-name = "cubes"
-rounds = {ROUNDS}
-[task]
-kind = "segmentation"
-spatial_dims = 3
-in_channels = 1
-classes = 2
-[method]
-name = "local"
-[stages.train]
-unit = "step"
-count = 40
-learning_rate = 1e-2
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [12, 12, 12]
-[model]
-name = "unet"
-[model.parameters]
-width = 4
-depth = 1
-[training]
-device = "cpu"
-"""
+STAGES = {"train": {"unit": "step", "count": 40, "learning_rate": 1e-2}}
+DRAFT = draft("cubes", rounds=ROUNDS, task=task(3, kind="segmentation"), method="local", stages=STAGES)
+MODEL = {"name": "unet", "parameters": {"width": 4, "depth": 1}}
 AFFINE = np.array([[-2.0, 0, 0, 30], [0, 1.5, 0, -20], [0, 0, 1.5, 10], [0, 0, 0, 1]])
 
 
@@ -73,7 +48,7 @@ def site(tmp_path: Path) -> str:
         volume(folder, str(index), (12, 12, 12), seed=index)
         items.append({"image": f"{index}.nii.gz", "label": f"{index}-label.nii.gz"})
     (folder / "datalist.json").write_text(json.dumps({"training": items[:10], "test": items[10:]}))
-    return SITE.format(datalist=folder / "datalist.json")
+    return site_text(12, 12, 12, datalist=folder / "datalist.json", model=MODEL)
 
 
 def run(*words: str | Path) -> dict[str, Any]:
@@ -88,10 +63,10 @@ def run(*words: str | Path) -> dict[str, Any]:
 def segmented(document: dict[str, Any]) -> np.ndarray:
     """The label map of the only image."""
     (row,) = document["predictions"]
-    found = nibabel.load(row["output"])
-    assert found.get_data_dtype() == np.uint8
-    assert np.array_equal(found.affine, AFFINE)
-    return np.asanyarray(found.dataobj)
+    image = nibabel.load(row["output"])
+    assert image.get_data_dtype() == np.uint8
+    assert np.array_equal(image.affine, AFFINE)
+    return np.asanyarray(image.dataobj)
 
 
 @pytest.mark.slow
@@ -111,9 +86,9 @@ def test_the_model_of_a_running_site_segments_a_volume_of_another_size(site: str
         assert {path: path.stat().st_mtime_ns for path in before} == before
         (left,) = loopback.show("europe", "egress")
     elsewhere = run("predict", *inputs, "--model", taken, "--sha256", export["sha256"], "--out", tmp_path / "elsewhere")
-    for found in (document, elsewhere):
-        assert (found["site"], found["round"], found["task"]) == ("europe", ROUNDS, "segmentation")
-        assert [Path(row["file"]).name for row in found["skipped"]] == ["broken.nii.gz"]
+    for shown in (document, elsewhere):
+        assert (shown["site"], shown["round"], shown["task"]) == ("europe", ROUNDS, "segmentation")
+        assert [Path(row["file"]).name for row in shown["skipped"]] == ["broken.nii.gz"]
     mask = segmented(document)
     assert mask.shape == labels.shape
     assert 2 * (mask & labels).sum() / (mask.sum() + labels.sum()) > 0.8

@@ -5,8 +5,6 @@ looked at. Where each is stopped: kinds and file headers by the daemon that fetc
 before anything of it is built there or reaches the device.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -117,16 +115,10 @@ def attacked(found: Callable[..., LocalFederation], warm_workers: Warm, tools: A
             return seen[method]
         plan = ATTACKS[method]
         names, rounds = (*plan.honest, MALLORY), len(plan.forgeries)
-        made = found(
-            sites=names,
-            rounds=rounds,
-            method=method,
-            stages=plan.parameters + stages_of(method),
-            shared=plan.shared,
-            top=SCHEDULE if len(names) == 2 else "",
-        )
+        stages, top = plan.parameters + stages_of(method), SCHEDULE if len(names) == 2 else ""
+        options = {"sites": names, "rounds": rounds, "method": method, "stages": stages, "top": top}
         after = seen[method] = Aftermath()
-        with made as loopback:
+        with found(**options, shared=plan.shared) as loopback:
             forgeries = ",".join(name for name, _ in plan.forgeries)
             start_forger(loopback, warm_workers.command(str(FORGER), "--forge", forgeries))
             for name in plan.honest:
@@ -139,9 +131,8 @@ def attacked(found: Callable[..., LocalFederation], warm_workers: Warm, tools: A
                 )
                 after.status[name] = loopback.show(name, "status")
                 after.rows[name], after.records[name] = tools.rows(loopback, name), tools.records(loopback, name)
-                after.files[name] = {
-                    path.stem for path in (loopback.folder(name).generation(1) / "artifacts").iterdir()
-                }
+                artifacts = loopback.folder(name).generation(1) / "artifacts"
+                after.files[name] = {path.stem for path in artifacts.iterdir()}
         return after
 
     return attack
@@ -178,10 +169,8 @@ def test_what_must_not_be_sent_is_refused_by_name_and_the_round_goes_on(
         assert record["missing"] == {MALLORY: "refused"}
         assert record["contributors"] == list(honest)
         assert [source["site"] for source in record["sources"]] == [other for other in honest if other != site]
-        received = {
-            body["sha256"] for kind, _, body in after.rows[site] if kind == "received" and body["peer"] == MALLORY
-        }
-        assert not received & after.files[site]
+        received = [body for kind, _, body in after.rows[site] if kind == "received"]
+        assert not {body["sha256"] for body in received if body["peer"] == MALLORY} & after.files[site]
 
 
 @pytest.mark.parametrize("method", ATTACKS)

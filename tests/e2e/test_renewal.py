@@ -3,8 +3,6 @@
 And one is not renewed in time: the site goes on serving what it may, and is back without a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft
 from fakes.still import LIMIT_S, SITE, StillProcess
 from peer.audit import evidence_files, verification
 from peer.config.site_folder import write_atomically
@@ -91,15 +89,16 @@ class Trial:
     """Two sites; europe is reached through a valve, and has another key by now than the one that it enrolled with."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        self.loopback = LocalFederation.create(folder, draft("renewal"), dict.fromkeys((AFRICA, EUROPE), SITE))
+        text, sites = draft("renewal", schedule=DERANGEMENT), dict.fromkeys((AFRICA, EUROPE), SITE)
+        self.loopback = LocalFederation.create(folder, text, sites)
         self.authority = enrolment.Authority.load(folder / "ca", now=now())
         (self.port,) = free_ports(1)
-        told = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
-        self.valve = Valve(told, target=self.port)
+        valve_port = int(self.loopback.federation.addresses[EUROPE].rpartition(":")[2])
+        self.valve = Valve(valve_port, target=self.port)
         self.former = folder / "former"
         shutil.copytree(self.loopback.folder(EUROPE).pki, self.former)
         self.replaced = self.renew(EUROPE, days=200, new_key=True)
-        self.edit(EUROPE, f"127.0.0.1:{told}", f"127.0.0.1:{self.port}")
+        self.edit(EUROPE, f"127.0.0.1:{valve_port}", f"127.0.0.1:{self.port}")
         self.daemons = {name: StillProcess(self.loopback, name, megabytes) for name in (AFRICA, EUROPE)}
 
     def edit(self, name: SiteName, old: str, new: str) -> None:
@@ -123,8 +122,8 @@ class Trial:
             folder.pki, name=name, ca_certificate=founder.federation.ca_certificate, now=now()
         )
         since, key = now() - timedelta(days=1) + timedelta(seconds=seconds), own.key.public_key()
-        made = certificates.issue(founder.key, founder.certificate, name=name, public_key=key, now=since, days=1)
-        write_atomically(folder.pki / "cert.pem", certificates.certificate_pem(made), 0o644)
+        certificate = certificates.issue(founder.key, founder.certificate, name=name, public_key=key, now=since, days=1)
+        write_atomically(folder.pki / "cert.pem", certificates.certificate_pem(certificate), 0o644)
 
     def serial(self, name: SiteName) -> int:
         """Of the certificate on disk."""

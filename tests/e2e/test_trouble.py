@@ -1,7 +1,5 @@
 """What users of such systems suffer from: dead peers, wrong clocks, pauses, and input that is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -100,14 +98,11 @@ def test_pause_is_told_and_resume_goes_on(three: LocalFederation, tools: Any) ->
     tools.wait_until(lambda: three.show("asia", "status")["committed"] >= before + 2)
     assert three.show("europe", "status")["committed"] == before
     assert cli(three, "resume", "--site", "europe").returncode == 0
-    codes = tools.finish(three)
-    assert codes == dict.fromkeys(codes, 0)
+    tools.finish_well(three)
     assert tools.records(three, "europe")[-1]["round"] == 10
 
 
-def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(
-    three: LocalFederation, tools: Any, tmp_path: Path
-) -> None:
+def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(three: LocalFederation, tools, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LATE_CLOCK)
     for name in tools.sites:
         late = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"} if name == "africa" else {}
@@ -120,8 +115,7 @@ def test_a_clock_six_seconds_off_is_reported_and_changes_nothing(
     peers = tools.wait_until(greeted)
     assert -8 < peers["africa"]["clock_skew_s"] < -4
     assert abs(peers["europe"]["clock_skew_s"]) < 2
-    codes = tools.finish(three)
-    assert codes == dict.fromkeys(codes, 0)
+    tools.finish_well(three)
     for name in tools.sites:
         assert all(record["missing"] == {} for record in tools.records(three, name))
 
@@ -210,7 +204,7 @@ def test_unreadable_samples_are_skipped_up_to_the_share(
     site.write_text(site.read_text().replace("[data]", "[data]\nunreadable_share_max = 0.2"))
     done = cli(three, "check", "--site", "asia", "--json")
     assert done.returncode == 0, done.stdout
-    worker = next(found for found in json.loads(done.stdout)["findings"] if found["subject"] == "worker")
+    worker = next(finding for finding in json.loads(done.stdout)["findings"] if finding["subject"] == "worker")
     assert worker["verdict"] == "warning"
     assert "2 unreadable" in worker["message"]
 
@@ -240,9 +234,7 @@ def test_an_expired_certificate_is_named(three: LocalFederation, tmp_path: Path,
     refused(old, 4, "expired", "cert.pem")
 
 
-def test_another_federation_of_the_same_name_is_refused_by_name(
-    three: LocalFederation, found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation]
-) -> None:
+def test_another_federation_of_the_same_name_is_refused_by_name(three: LocalFederation, found, copied) -> None:
     other = copied(found(rounds=6))
     shutil.copy(other.folder("asia").federation_toml, three.folder("asia").federation_toml)
     refused(three, 4, "ca.pem")

@@ -24,8 +24,11 @@ def main() -> int:
     parser.add_argument("--site")
     parser.add_argument("--resume", default="auto")
     parser.add_argument("--stay", action="store_true")
+    parser.add_argument("--without", action="append", default=[])
     arguments = parser.parse_args()
-    options = startup.Options(resume=arguments.resume, stay=arguments.stay, worker=arguments.worker)
+    options = startup.Options(
+        resume=arguments.resume, stay=arguments.stay, without=tuple(arguments.without), worker=arguments.worker
+    )
     try:
         startup.run(site_folder.find_site(site_folder.home_folder(arguments.home), arguments.site), options)
     except errors.PeerError as error:

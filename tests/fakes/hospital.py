@@ -1,7 +1,5 @@
 """A small hospital: signals whose class is their frequency, a setting, and a trainer for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

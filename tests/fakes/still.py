@@ -42,7 +42,6 @@ class StillProcess:
 
     def release(self) -> None:
         """End the training of the round."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
@@ -52,5 +51,4 @@ class StillProcess:
         self.process.wait()
         self._listener.join()
         for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
             pipe.close()

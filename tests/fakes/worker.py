@@ -3,8 +3,6 @@
 MODE says how it misbehaves. The artifacts that it makes hold so many NUMBERS and depend on what it was given.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -56,8 +54,8 @@ for line in lines:
         say("WorkFailed", order, fault="data", reason="no data here")
         sys.exit(1)
     elif order["type"] == "Initialise":
-        made = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
-        say("Initialised", order, state="initial", artifact=artifact("initial"), **made)
+        figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
+        say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
     elif order["type"] == "Train":
         if mode == "dies once":
             die_once(order)
@@ -65,10 +63,10 @@ for line in lines:
             say("WorkFailed", order, fault="memory", reason="out of\n memory")
             sys.exit(1)
         say("Progressed", order, stage=order["stage"], step=1, steps=2, losses={"total": 0.5})
-        made = artifact(order["base"], *(source["artifact"]["sha256"] for source in order["sources"]))
+        trained = artifact(order["base"], *(source["artifact"]["sha256"] for source in order["sources"]))
         state = f"round-{order['round']:06}"
         done = {"metrics": {"train_total": 0.5}, "threads": 1, "duration_s": 0.25}
-        say("Trained", order, stage=order["stage"], state=state, artifact=made, **done)
+        say("Trained", order, stage=order["stage"], state=state, artifact=trained, **done)
     elif order["type"] == "Rehearse":
         if mode == "killed":
             os.kill(os.getpid(), 9)

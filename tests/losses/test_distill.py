@@ -1,8 +1,4 @@
-"""Distillation by output: values by hand, a float64 numpy reference, gradient flow, and refused
-inputs.
-"""
-
-from __future__ import annotations
+"""Distillation by output: values by hand, a numpy reference, gradient flow, refused inputs."""
 
 import math
 

@@ -1,7 +1,5 @@
 """The kernel: both forms against each other and against autograd, the memory of the linear one, the precision guard."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,4 @@
-"""The losses of FedDAL: values by hand, a float64 numpy reference, the models at their minima, and
-refused inputs.
-"""
-
-from __future__ import annotations
+"""The losses of FedDAL: values by hand, a numpy reference, minima, refused inputs."""
 
 import math
 

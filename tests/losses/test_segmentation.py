@@ -1,8 +1,4 @@
-"""The losses of segmentation: values by hand, a float64 numpy reference, MONAI's Dice, and refused
-inputs.
-"""
-
-from __future__ import annotations
+"""The losses of segmentation: values by hand, a numpy reference, MONAI's Dice, refused inputs."""
 
 import math
 

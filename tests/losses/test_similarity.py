@@ -1,8 +1,4 @@
-"""The losses of FedSKD against hand values, an independent float64 numpy reference, and
-invariances.
-"""
-
-from __future__ import annotations
+"""The losses of FedSKD: values by hand, a float64 numpy reference, and invariances."""
 
 import numpy as np
 import pytest

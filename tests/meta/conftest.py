@@ -1,8 +1,4 @@
-"""The repository as the subject of its own tests: its files, and the parsed modules of its
-packages.
-"""
-
-from __future__ import annotations
+"""The repository as the subject of tests: its files, and its packages' parsed modules."""
 
 import ast
 import importlib.util
@@ -43,9 +39,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def files() -> list[Path]:
-    """The repository's files relative to the root: those that git tracks, or would track once
-    added.
-    """
+    """The files that git tracks, or would track once added, relative to the root."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a git checkout, so nothing says which files belong to it")
@@ -80,8 +74,6 @@ EPOCH = 1_700_000_000
 def release() -> ModuleType:
     """The module of ``make dist``."""
     spec = importlib.util.spec_from_file_location("deploy_release", ROOT / "deploy" / "release.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,5 @@
 """The images and the test network of deploy/, checked without running a container."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """constraints.txt pins one version of every package that pyproject.toml brings."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import tomllib
 from collections.abc import Iterable
@@ -13,9 +11,7 @@ from packaging.utils import canonicalize_name
 
 
 def resolve(requirements: Iterable[str]) -> set[str]:
-    """The names of these requirements and of their own requirements, of those that are installed
-    here.
-    """
+    """The installed ones of these requirements and of their own requirements."""
     names: set[str] = set()
     waiting = [(Requirement(text), "") for text in requirements]
     while waiting:

@@ -1,7 +1,5 @@
 """The files to run and watch a site fit the program, and the tools that read them find no error."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -141,12 +139,9 @@ def test_the_dashboard_can_be_imported_anywhere(root: Path) -> None:
     assert {source["uid"] for source in sources} == {"${datasource}"}
     rows = [panel["title"] for panel in shown if panel["type"] == "row"]
     assert rows == [
-        "Federation at a glance",
-        "Whom we wait for",
-        "Training",
-        "Transfers and egress",
+        "Federation at a glance", "Whom we wait for", "Training", "Transfers and egress",
         "Certificates, disk, daemon",
-    ]
+    ]  # fmt: skip
     cells = [(x, y) for panel in shown for x, y in area(panel["gridPos"])]
     assert len(set(cells)) == len(cells), "panels overlap"
 
@@ -186,7 +181,6 @@ def test_systemd_accepts_the_unit_and_finds_it_confined(root: Path, tmp_path: Pa
     rated = subprocess.run(command, capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout
     exposure = re.search(r"exposure level for \S+: ([0-9.]+)", rated.stdout)
-    assert exposure is not None
     stated = (root / SYSTEMD / ("mhfl-peer@.service.d/gpu.conf" if gpu else "mhfl-peer@.service")).read_text()
     assert f"says {exposure[1]}" in re.sub(r"\n# ", " ", stated)
 
@@ -266,14 +260,11 @@ def test_the_example_s_configuration_fits_the_pod(root: Path) -> None:
     site = SiteConfig.load(root / KUBERNETES / "europe" / "site.toml")
     check_site(FederationConfig.load(root / "deploy" / "examples" / "federation.toml"), site, SiteName("europe"))
     assert site.listen.endswith(":7443")
-    assert site.metrics.listen is not None
     assert site.metrics.listen.endswith(":9464")
 
 
 def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tmp_path: Path) -> None:
-    """Run the script that a pod runs before its daemon, with the folders that the pod mounts for
-    it.
-    """
+    """Run the script that a pod runs before its daemon, with the pod's folders."""
     draft = (root / "deploy" / "examples" / "federation.toml").read_text()
     authority = enrolment.Authority.create(tmp_path / "ca", draft, "the draft", now=datetime.now(UTC))
     etc = tmp_path / "etc"
@@ -283,15 +274,11 @@ def test_a_pod_enrols_its_site_once_and_takes_a_new_configuration(root: Path, tm
     (etc / "site" / "site.toml").write_text('listen = "0.0.0.0:7443"\n')
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     settings = {
-        "SITE": "europe",
-        "MHFL_HOME": str(tmp_path / "state"),
-        "MHFL_ETC": str(etc),
-        "TMPDIR": str(etc / "tmp"),
-    }
+        "SITE": "europe", "MHFL_HOME": str(tmp_path / "state"), "MHFL_ETC": str(etc), "TMPDIR": str(etc / "tmp"),
+    }  # fmt: skip
     command = ["sh", str(root / KUBERNETES / "base" / "enrol.sh")]
     running = {"env": {**os.environ, "PATH": programs, **settings}, "text": True}
     with subprocess.Popen(command, stdout=subprocess.PIPE, **running) as pod:
-        assert pod.stdout is not None
         log = "".join(iter(pod.stdout.readline, WAITS))
         fingerprint = re.search(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){31}\b", log)
         assert fingerprint is not None, log

@@ -1,7 +1,5 @@
 """Losses and networks state their source, arguments and results, and show a running example."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The drawing of the packages in peer/README.md has the same arrows as the imports."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping
@@ -15,17 +13,13 @@ GROUND = frozenset({"__init__", "__version__", "classification", "documents", "e
 
 
 def package(name: str) -> str:
-    """The name under which a module is drawn: its package in ``peer``, itself, or ``losses`` or
-    ``models``.
-    """
+    """What a module is drawn as: its package in ``peer``, itself, ``losses`` or ``models``."""
     parts = name.split(".")
     return parts[0] if parts[0] != "peer" else (parts[1] if len(parts) > 1 else "__init__")
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """The names that a module imports; ``from a import b`` is ``a.b``, whether or not that is a
-    module.
-    """
+    """The names that a module imports; ``from a import b`` is ``a.b``, module or not."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,7 +1,5 @@
 """The places of files, and texts that no file of this repository may contain."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ FORBIDDEN = {
     "how the text was made": re.compile(r"\bsub[-]?agents?\b", re.IGNORECASE),
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE [K]EY-----"),
 }
-SUITE_FOLDERS = {"bench", "e2e", "fakes", "meta", "scenarios"}
+SUITE_FOLDERS = {"bench", "e2e", "adversary", "chaos", "fakes", "fuzz", "gpu", "meta", "scenarios"}
 """Folders of tests/ that mirror no package."""
 
 

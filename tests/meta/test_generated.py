@@ -1,7 +1,5 @@
 """Generated files that are committed are up to date with their sources."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

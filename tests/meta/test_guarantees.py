@@ -1,7 +1,5 @@
 """deploy/guarantees.md: every test that it names exists, and every promise names one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,4 @@
-"""Every command's help has an example that can be typed, and its ``--json`` prints a document of
-its type.
-"""
-
-from __future__ import annotations
+"""Every command's help has an example to type, and its ``--json`` a document of its type."""
 
 import inspect
 import json
@@ -15,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fakes.drafts import draft
 from peer import documents
 from peer.cli import PROGRAM, main
 from peer.records import documents as records
@@ -31,25 +28,9 @@ WITHOUT_JSON = {
 DOCUMENTS: dict[str, Any] = {**records.DOCUMENTS, **documents.DOCUMENTS}
 """Command -> type of the document that ``--json`` prints."""
 
-DRAFT = """
-name = "trial"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "local"
-[[site]]
-name = "asia"
-"""
-
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """The words that call a command, and the command; groups only where they do something by
-    themselves.
-    """
+    """The words that call a command, and the command; of groups, those that do something."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -65,9 +46,7 @@ COMMANDS = dict(commands())
 
 
 def examples(command: click.Command) -> list[list[str]]:
-    """The words of every example of a help text: of the lines of this program in paragraphs after
-    ``\\b``.
-    """
+    r"""The words of every example: lines of this program in paragraphs after ``\b``."""
     parts = inspect.cleandoc(command.help or "").split("\n\n")
     verbatim = [part.partition("\n")[2] for part in parts if part.startswith("\b\n")]
     lines = [line.strip() for part in verbatim for line in part.splitlines()]
@@ -81,9 +60,7 @@ def shows(command: click.Command) -> bool:
 
 
 def keys(kind: Any) -> tuple[set[str], set[str]]:
-    """The keys that a document always has, and those that it may lack; of a list, those of its
-    elements.
-    """
+    """The keys that a document (or a list's elements) always has, and those that it may lack."""
     record = get_args(kind)[-1] if get_args(kind) else kind
     hints = get_type_hints(record, include_extras=True)
     optional = {name for name, hint in hints.items() if NotRequired in (get_origin(hint), get_origin(hint_of(hint)))}
@@ -150,7 +127,7 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         assert not result.stderr or result.exit_code == 16, result.stderr
         return json.loads(result.stdout)
 
-    (folder / "draft.toml").write_text(DRAFT)
+    (folder / "draft.toml").write_text(draft("trial", method="local", site=[{"name": "asia"}]))
     return run
 
 

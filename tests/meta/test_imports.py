@@ -1,8 +1,4 @@
-"""Imports point one way, have no cycle, and are of declared packages; the command line loads no
-torch.
-"""
-
-from __future__ import annotations
+"""Imports point one way, are of declared packages, and load no torch in the command line."""
 
 import ast
 import graphlib

@@ -1,7 +1,5 @@
 """Modules and functions that fit a head, names that are searched for, and docstrings where they say something."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """The drawing of the phases in peer/README.md is the graph that the state machine checks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from peer.core.phases import drawing

@@ -1,7 +1,5 @@
 """The shipped experiments: the program can read all of them, and they cover every published row."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -10,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
+from fakes.datasets import write_lungs
 from models.spec import HYPER, hyper_problem, remote_spec_problem
 from peer.config.schema import FederationConfig, NamedParameters
 from peer.data.adapters import PACKAGED, PUBLISHED
@@ -137,13 +134,8 @@ def test_the_example_is_read_and_shows_every_key() -> None:
 
 def test_a_public_sets_preset_is_ready_once_the_set_is_there(tmp_path: Path) -> None:
     (path,) = (path for path in PRESETS if path.stem == "feddal-2-lung-heterogeneous")
-    draw = np.random.default_rng(0)
-    for index in range(40):
-        picture = draw.integers(1, 256, (8, 8), dtype=np.uint8)
-        for folder, pixels in (("CXR_png", picture), ("masks", 255 * np.uint8(picture > 128))):
-            (tmp_path / "unpacked" / folder).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(tmp_path / "unpacked" / folder / f"MCUCXR_{index:04d}_0.png")
-    runs = prepare(Experiment.load(path), tmp_path / "out", source=tmp_path / "unpacked")
+    source = write_lungs(tmp_path / "unpacked", 40, 8)
+    runs = prepare(Experiment.load(path), tmp_path / "out", source=source)
     assert [run.document["method"] for run in runs] == ["central", "proxyfl", "feddal"]
     lists = [json.loads(runs[0].files[f"sites/client-{site}/datalist.json"]) for site in (1, 2, 3)]
     assert [len(sides["training"]) + len(sides["test"]) for sides in lists] == [18, 18, 4]

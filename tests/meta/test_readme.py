@@ -1,7 +1,5 @@
 """Commands and links of the documents exist, and their exit codes are the program's."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -35,9 +33,7 @@ EXIT_CODE_ROW = re.compile(r"^\|\s*`?(\d+)`?\s*\|(.*)$", re.MULTILINE)
 
 
 def simple_commands(document: str) -> Iterator[list[str]]:
-    """The words of every command in a document's fenced shell blocks, without prompt, assignments
-    and ``sudo``.
-    """
+    """The words of every command in fenced shell blocks, without prompt, assignments and ``sudo``."""
     for language, block in FENCE.findall(document):
         if language not in SHELL:
             continue

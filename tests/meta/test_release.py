@@ -1,8 +1,4 @@
-"""`make dist`: one version in all files, the same bytes for the same files, and only committed
-files.
-"""
-
-from __future__ import annotations
+"""`make dist`: one version, the same bytes for the same files, only committed files."""
 
 import io
 import json

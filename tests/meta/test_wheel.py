@@ -1,7 +1,5 @@
 """The wheel holds the three packages and nothing else, and the installed program runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The blocks: grids, sums, interpolation, cropping."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """DenseNet-50-BC against MONAI's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from monai.networks.nets import DenseNet as MonaiDenseNet

@@ -1,7 +1,5 @@
 """Networks by dotted name and by module:Class, and what their constructors may be given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from models import build, create_model
 from models.foreign import _monai_class, _parameters, foreign_network
 from models.spec import MONAI_PREFIX, REMOTE_MONAI
 
+SIZES = {"spatial_dims": 2, "in_channels": 3, "classes": 4}
 # What these cannot be built without; sizes as small as they go.
 NEEDED = {
     "AttentionUnet": {"channels": [4, 8], "strides": [2]},
@@ -51,34 +50,19 @@ def hospital(tmp_path, monkeypatch) -> str:
 
 
 def test_a_class_of_an_installed_package_takes_part(hospital):
-    model = create_model(
-        f"{hospital}:Net",
-        spatial_dims=2,
-        in_channels=3,
-        classes=4,
-        depth=2,
-        features=["stages.0", "stages.1"],
-        head="head",
-    )
+    taps = {"features": ["stages.0", "stages.1"], "head": "head"}
+    model = create_model(f"{hospital}:Net", **SIZES, depth=2, **taps)
     output = model(torch.randn(2, 3, 8, 8))
     assert [tap.shape for tap in output.taps] == [(2, 3, 8, 8)] * 2
     assert output.prediction.shape == (2, 4)
-    assert model.spec == {
-        "name": "hospital_nets:Net",
-        "spatial_dims": 2,
-        "in_channels": 3,
-        "classes": 4,
-        "hyper": {"depth": 2},
-        "features": ["stages.0", "stages.1"],
-        "head": "head",
-    }
+    assert model.spec == {"name": "hospital_nets:Net", **SIZES, "hyper": {"depth": 2}, **taps}
     assert build(model.spec).load_state_dict(model.state_dict())
 
 
 def test_arguments_that_a_constructor_hands_to_its_base_count(hospital):
-    net = foreign_network(f"{hospital}:Derived", spatial_dims=2, in_channels=3, classes=4, hyper={"depth": 3})
+    net = foreign_network(f"{hospital}:Derived", **SIZES, hyper={"depth": 3})
     assert len(net.stages) == 3
-    anything = foreign_network(f"{hospital}:Anything", spatial_dims=2, in_channels=3, classes=4, hyper={"x": 1})
+    anything = foreign_network(f"{hospital}:Anything", **SIZES, hyper={"x": 1})
     assert anything.given == {"x": 1}
 
 
@@ -87,11 +71,9 @@ def test_every_network_that_a_remote_spec_may_name(name):
     parameters, _ = _parameters(_monai_class(name))
     assert REMOTE_MONAI[name] <= parameters.keys()
     with torch.device("meta"):
-        net = foreign_network(
-            MONAI_PREFIX + name, spatial_dims=2, in_channels=2, classes=3, hyper=NEEDED.get(name, {})
-        ).eval()
+        net = foreign_network(MONAI_PREFIX + name, **{**SIZES, "in_channels": 2}, hyper=NEEDED.get(name, {})).eval()
         prediction = net(torch.empty(1, 2, 64, 64))
-    assert (prediction[0] if isinstance(prediction, list) else prediction).shape[:2] == (1, 3)
+    assert (prediction[0] if isinstance(prediction, list) else prediction).shape[:2] == (1, 4)
     # A tensor under two names could not be written as safetensors.
     assert len(list(net.named_parameters())) == len(list(net.named_parameters(remove_duplicate=False)))
 
@@ -119,7 +101,7 @@ def test_every_network_that_a_remote_spec_may_name(name):
 @pytest.mark.usefixtures("hospital")
 def test_what_cannot_be_built_is_named(name, hyper, message):
     with pytest.raises(ValueError, match=message):
-        foreign_network(name, spatial_dims=2, in_channels=3, classes=4, hyper=hyper)
+        foreign_network(name, **SIZES, hyper=hyper)
 
 
 def test_weights_are_never_downloaded(monkeypatch):
@@ -128,11 +110,5 @@ def test_weights_are_never_downloaded(monkeypatch):
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda url, **options: urls.append(url))
     monkeypatch.setattr(torch.utils.model_zoo, "load_url", lambda url, **options: urls.append(url))
     with torch.device("meta"):
-        foreign_network(
-            "monai.networks.nets.EfficientNetBN",
-            spatial_dims=2,
-            in_channels=3,
-            classes=1000,
-            hyper={"model_name": "efficientnet-b0"},
-        )
+        foreign_network("monai.networks.nets.EfficientNetBN", **SIZES, hyper=NEEDED["EfficientNetBN"])
     assert urls == []

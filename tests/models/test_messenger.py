@@ -1,11 +1,10 @@
 """Messengers: the sizes that the paper's tables confirm, their work, and inputs of every size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fakes.networks import meta_network
 from models import create_model, describe
 
 
@@ -25,9 +24,9 @@ def messenger(task: str, dims: int = 2, **options):
     ],
 )
 def test_the_values_of_a_state(task, dims, in_channels, classes, values):
-    with torch.device("meta"):
-        model = messenger(task, dims, in_channels=in_channels, classes=classes)
+    model = meta_network(f"messenger_{task}", dims, in_channels, classes)
     assert sum(tensor.numel() for tensor in model.state_dict().values()) == values
+    assert describe(model.spec)["state_values"] == values, "counted with its buffers"
 
 
 @pytest.mark.parametrize(("side", "in_channels", "classes", "millions"), [(384, 3, 8, 70.4), (256, 1, 4, 12.3)])

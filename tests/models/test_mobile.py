@@ -1,11 +1,10 @@
 """The small classifiers against the printed sizes, and their blocks against plain formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from models import create_model, describe
+from fakes.networks import count_parameters, meta_network
+from models import describe
 from models.blocks import Residual
 from models.mobile import Fire, ShuffleUnit
 
@@ -24,9 +23,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "width", "parameters"), PUBLISHED)
 def test_the_printed_sizes(name, width, parameters):
-    with torch.device("meta"):
-        model = create_model(name, spatial_dims=2, in_channels=3, classes=1000, width=width)
-    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert count_parameters(meta_network(name, classes=1000, width=width)) == parameters
 
 
 @pytest.mark.parametrize(("name", "multiply_accumulates"), [("mobilenet_v2", 300e6), ("shufflenet_v2", 41e6)])
@@ -37,8 +34,7 @@ def test_the_printed_work_at_224(name, multiply_accumulates):
 
 @pytest.mark.parametrize(("name", "bypasses"), [("mobilenet_v2", 10), ("squeezenet", 4), ("mobilenet_v1", 0)])
 def test_where_a_bypass_is(name, bypasses):
-    with torch.device("meta"):
-        model = create_model(name, spatial_dims=1, in_channels=1, classes=2)
+    model = meta_network(name, 1)
     assert sum(isinstance(module, Residual) for module in model.modules()) == bypasses
 
 

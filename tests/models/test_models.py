@@ -1,7 +1,5 @@
 """The package itself: its exports, and its plain data without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

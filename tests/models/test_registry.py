@@ -1,7 +1,5 @@
 """One battery over every network of the registry in every dimension, and the two ways to make one."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -113,9 +111,8 @@ def test_a_gradient_reaches_every_parameter(model, dims):
 def test_gradients_flow_through_every_tap_and_through_the_penultimate(model, dims):
     output = model(sample(model, 2, ODD[dims]))
     for feature in (*output.taps, output.penultimate, output.bottleneck):
-        gradients = torch.autograd.grad(
-            feature.square().sum(), list(model.parameters()), retain_graph=True, allow_unused=True
-        )
+        parameters, options = list(model.parameters()), {"retain_graph": True, "allow_unused": True}
+        gradients = torch.autograd.grad(feature.square().sum(), parameters, **options)
         assert any(gradient is not None and gradient.any() for gradient in gradients)
 
 
@@ -192,10 +189,8 @@ def test_a_projection_gives_every_classifier_a_head_of_the_same_shape(name):
     model = small(name, 1, projection=512)
     output = model(sample(model, 2, EVEN[1]))
     assert output.penultimate.shape == (2, 512)
-    assert {key: tuple(value.shape) for key, value in model.head.state_dict().items()} == {
-        "weight": (3, 512),
-        "bias": (3,),
-    }
+    shapes = {key: tuple(value.shape) for key, value in model.head.state_dict().items()}
+    assert shapes == {"weight": (3, 512), "bias": (3,)}
     features = output.taps[-1].mean(2)
     torch.testing.assert_close(output.prediction, model.head(model.projection(features)))
 

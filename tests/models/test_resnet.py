@@ -1,13 +1,12 @@
 """ResNets against the printed sizes, and against MONAI's own."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 import torch
 from monai.networks.nets import ResNet as MonaiResNet
 
+from fakes.networks import count_parameters, meta_network
 from models.resnet import (
     ResNet,
     resnet5,
@@ -30,34 +29,29 @@ resnext50 = partial(ResNet, name="resnext14", blocks=(3, 4, 6, 3), block="groupe
     [(3, {64: 14.38, 62: 13.50, 60: 12.64, 58: 11.82}), (2, {64: 4.91, 62: 4.60, 60: 4.31, 58: 4.03})],
 )
 def test_the_sizes_of_the_papers_four_sites(dims, millions):
-    with torch.device("meta"):
-        models = {w: resnet10(spatial_dims=dims, in_channels=2, classes=7, width=w) for w in millions}
-    sizes = {w: sum(p.numel() for p in model.parameters()) / 1e6 for w, model in models.items()}
+    sizes = {width: count_parameters(meta_network(resnet10, dims, 2, 7, width=width)) / 1e6 for width in millions}
     assert sizes == pytest.approx(millions, abs=0.005)
 
 
 @pytest.mark.parametrize(("constructor", "millions"), [(resnet18, 11.18), (resnet34, 21.29), (resnet101, 42.52)])
 def test_the_sizes_of_the_deeper_ones(constructor, millions):
-    with torch.device("meta"):
-        model = constructor(spatial_dims=2, in_channels=3, classes=8)
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.005)
+    assert count_parameters(meta_network(constructor)) / 1e6 == pytest.approx(millions, abs=0.005)
 
 
-@pytest.mark.parametrize(("dims", "stride"), [(2, 2), (3, 1)])
-def test_weights_and_predictions_are_those_of_monais_network(dims, stride):
-    ours = resnet10(spatial_dims=dims, in_channels=1, classes=2, width=4).eval()
-    theirs = MonaiResNet(
-        "basic",
-        [1, 1, 1, 1],
-        [4, 8, 16, 32],
-        spatial_dims=dims,
-        n_input_channels=1,
-        conv1_t_stride=stride,
-        bias_downsample=False,
-        num_classes=2,
-    ).eval()
+@pytest.mark.parametrize(
+    ("constructor", "block", "blocks", "widths", "dims", "stride", "side"),
+    [
+        (resnet10, "basic", [1, 1, 1, 1], [4, 8, 16, 32], 2, 2, 20),
+        (resnet10, "basic", [1, 1, 1, 1], [4, 8, 16, 32], 3, 1, 20),
+        (resnet17, "bottleneck", [1, 1, 1, 2], [4, 8, 16, 8], 2, 2, 40),
+    ],
+)
+def test_weights_and_predictions_are_those_of_monais_network(constructor, block, blocks, widths, dims, stride, side):
+    ours = constructor(spatial_dims=dims, in_channels=1, classes=2, width=4).eval()
+    sizes = {"spatial_dims": dims, "n_input_channels": 1, "num_classes": 2}
+    theirs = MonaiResNet(block, blocks, widths, conv1_t_stride=stride, bias_downsample=False, **sizes).eval()
     theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(2, 1, *(20,) * dims)
+    x = torch.randn(2, 1, *(side,) * dims)
     torch.testing.assert_close(ours(x).prediction, theirs(x), rtol=1e-5, atol=1e-6)
 
 
@@ -109,18 +103,13 @@ def test_one_sample_too_small_to_train_on_is_refused_with_the_minimum():
     model.eval()(torch.zeros(1, 1, 32, 7))
 
 
-def parameters(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("constructor", "thousands", "stages"),
     [(resnet17, 3131, 4), (resnet11, 1011, 3), (resnet8, 468, 2), (resnet5, 270, 1)],
 )
 def test_the_sizes_of_the_bottleneck_clients(constructor, thousands, stages):
-    with torch.device("meta"):
-        model = constructor(spatial_dims=2, in_channels=3, classes=8)
-    assert round(parameters(model) / 1e3) == thousands
+    model = meta_network(constructor)
+    assert round(count_parameters(model) / 1e3) == thousands
     output = model(torch.empty(2, 3, 64, 64, device="meta"))
     assert output.penultimate.shape == (2, 512)
     assert len(output.taps) == stages
@@ -131,25 +120,7 @@ def test_the_sizes_of_the_bottleneck_clients(constructor, thousands, stages):
     [(resnet101, 44_549_160), (se_resnet18, 11_778_592), (resnext50, 25_028_904)],
 )
 def test_the_sizes_that_others_print_for_imagenet(constructor, published):
-    with torch.device("meta"):
-        assert parameters(constructor(spatial_dims=2, in_channels=3, classes=1000)) == published
-
-
-def test_bottlenecks_predict_as_monais_network_does():
-    ours = resnet17(spatial_dims=2, in_channels=1, classes=2, width=4).eval()
-    theirs = MonaiResNet(
-        "bottleneck",
-        [1, 1, 1, 2],
-        [4, 8, 16, 8],
-        spatial_dims=2,
-        n_input_channels=1,
-        conv1_t_stride=2,
-        bias_downsample=False,
-        num_classes=2,
-    ).eval()
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(2, 1, 40, 40)
-    torch.testing.assert_close(ours(x).prediction, theirs(x), rtol=1e-5, atol=1e-6)
+    assert count_parameters(meta_network(constructor, classes=1000)) == published
 
 
 def test_a_squeezed_block_rescales_its_channels():

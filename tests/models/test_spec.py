@@ -1,7 +1,5 @@
 """Which specs are specs, and which of them another site may send."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,11 +1,10 @@
 """Super-resolution: sizes, scales, skips, and the networks' results with identity kernels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fakes.networks import count_parameters, meta_network
 from models import create_model
 
 
@@ -22,14 +21,13 @@ def test_every_scale(name, scale, dims):
 @pytest.mark.parametrize(("name", "blocks"), [("srresnet18", 18), ("srresnet12", 12), ("srresnet6", 6)])
 @pytest.mark.parametrize(("scale", "shuffles"), [(2, 1), (4, 2), (8, 3)])
 def test_the_size_of_each_depth_and_scale(name, blocks, scale, shuffles):
-    with torch.device("meta"):
-        model = create_model(name, spatial_dims=2, in_channels=3, classes=3, scale=scale)
+    model = meta_network(name, classes=3, scale=scale)
     first = 3 * 64 * 81 + 64 + 1
     block = 2 * (64 * 64 * 9 + 2 * 64) + 1
     skipped = 64 * 64 * 9 + 2 * 64
     shuffle = 64 * 256 * 9 + 256 + 1
     last = 64 * 3 * 81 + 3
-    assert sum(p.numel() for p in model.parameters()) == first + blocks * block + skipped + shuffles * shuffle + last
+    assert count_parameters(model) == first + blocks * block + skipped + shuffles * shuffle + last
 
 
 def test_the_long_skip_carries_the_first_features():

@@ -1,7 +1,5 @@
 """Taps on networks that know nothing of them: two of MONAI's and small ones of our own."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
@@ -61,9 +59,8 @@ class Small(nn.Module):
 
 
 def small(fault: str = "", *, features: tuple[str, ...] = ("stage1", "stage2"), head: str = "fc", classes: int = 3):
-    return Tapped(
-        Small(fault), features=features, head=head, spatial_dims=1, in_channels=1, classes=classes, name="small"
-    )
+    sizes = {"spatial_dims": 1, "in_channels": 1, "classes": classes}
+    return Tapped(Small(fault), features=features, head=head, name="small", **sizes)
 
 
 @pytest.fixture(params=[DENSENET, UNET], ids=["DenseNet", "BasicUNet"])
@@ -78,9 +75,8 @@ def model(spec) -> Tapped:
 
 
 def sample(spec: dict, batch: int = 2) -> Tensor:
-    return torch.randn(
-        batch, spec["in_channels"], *(32,) * spec["spatial_dims"], generator=torch.Generator().manual_seed(1)
-    )
+    shape = (batch, spec["in_channels"], *(32,) * spec["spatial_dims"])
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 def test_the_prediction_is_the_networks_own_and_the_head_makes_it(model, spec):
@@ -266,16 +262,9 @@ def test_a_network_that_is_not_from_a_registry_is_named_by_its_class():
 
 
 def test_create_model_taps_too():
-    model = create_model(
-        "monai.networks.nets.UNet",
-        spatial_dims=2,
-        in_channels=1,
-        classes=2,
-        channels=[4, 8, 16],
-        strides=[2, 2],
-        features=["model.0", "model.1.submodule.0"],
-        head="model.2",
-    )
+    taps = {"features": ["model.0", "model.1.submodule.0"], "head": "model.2"}
+    sizes = {"spatial_dims": 2, "in_channels": 1, "classes": 2}
+    model = create_model("monai.networks.nets.UNet", **sizes, channels=[4, 8, 16], strides=[2, 2], **taps)
     output = model(torch.zeros(2, 1, 16, 16))
     assert [tuple(tap.shape[1:]) for tap in output.taps] == [(4, 8, 8), (8, 4, 4)]
     assert output.prediction.shape == (2, 2, 16, 16)

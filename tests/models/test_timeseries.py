@@ -1,7 +1,5 @@
 """Classifiers of series: the authors' sizes, and the attention and recurrence against plain formulas."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,13 +1,12 @@
 """U-Nets against MONAI's own, against the printed sizes, and the residual one against its formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
 from monai.networks.nets import BasicUNet, BasicUNetPlusPlus
 from monai.networks.nets.basic_unet import UpCat
 
+from fakes.networks import count_parameters, meta_network
 from models import create_model
 from models.unet import STYLE
 
@@ -45,10 +44,9 @@ def test_predictions_are_those_of_monais_nested_unet(dims):
 
 def test_the_size_of_the_papers_unet():
     # With batch norm and two classes, as the public PyTorch implementations have it.
-    with torch.device("meta"):
-        model = create_model("unet", spatial_dims=2, in_channels=3, classes=2)
-    assert sum(p.numel() for p in model.parameters()) == 31_037_698
-    assert sum(p.numel() for p in model.head.parameters()) == 64 * 2 + 2
+    model = meta_network("unet", classes=2)
+    assert count_parameters(model) == 31_037_698
+    assert count_parameters(model.head) == 64 * 2 + 2
 
 
 @pytest.mark.parametrize(("depth", "grids"), [(1, [21, 10]), (3, [21, 10, 5, 2])])

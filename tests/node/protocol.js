@@ -11,6 +11,7 @@ const NOT_IDENTITY = new Set(["address", "description"]);
 const ORDER_LABEL = Buffer.from("mhfl/order/v1");
 const HELLO_LABEL = Buffer.from("mhfl/hello/v1");
 const MANIFEST_LABEL = Buffer.from("mhfl/manifest/v1\0");
+const ROUND_LABEL = Buffer.from("mhfl/round/v1\0");
 const WORD = 1n << 64n;
 const USAGES = ["1.3.6.1.5.5.7.3.1", "1.3.6.1.5.5.7.3.2"]; // server and client authentication
 const DTYPE_BYTES = { F64: 8, F32: 4, F16: 2, BF16: 2, I64: 8, I32: 4, I16: 2, I8: 1, U8: 1, BOOL: 1 };
@@ -116,7 +117,19 @@ function order({ roundKey, federation, round, sites, kind }) {
  * @param signed `body`, `signature`, `certificate_der`.
  * @param trust `ca` (PEM), `dialled` (the site that was meant), `now` (a Date), `decode` (bytes to a Manifest).
  */
-function openManifest(signed, { ca, dialled, now, decode }) {
+function openManifest(signed, trust) {
+  return openSigned(signed, MANIFEST_LABEL, trust);
+}
+
+/** The claim in a SignedRound of the dialled site, read only after certificate and signature hold. */
+function openRound(signed, federation, trust) {
+  const claim = openSigned(signed, ROUND_LABEL, trust);
+  refuseUnless(claim.federation.equals(federation), "the claim is of another federation");
+  refuseUnless(claim.site === trust.dialled, `the claim is of ${claim.site}`);
+  return claim;
+}
+
+function openSigned(signed, label, { ca, dialled, now, decode }) {
   const authority = new crypto.X509Certificate(ca);
   const certificate = new crypto.X509Certificate(signed.certificate_der);
   refuseUnless(certificate.checkIssued(authority), "the certificate is not the CA's");
@@ -126,7 +139,7 @@ function openManifest(signed, { ca, dialled, now, decode }) {
   refuseUnless(certificate.subjectAltName === `DNS:${dialled}`, `it names ${certificate.subjectAltName}`);
   const key = certificate.publicKey;
   refuseUnless(key.asymmetricKeyDetails?.namedCurve === "prime256v1", "its key is not on P-256");
-  const data = Buffer.concat([MANIFEST_LABEL, signed.body]);
+  const data = Buffer.concat([label, signed.body]);
   refuseUnless(crypto.verify("sha256", data, { key, dsaEncoding: "der" }, signed.signature), "the signature is wrong");
   return decode(signed.body);
 }
@@ -171,6 +184,7 @@ module.exports = {
   checkManifest,
   federationDigest,
   openManifest,
+  openRound,
   order,
   parseFederation,
   rosterDigest,

@@ -28,13 +28,24 @@ function schedules(vectors) {
   return vectors.length;
 }
 
+function signed({ body, signature, certificate_der: certificate }) {
+  const [bodyBytes, signatureBytes, der] = [body, signature, certificate].map((hex) => Buffer.from(hex, "hex"));
+  return { body: bodyBytes, signature: signatureBytes, certificate_der: der };
+}
+
+function rounds(vectors, decode) {
+  const trust = { ca: vectors.ca_certificate, dialled: vectors.sender, now: new Date(vectors.now), decode };
+  const federation = Buffer.from(vectors.federation, "hex");
+  const { site, generation, round } = protocol.openRound(signed(vectors.accepted), federation, trust);
+  assert.deepStrictEqual({ site, generation, round }, vectors.accepted.claim);
+  for (const refused of vectors.refused) {
+    assert.throws(() => protocol.openRound(signed(refused), federation, trust), Error, refused.why);
+  }
+  return 1 + vectors.refused.length;
+}
+
 function manifests(vectors, decode) {
   const trust = { ca: vectors.ca_certificate, dialled: vectors.dialled, now: new Date(vectors.now), decode };
-  const signed = ({ body, signature, certificate_der: certificate }) => ({
-    body: Buffer.from(body, "hex"),
-    signature: Buffer.from(signature, "hex"),
-    certificate_der: Buffer.from(certificate, "hex"),
-  });
   const manifest = protocol.openManifest(signed(vectors.accepted), trust);
   const expected = vectors.accepted.manifest;
   assert.strictEqual(manifest.sha256.toString("hex"), expected.sha256);
@@ -61,6 +72,7 @@ function main(folder) {
       federation: federations(read("federation")),
       schedule: schedules(read("schedule")),
       manifest: manifests(read("manifest"), messages["mhfl.v1.Manifest"].deserialize),
+      round: rounds(read("round"), messages["mhfl.v1.RoundClaim"].deserialize),
     }),
   );
 }

@@ -1,7 +1,5 @@
 """Fixtures for tests of the daemon and of its commands: an enrolled federation, a worker without torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fakes.drafts import draft
+from fakes.drafts import DERANGEMENT, draft, site_text
 from peer.core.messages import Artifact, Manifest, SignedManifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.dispatch import now
@@ -30,17 +28,10 @@ from peer.transport.manifest import encode_manifest, sign_manifest, to_base64
 ROOT = Path(__file__).parents[2]
 FAKES = ROOT / "tests" / "fakes"
 LIMIT_S = 30.0
-PACE = "beat_s = 0.2\nsilence_s = 5\nlinger_s = 5"
-SITE = """
-[data]
-datalist = "datalist.json"
-input_size = [8]
-[training]
-device = "cpu"
-"""
+PACE = {"beat_s": 0.2, "silence_s": 5, "linger_s": 5}
 
 
-class Program:
+class DaemonProcesses:
     """Daemons in processes of their own."""
 
     def __init__(self, loopback: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> None:
@@ -54,6 +45,12 @@ class Program:
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
         self.processes.append(process)
+        return process
+
+    def start_and_wait(self, name: str) -> subprocess.Popen[str]:
+        """The process of a site that waits for the others."""
+        process = self.start(name)
+        self.status(name, "gathering")
         return process
 
     def status(self, name: str, phase: str) -> dict[str, Any]:
@@ -95,8 +92,9 @@ def multicast() -> None:
 
 @pytest.fixture(scope="session")
 def _founded(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
+    text = draft("trial", schedule=DERANGEMENT, pace=PACE)
     return LocalFederation.create(
-        tmp_path_factory.mktemp("daemons"), draft("trial", pace=PACE), dict.fromkeys(("asia", "europe"), SITE)
+        tmp_path_factory.mktemp("daemons"), text, dict.fromkeys(("asia", "europe"), site_text())
     )
 
 
@@ -119,9 +117,9 @@ def fake_worker() -> Callable[..., tuple[str, ...]]:
 
 
 @pytest.fixture
-def program(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[Program]:
+def program(enrolled: LocalFederation, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[DaemonProcesses]:
     """Starts the enrolled sites' daemons, without torch; those that still run are killed at the end."""
-    program = Program(enrolled, fake_worker)
+    program = DaemonProcesses(enrolled, fake_worker)
     yield program
     for process in program.processes:
         process.kill()
@@ -136,9 +134,8 @@ class SiteRecords:
 
     def identity(self, name: str) -> certificates.Identity:
         ca = self.loopback.federation.ca_certificate
-        return certificates.Identity.load(
-            self.loopback.folder(name).pki, name=SiteName(name), ca_certificate=ca, now=now()
-        )
+        pki = self.loopback.folder(name).pki
+        return certificates.Identity.load(pki, name=SiteName(name), ca_certificate=ca, now=now())
 
     def journal(self, name: str, generation: int = 1) -> Journal:
         folder = self.loopback.folder(name)
@@ -164,10 +161,8 @@ class SiteRecords:
     def send(self, name: str, to: str, *, round: int, generation: int = 1) -> SignedManifest:
         """Write what both sites have on disk after one sent the other an artifact of a round."""
         journal, ledger = self.journal(name, generation), Ledger(self.loopback.folder(name).egress_db)
-        signed, digest = (
-            self.signed(name, ledger.head, round=round, generation=generation),
-            f"{generation:032x}{round:032x}",
-        )
+        signed = self.signed(name, ledger.head, round=round, generation=generation)
+        digest = f"{generation:032x}{round:032x}"
         journal.append("manifest", round, {"artifact": digest, **to_base64(signed)})
         transfer = {"purpose": "train", "kind": "model", "sha256": digest, "bytes": 64}
         intent = ledger.intend(peer=to, round=round, generation=generation, **transfer)

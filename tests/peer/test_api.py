@@ -1,8 +1,4 @@
-"""A site in a notebook: the documentation's examples run, records have their documented keys, and
-the model predicts.
-"""
-
-from __future__ import annotations
+"""A site in a notebook: the documentation's examples, the records' keys, predictions."""
 
 import contextlib
 import doctest
@@ -16,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.drafts import draft, site_text
 from peer import api
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
@@ -30,30 +27,7 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.training.trainer import INITIAL, Trainer
 
-DRAFT = """
-name = "trial"
-rounds = 3
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[stages.train]
-unit = "step"
-count = 2
-"""
-SITE = """
-[data]
-datalist = "{datalist}"
-input_size = [8]
-[model]
-name = "resnet10"
-parameters = {{width = 2}}
-[training]
-device = "cpu"
-"""
+DRAFT = draft("trial", stages={"train": {"unit": "step", "count": 2}})
 DOCUMENTED = re.compile(r"``(\w+)``")
 
 
@@ -89,22 +63,11 @@ def train(folder: SiteFolder, *, rounds: int) -> None:
             measured = trainer.perform(commands.Evaluate(number, round, round + 100, state, (), False))
             assert isinstance(measured, events.Evaluated)
             record = {
-                "generation": number,
-                "sources": [],
-                "contributors": ["asia"],
-                "missing": {"europe": "silent"},
-                "below_quorum": False,
-                "skipped": [],
-                "artifact_sha256": "ab" * 32,
-                "aggregate_sha256": None,
-                "metrics": dict(done.metrics),
-                "threads": done.threads,
-                "duration_s": done.duration_s,
-                "state": state,
-                "artifact": to_json(None),
-                "visiting": False,
-                "publish": None,
-            }
+                "generation": number, "sources": [], "contributors": ["asia"], "missing": {"europe": "silent"},
+                "below_quorum": False, "skipped": [], "artifact_sha256": "ab" * 32, "aggregate_sha256": None,
+                "metrics": dict(done.metrics), "threads": done.threads, "duration_s": done.duration_s, "state": state,
+                "artifact": to_json(None), "visiting": False, "publish": None,
+            }  # fmt: skip
             journal.append("opened", round, {"sources": []})
             journal.append("committed", round, record)
             journal.append("evaluated", round, {"metrics": dict(measured.metrics)})
@@ -118,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SiteFolder:
     Tests must not change it.
     """
     root = tmp_path_factory.mktemp("notebook")
-    text = SITE.format(datalist=signals(root / "data"))
+    text = site_text(datalist=signals(root / "data"), model={"name": "resnet10", "parameters": {"width": 2}})
     loopback = LocalFederation.create(root, DRAFT, dict.fromkeys(("asia", "europe"), text))
     folder = loopback.folder("asia")
     with preserve_torch_settings():
@@ -218,8 +181,7 @@ def test_a_broken_file_is_named(empty: api.SiteHandle) -> None:
 
 
 def test_a_running_daemon_tells_its_status_and_is_read_beside(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     site = api.open_site("asia", home=enrolled.home)
     status = site.status()
     assert (status["daemon"], status["pid"], status["phase"]) == ("running", process.pid, "gathering")

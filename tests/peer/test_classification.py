@@ -1,7 +1,5 @@
 """Metrics of class probabilities, beside scikit-learn's and values by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Every key of a document says what it means."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator
 from typing import Any

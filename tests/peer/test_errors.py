@@ -1,7 +1,5 @@
 """The exit codes are a contract: one a kind of failure, none used twice, each with a remedy."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -16,25 +14,11 @@ KINDS = [
 
 def test_the_codes_that_scripts_rely_on() -> None:
     assert {code: row.name for code, row in EXIT_CODES.items()} == {
-        2: "UsageError",
-        3: "ConfigError",
-        4: "CertificateError",
-        5: "BundleError",
-        6: "StateError",
-        7: "LockedError",
-        8: "PortInUse",
-        9: "DiskError",
-        10: "DataError",
-        11: "ModelError",
-        12: "PeerMisbehaved",
-        13: "PeerUnreachable",
-        14: "DaemonDown",
-        15: "WorkerFailed",
-        16: "CheckFailed",
-        17: "FederationMismatch",
-        18: "LedgerBroken",
-        130: "Interrupted",
-    }
+        2: "UsageError", 3: "ConfigError", 4: "CertificateError", 5: "BundleError", 6: "StateError", 7: "LockedError",
+        8: "PortInUse", 9: "DiskError", 10: "DataError", 11: "ModelError", 12: "PeerMisbehaved",
+        13: "PeerUnreachable", 14: "DaemonDown", 15: "WorkerFailed", 16: "CheckFailed", 17: "FederationMismatch",
+        18: "LedgerBroken", 130: "Interrupted",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +26,6 @@ def test_every_kind_is_in_the_table(kind: type[PeerError]) -> None:
     assert EXIT_CODES[kind.exit_code] == (kind.__name__, kind.meaning, kind.usual_remedy)
     assert kind.meaning
     assert kind.usual_remedy
-    assert kind.__doc__
 
 
 def test_no_two_kinds_share_a_code() -> None:

@@ -1,23 +1,20 @@
 """The errors about missing Python packages, in a subprocess that cannot import them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from fakes.drafts import EXPERIMENT
 from peer.errors import ConfigError
 from peer.extras import EXTRAS, missing_package, require_extra
 
 ROOT = Path(__file__).parents[2]
-Run = subprocess.CompletedProcess[str]
 BLOCKED = """
 import sys
 
@@ -31,28 +28,9 @@ sys.meta_path.insert(0, Blocker())
 from peer.cli import main
 main(prog_name="mhfl-peer")
 """
-EXPERIMENT = """
-name = "trial"
-rounds = 1
-test_share = 0.25
-[task]
-kind = "classification"
-spatial_dims = 2
-in_channels = 1
-classes = 2
-[data]
-pool = "pool.json"
-input_size = [8, 8]
-[partitions.even]
-kind = "equal"
-sites = ["asia", "europe"]
-[models.small]
-"*" = {name = "resnet5", width = 4, max_pool = false}
-[methods.local]
-"""
 
 
-def without(blocked: str, *arguments: str | Path) -> Run:
+def without(blocked: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command where these modules, with commas between, are not installed."""
     command = [sys.executable, "-c", BLOCKED, blocked, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -94,39 +72,19 @@ def test_simulate_says_so_before_anything_is_made(options: list[str], tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def report(folder: Path) -> Run:
-    return without("matplotlib", "report", folder)
-
-
-def demo(folder: Path) -> Run:
-    return without("scipy", "demo", "--out", folder / "out")
-
-
-def prepare_nodules(folder: Path) -> Run:
-    return without("scipy", "data", "prepare", "lidc", "--out", folder / "out")
-
-
-def prepare_digits(folder: Path) -> Run:
-    return without("sklearn", "data", "prepare", "digits", "--out", folder / "out")
-
-
-def predict_with_onnx(folder: Path) -> Run:
-    (folder / "model.onnx").touch()
-    return without("onnxruntime", "predict", "--model", folder / "model.onnx", folder, "--out", folder / "out")
-
-
 @pytest.mark.parametrize(
-    ("run", "extra"),
+    ("blocked", "words", "extra"),
     [
-        (report, "research"),
-        (demo, "data"),
-        (prepare_nodules, "data"),
-        (prepare_digits, "research"),
-        (predict_with_onnx, "export"),
+        ("matplotlib", "report {0}", "research"),
+        ("scipy", "demo --out {0}/out", "data"),
+        ("scipy", "data prepare lidc --out {0}/out", "data"),
+        ("sklearn", "data prepare digits --out {0}/out", "research"),
+        ("onnxruntime", "predict --model {0}/model.onnx {0} --out {0}/out", "export"),
     ],
 )
-def test_a_command_names_the_extra_that_it_needs(run: Callable[[Path], Run], extra: str, tmp_path: Path) -> None:
-    ended = run(tmp_path)
+def test_a_command_names_the_extra_that_it_needs(blocked: str, words: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    ended = without(blocked, *(word.format(tmp_path) for word in words.split()))
     assert ended.returncode == ConfigError.exit_code, ended.stderr
     assert ended.stderr.endswith(f"; run `pip install 'mhfl-peer[{extra}]'`\n")
     assert len(ended.stderr.splitlines()) == 1

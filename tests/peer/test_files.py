@@ -1,7 +1,5 @@
 """Files and folders that are written whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

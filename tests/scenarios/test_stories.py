@@ -57,7 +57,7 @@ def test_a_peer_that_was_silent(tell: Tell) -> None:
     assert document["waited_for"] == [{"site": "asia", "outcome": "silent"}]
     assert texts(document)[1:] == [
         "europe began round 1 when asia said hello.",
-        "europe waited for asia.",
+        "europe waited for asia for 15 s.",
         "europe did without asia: it was not heard for so long that it counts as silent.",
         "europe went on with nothing from other sites when a deadline passed: nothing was left to wait for.",
         "europe trained (train) for 60 s.",
@@ -77,7 +77,7 @@ def test_a_refusal(tell: Tell) -> None:
     assert document["refused"] == [{"site": "asia", "reason": "sent the artifact of round 2 for round 1"}]
     assert texts(document)[2:5] == [
         "europe refused asia: sent the artifact of round 2 for round 1.",
-        "europe waited for asia.",
+        "europe waited for asia for 2 s.",
         "europe did without asia: it sent what was not acceptable.",
     ]
 
@@ -93,8 +93,8 @@ def test_what_the_worker_rejects_is_done_without(tell: Tell) -> None:
 def test_a_round_that_was_left_out(tell: Tell) -> None:
     document = tell("jump", 3)
     assert (document["state"], document["went_on"]) == ("skipped", None)
-    why_not = "because its peers were further when a sign of life came from africa"
-    assert texts(document) == [f"europe left out rounds 2 to 8, {why_not}."]
+    why_not = "because its peers were further when the training was over"
+    assert texts(document) == [f"europe left out rounds 3 to 8, {why_not}."]
 
 
 def test_a_restart_in_a_round_belongs_to_its_story(tell: Tell) -> None:

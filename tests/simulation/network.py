@@ -20,6 +20,7 @@ from unittest import mock
 
 import grpc
 
+from peer.transport import connections
 from simulation.loop import PROCESS, Process
 
 STATUS = grpc.StatusCode
@@ -98,6 +99,9 @@ class Network:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(grpc.aio, "server", server))
             stack.enter_context(mock.patch.object(grpc.aio, "secure_channel", channel))
+            stack.enter_context(
+                mock.patch.object(connections, "accepted_sockets", lambda port: contextlib.nullcontext(()))
+            )
             for name in CREDENTIALS:
                 stack.enter_context(mock.patch.object(grpc, name, lambda *_, **__: None))
             yield
@@ -133,9 +137,6 @@ class SimulatedServer:
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         self._handlers += handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        pass  # the generic ones are the same
 
     def add_secure_port(self, address: str, credentials: Any) -> int:
         port = address.rpartition(":")[2]
@@ -173,18 +174,10 @@ class SimulatedServer:
     async def _answer(self, path: str, data: bytes, context: SimulatedContext) -> bytes | None:
         try:
             method = self.handler(path)
-            request = method.request_deserializer(data) if method.request_deserializer else data
-            serialize = method.response_serializer or bytes
-            context.serialize = serialize
-            if not method.response_streaming:
-                answer = serialize(await method.unary_unary(request, context))
-                return context.leave("answer", answer)
-            streaming = method.unary_stream(request, context)
-            if hasattr(streaming, "__aiter__"):
-                async for message in streaming:
-                    await context.write(message)
-            else:
-                await streaming
+            if method.response_streaming:
+                await method.stream_stream(_one(data), context)
+                return None
+            return context.leave("answer", await method.stream_unary(_one(data), context))
         except grpc.aio.AbortError:
             raise Failed(context.code, context.details) from None
         except Failed:
@@ -194,13 +187,17 @@ class SimulatedServer:
         return None
 
 
+async def _one(request: bytes) -> AsyncIterator[bytes]:
+    """The request as a handler reads it."""
+    yield request
+
+
 class SimulatedContext:
     """In place of ``grpc.aio.ServicerContext``."""
 
     def __init__(self, network: Network, caller: str, callee: str, path: str) -> None:
         self._network, self._caller, self._callee, self._path = network, caller, callee, path
         self.code, self.details = STATUS.UNKNOWN, ""
-        self.serialize: Callable[[Any], bytes] = bytes
         self.chunks: asyncio.Queue[bytes | Failed] = asyncio.Queue()
         self._ahead, self._taken = 0, asyncio.Event()
 
@@ -211,7 +208,7 @@ class SimulatedContext:
         }
 
     def peer(self) -> str:
-        return f"ipv4:{self._caller}"
+        return "ipv4:10.0.0.1:7443"
 
     def invocation_metadata(self) -> tuple[Any, ...]:
         return ()
@@ -223,9 +220,9 @@ class SimulatedContext:
     def leave(self, part: str, data: bytes) -> bytes:
         return self._network.observer.message(self._callee, self._caller, self._path, part, data)
 
-    async def write(self, message: Any) -> None:
+    async def write(self, message: bytes) -> None:
         """Send a chunk; waits while the receiver has not taken what was sent before."""
-        data = self.leave("chunk", self.serialize(message))
+        data = self.leave("chunk", message)
         await self._network.carry(self._callee, self._caller)
         self.chunks.put_nowait(data)
         self._ahead += len(data)

@@ -2,6 +2,8 @@
 
 The module of each data set has ``prepare(out, *, ...) -> summary``, and is imported only when its
 data set is prepared. An installed package names the modules of its data sets by entry points.
+``prepare`` raises ``DataError`` where the data or the package that holds them is missing or
+damaged, ``StateError`` where ``out`` is not empty, and ``DiskError`` where it cannot be written.
 """
 
 from __future__ import annotations

@@ -58,7 +58,6 @@ SEXES = {"1": "male", "2": "female"}
 PUBLICATION = Publication(
     task="abide",
     title="ABIDE I (PCP): ReHo, degree centrality, LFCD, VMHC",
-    kind="classification",
     spatial_dims=3,
     channels=("ReHo", "degree centrality", "LFCD", "VMHC"),
     classes=CLASSES,
@@ -93,7 +92,7 @@ def gather(pool: PublicSet, table: Path, maps: Path, *, degree: str = DEGREES[0]
 
 
 def region_of(site_id: str) -> tuple[str, str]:
-    """The region and the institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
+    """The region and institution of a ``SITE_ID``; ``KeyError`` where ABIDE I has no such site."""
     institution = site_id.removesuffix("_1").removesuffix("_2")
     return {member: region for region, members in REGIONS.items() for member in members}[institution], institution
 
@@ -114,17 +113,14 @@ def _add(
         pool.dropped["a map is absent"] += 1
         return
     pool.add(
-        {
-            "image": [str(files[name]) for name in names],
-            "label": label,
-            "subject": row["SUB_ID"],
-            "site": region,
-            "institution": site_name(institution),
-            "sex": SEXES.get(row["SEX"]),
-            "age": parse_number(row["AGE_AT_SCAN"]),
-        }
+        image=[str(files[name]) for name in names],
+        label=label,
+        subject=row["SUB_ID"],
+        site=region,
+        institution=site_name(institution),
+        sex=SEXES.get(row["SEX"]),
+        age=parse_number(row["AGE_AT_SCAN"]),
     )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[PHENOTYPES], [MAPS]], {"degree": DEGREES})
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[PHENOTYPES], [MAPS]], {"degree": DEGREES}).prepare

@@ -59,17 +59,8 @@ def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
     """Write four sites' folders and ``summary.json``.
 
     Args:
-        out: a folder that is empty or not there.
         seed: decides which subjects are test subjects and which windows are of class 1; the same
             seed, the same bytes.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: a package that holds the data is not installed.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
     """
     labels, affine = region_labels()
     subjects = list(read_subjects())

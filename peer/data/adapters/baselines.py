@@ -32,12 +32,7 @@ def surface(volume: NDArray[np.float32]) -> float:
 def baseline_aucs(
     scores: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[int]]
 ) -> dict[str, float | None]:
-    """The AUC of one number for each site's samples, and of all sites' together under ``pooled``.
-
-    Args:
-        scores: for each site, the number of each sample.
-        labels: for the same sites, the classes (0 or 1) of the same samples.
-    """
+    """The AUC of one number for each site's samples, and for all of them under ``pooled``."""
     pooled = auc([s for site in scores for s in scores[site]], [c for site in scores for c in labels[site]])
     return {**{site: round_score(auc(scores[site], labels[site])) for site in scores}, POOLED: round_score(pooled)}
 

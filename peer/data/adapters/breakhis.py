@@ -26,9 +26,6 @@ SITE = "breakhis"
 PUBLICATION = Publication(
     task="breakhis",
     title="BreaKHis",
-    kind="classification",
-    spatial_dims=2,
-    channels=("red", "green", "blue"),
     classes=CLASSES,
     layout="breast/{benign,malignant}/SOB/<sub-type>/<slide>/<magnification>/*.png (BreaKHis_v1/histology_slides)",
     reference="Spanhol et al., IEEE Trans Biomed Eng 63(7), 2016, 1455-1462",
@@ -57,7 +54,7 @@ def gather(pool: PublicSet, benign: Path, *, task: str = TASKS[0]) -> None:
 
 
 def _without_labels() -> Publication:
-    """The set for super-resolution: samples have no label, so that counts use the lesion instead."""
+    """The set for super-resolution: samples have no label, so counts use the lesion instead."""
     counts = tuple(
         dataclasses.replace(count, where={"lesion": CLASSES[count.where["label"]]}) if "label" in count.where else count
         for count in PUBLICATION.counts
@@ -69,18 +66,15 @@ def _add(pool: PublicSet, picture: Path, tumour: str, name: str, *, labelled: bo
     if (match := pool.match(FILE, picture.name)) is None:
         return
     pool.add(
-        {
-            "image": str(picture),
-            "label": CLASSES.index(name) if labelled else None,
-            "subject": f"case-{match['case']}",
-            "site": SITE,
-            "slide": picture.parent.parent.name,
-            "lesion": name,
-            "tumour": tumour,
-            "magnification": int(match["magnification"]),
-        }
+        image=str(picture),
+        label=CLASSES.index(name) if labelled else None,
+        subject=f"case-{match['case']}",
+        site=SITE,
+        slide=picture.parent.parent.name,
+        lesion=name,
+        tumour=tumour,
+        magnification=int(match["magnification"]),
     )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [["benign/SOB"]], {"task": TASKS})
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [["benign/SOB"]], {"task": TASKS}).prepare

@@ -31,9 +31,7 @@ def make_adapter(
     """The adapter of such a set.
 
     Args:
-        publication: what the set is.
         marker: the folder of a class in the split ``train``, by which `locate` finds the set.
-        site: the site of all samples.
         name: matches a picture's whole name without its ending; the first group is the subject.
         mode: a picture of another mode is copied into this one; None: pictures stay as they are.
         extra_keys: returns further keys of a picture's entry.
@@ -49,7 +47,7 @@ def make_adapter(
                     if mode is not None:
                         copy = Path("images") / f"{side}-{path.stem}.png"
                         image = picture_files.readable_path(path, mode=mode, out=pool.out, copy=copy)
-                    entry = {"image": image, "label": label, "subject": match[1], "site": site}
-                    pool.add({**entry, **extra_keys(path), "published_split": side})
+                    keys = {**extra_keys(path), "published_split": side}
+                    pool.add(image=image, label=label, subject=match[1], site=site, **keys)
 
     return Adapter(publication, gather, [[marker]])

@@ -45,9 +45,6 @@ SITE = "derm7pt"
 PUBLICATION = Publication(
     task="derm7pt",
     title="Derm7pt, dermoscopy",
-    kind="classification",
-    spatial_dims=2,
-    channels=("red", "green", "blue"),
     classes=CLASSES,
     layout="meta/meta.csv and images/ (release_v0)",
     reference="Kawahara et al., IEEE J Biomed Health Inform 23(2), 2019, 538-546",
@@ -75,17 +72,15 @@ def gather(pool: PublicSet, meta: Path) -> None:
             continue
         label = LABELS[row["diagnosis"]]
         pool.add(
-            {
-                "image": str(files[row["derm"].lower()]),
-                "label": label,
-                "subject": f"case-{row['case_num']}",
-                "site": SITE,
-                "lesion": CLASSES[label],
-                "diagnosis": row["diagnosis"],
-                "sex": row["sex"] or None,
-                "location": row["location"] or None,
-                "published_split": sides.get(index),
-            }
+            image=str(files[row["derm"].lower()]),
+            label=label,
+            subject=f"case-{row['case_num']}",
+            site=SITE,
+            lesion=CLASSES[label],
+            diagnosis=row["diagnosis"],
+            sex=row["sex"] or None,
+            location=row["location"] or None,
+            published_split=sides.get(index),
         )
 
 
@@ -101,5 +96,4 @@ def _sides(base: Path) -> dict[int, str]:
     return sides
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[META]])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[META]]).prepare

@@ -63,19 +63,10 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
     """Write the three sites' folders and ``summary.json``.
 
     Args:
-        out: a folder that is empty or not there.
         seed: decides which images go to which site, and which are test images; the same seed, the
             same bytes.
         source: a folder with ``patch<number>a.bmp`` in it or below; default: the one in the
             installed package.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the package that holds the patches is not installed, or a file is no such patch.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
     """
     source = source or prepared_folder.package_file(PACKAGE, DATA)
     prepared_folder.make_empty(out)
@@ -103,11 +94,7 @@ def prepare(out: Path, *, seed: int = 0, source: Path | None = None) -> dict[str
 
 
 def read_patches(source: Path) -> list[Patch]:
-    """The "a" patches in a folder and below, by number.
-
-    Raises:
-        DataError: there is no patch, or a file is not a picture of 32 by 32 pixels.
-    """
+    """The "a" patches in a folder and below, by number; ``DataError`` where a file is none."""
     files = {int(match[1]): path for path in source.rglob("*.bmp") if (match := FILE.fullmatch(path.name))}
     if not files:
         raise DataError(f"{source} holds no patch<number>a.bmp", PINNED)

@@ -19,21 +19,7 @@ LEVEL_MAX = 16.0
 
 
 def prepare(out: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Write one pool for an experiment to divide; there is no random choice, so the seed has no
-    effect.
-
-    Args:
-        out: a folder that is empty or not there.
-        seed: has no effect.
-
-    Returns:
-        The summary.
-
-    Raises:
-        ConfigError: scikit-learn is not installed.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
-    """
+    """Write one pool for an experiment to divide; the seed has no effect."""
     require_extra("research", "`data prepare digits`", ("sklearn",))
     from sklearn.datasets import load_digits
 

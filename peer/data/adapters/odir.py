@@ -34,9 +34,6 @@ SITE = "odir"
 PUBLICATION = Publication(
     task="odir",
     title="ODIR-5K",
-    kind="classification",
-    spatial_dims=2,
-    channels=("red", "green", "blue"),
     classes=CLASSES,
     layout=f"{TABLE} and '{FOLDERS[0]}' or {FOLDERS[1]} (data.xlsx has no label an eye)",
     reference="Peking University International Competition on Ocular Disease Intelligent Recognition, 2019",
@@ -56,17 +53,14 @@ def gather(pool: PublicSet, table: Path, images: Path) -> None:
             pool.absent.append(picture.name)
             continue
         pool.add(
-            {
-                "image": str(picture),
-                "label": CODES.index(match[1]),
-                "subject": row["ID"],
-                "site": SITE,
-                "eye": "left" if "left" in picture.stem else "right",
-                "sex": row["Patient Sex"].lower() or None,
-                "age": parse_number(row["Patient Age"]),
-            }
+            image=str(picture),
+            label=CODES.index(match[1]),
+            subject=row["ID"],
+            site=SITE,
+            eye="left" if "left" in picture.stem else "right",
+            sex=row["Patient Sex"].lower() or None,
+            age=parse_number(row["Patient Age"]),
         )
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [[TABLE], FOLDERS])
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [[TABLE], FOLDERS]).prepare

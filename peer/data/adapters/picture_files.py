@@ -32,13 +32,8 @@ def make_readable(path: Path, *, mode: str, copy: Path) -> Path:
     """Convert a picture where the trainer cannot read it.
 
     Args:
-        path: the published picture.
-        mode: "L" for grey, "RGB" for colours.
         copy: the PNG to write where the ending or the mode differs; greys of 16 bits are divided by
             their largest value.
-
-    Returns:
-        ``path``, or ``copy`` where it was written.
 
     Raises:
         DataError: the file is no picture.
@@ -67,11 +62,6 @@ def write_label_map(mask: Path, *, picture: Path, target: Path) -> None:
 
     The foreground of a mask is bright: 255, or 1 where no value is larger. Masks stored as JPEG
     have values in between, which become the nearer label.
-
-    Args:
-        mask: the published mask.
-        picture: the picture that the mask belongs to.
-        target: the PNG to write.
 
     Raises:
         DataError: the mask is no picture, or has another size than its picture.

@@ -24,18 +24,12 @@ PATHOGENS = ("bacteria", "virus")
 PUBLICATION = Publication(
     task="pneumonia",
     title="Chest X-ray images (pneumonia)",
-    kind="classification",
-    spatial_dims=2,
     channels=("grey",),
     classes=CLASSES,
     layout="{train,val,test}/{NORMAL,PNEUMONIA}/*.jpeg (chest_xray)",
     reference="Kermany et al., Cell 172(5), 2018, 1122-1131",
     licence="CC BY 4.0",
-    counts=(
-        PublishedCount("samples", 5856),
-        *by_class(CLASSES, (1583, 4273)),
-        *by_split(SIDES, (5216, 16, 624)),
-    ),
+    counts=(PublishedCount("samples", 5856), *by_class(CLASSES, (1583, 4273)), *by_split(SIDES, (5216, 16, 624))),
 )
 
 
@@ -44,7 +38,6 @@ def pathogen(path: Path) -> dict[str, str | None]:
     return {"pathogen": next((name for name in PATHOGENS if name in path.stem.lower()), None)}
 
 
-ADAPTER = class_folders.make_adapter(
+prepare = class_folders.make_adapter(
     PUBLICATION, marker="train/PNEUMONIA", site="guangzhou", name=FILE, mode="L", extra_keys=pathogen
-)
-prepare = ADAPTER.prepare
+).prepare

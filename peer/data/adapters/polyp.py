@@ -34,8 +34,6 @@ PUBLICATION = Publication(
     task="polyp",
     title="Polyp segmentation, four centres",
     kind="segmentation",
-    spatial_dims=2,
-    channels=("red", "green", "blue"),
     classes=("background", "polyp"),
     layout=LAYOUT,
     reference=(
@@ -108,15 +106,7 @@ def _add(pool: PublicSet, site: str, image: Path, mask: Path) -> None:
     copy, label = (Path(site) / kind / f"{image.stem}.png" for kind in ("images", "masks"))
     readable = picture_files.readable_path(image, mode="RGB", out=pool.out, copy=copy)
     picture_files.write_label_map(mask, picture=image, target=pool.out / label)
-    pool.add(
-        {
-            "image": readable,
-            "label": label.as_posix(),
-            "subject": subject_of(site, image.stem),
-            "site": site,
-        }
-    )
+    pool.add(image=readable, label=label.as_posix(), subject=subject_of(site, image.stem), site=site)
 
 
-ADAPTER = Adapter(PUBLICATION, gather)
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather).prepare

@@ -103,8 +103,6 @@ def shuffle(names: Sequence[str], *, seed: int, purpose: str) -> list[str]:
     """The names in an order that depends on the seed and the purpose alone, on every machine.
 
     Args:
-        names: distinct names; their own order does not matter.
-        seed: another seed gives another order.
         purpose: another purpose gives another order, so that decisions do not depend on each other.
     """
     return sorted(names, key=lambda name: sha256(f"{seed}/{purpose}/{name}".encode()).digest())

@@ -44,8 +44,6 @@ class PublishedCount:
     """A number that the publishers or a paper print.
 
     Attributes:
-        name: what the number counts, in words.
-        expected: the number.
         where: keys and values that a sample must have to be counted; ``side`` is "training" or
             "test".
         of: count the different values of this key; "": count samples.
@@ -69,31 +67,26 @@ class PublishedCount:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The description of a published data set.
+    """The description of a published data set; by default, its samples are colour pictures.
 
     Attributes:
         task: its name on the command line.
-        title: its name in documents.
         kind: ``[task] kind`` of a federation that trains on it.
         spatial_dims: ``[task] spatial_dims`` of that federation.
-        channels: the name of each channel of an image.
         classes: names of the classes in the order of their labels; empty where labels are images.
-        layout: the files that the source folder must hold.
-        reference: the publication.
-        licence: the terms of use.
         counts: numbers printed by the publishers, or by a paper that uses the set.
         federated: whether its centres are sites, each with a datalist of its own.
     """
 
     task: str
     title: str
-    kind: str
-    spatial_dims: int
-    channels: tuple[str, ...]
     classes: tuple[str, ...]
     layout: str
     reference: str
     licence: str
+    kind: str = "classification"
+    spatial_dims: int = 2
+    channels: tuple[str, ...] = ("red", "green", "blue")
     counts: tuple[PublishedCount, ...] = ()
     federated: bool = False
 
@@ -108,9 +101,6 @@ class PublicSet:
     """The samples of a set while an adapter gathers them.
 
     Attributes:
-        publication: the description of the set.
-        source: the folder that the user named.
-        out: the folder to write to.
         training: the samples, or those of the published training set.
         test: the samples of the published test set.
         dropped: how many samples were left out, by reason.
@@ -127,7 +117,7 @@ class PublicSet:
     absent: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def add(self, entry: Entry, *, side: str = "training") -> None:
+    def add(self, *, side: str = "training", **entry: Any) -> None:
         """Add a sample, without the keys whose value is None."""
         (self.test if side == "test" else self.training).append(
             {key: value for key, value in entry.items() if value is not None}
@@ -231,7 +221,6 @@ class Adapter:
     """The reader of a published set.
 
     Attributes:
-        publication: the description of the set.
         gather: ``gather(pool, *paths, **options)`` adds the samples to the pool, and writes new
             files to ``pool.out``.
         markers: for each of the paths that ``gather`` takes, the markers by which `locate` finds
@@ -249,12 +238,7 @@ class Adapter:
         are sites.
 
         Args:
-            out: a folder that is empty or not there.
             source: the folder that the set was unpacked into, or one above it.
-            options: options of this set.
-
-        Returns:
-            The summary.
 
         Raises:
             UsageError: an option has a value that is not among its choices.
@@ -303,9 +287,7 @@ def locate(source: Path, *markers: str, publication: Publication) -> Path:
     """Find the file or folder that shows where a set lies in the source.
 
     Args:
-        source: the folder that the user named.
         markers: relative paths, which may contain wildcards, in the order of preference.
-        publication: the description of the set, for the error's remedy.
 
     Returns:
         The path that matches the first marker that exists, at the least depth below the source.
@@ -328,10 +310,8 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def read_table(path: Path, columns: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file with a heading; values have no surrounding spaces.
-
-    Raises:
-        DataError: the file cannot be read, or lacks one of these columns.
+    """The rows of a CSV file with a heading; values have no surrounding spaces. ``DataError`` where
+    the file cannot be read, or lacks one of these columns.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as lines:

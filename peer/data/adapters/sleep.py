@@ -16,6 +16,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +70,7 @@ PUBLICATION = Publication(
 
 
 def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None:
-    """Add the epochs of the first ``subjects``, one of `SUBJECTS`; write
-    ``signals/<recording>/<epoch>.npy``.
-    """
+    """Add the epochs of the first ``subjects``; write ``signals/<recording>/<epoch>.npy``."""
     pool.publication = dataclasses.replace(PUBLICATION, counts=PUBLISHED[subjects])
     base = first.parent
     nights = [(path, match) for path in sorted(base.iterdir()) if (match := FILE.fullmatch(path.name))]
@@ -89,10 +88,6 @@ def gather(pool: PublicSet, first: Path, *, subjects: int = SUBJECTS[0]) -> None
 
 def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     """The scored epochs of a night, from 30 minutes before sleep to 30 minutes after it.
-
-    Args:
-        signal: the polysomnogram.
-        hypnogram: its scoring.
 
     Returns:
         The values ``(epochs, 3000)`` in microvolts, the labels ``(epochs,)``, and each epoch's
@@ -125,21 +120,19 @@ def read_night(signal: Path, hypnogram: Path) -> tuple[NDArray[np.float32], NDAr
 def _add(pool: PublicSet, signal: Path, hypnogram: Path, *, subject: str, night: str) -> None:
     epochs, labels, indices = read_night(signal, hypnogram)
     patient = PATIENT.match(edf.read_header(signal).patient)
-    person = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
+    person: dict[str, Any] = {"sex": SEXES[patient["sex"]], "age": int(patient["age"])} if patient else {}
     target = Path(SIGNALS) / night
     files = [target / f"{index:04d}.npy" for index in indices]
     _save(pool.out, files, epochs)
     for file, label in zip(files, labels, strict=True):
         pool.add(
-            {
-                "image": file.as_posix(),
-                "label": int(label),
-                "subject": f"SC4{subject}",
-                "site": SITE,
-                "recording": night,
-                "night": int(night[-1]),
-                **person,
-            }
+            image=file.as_posix(),
+            label=int(label),
+            subject=f"SC4{subject}",
+            site=SITE,
+            recording=night,
+            night=int(night[-1]),
+            **person,
         )
 
 
@@ -152,5 +145,4 @@ def _save(out: Path, files: Sequence[Path], epochs: NDArray[np.float32]) -> None
         raise DiskError(f"{out / files[0].parent} cannot be written: {error.strerror}") from error
 
 
-ADAPTER = Adapter(PUBLICATION, gather, [["SC4*-PSG.edf"]], {"subjects": SUBJECTS})
-prepare = ADAPTER.prepare
+prepare = Adapter(PUBLICATION, gather, [["SC4*-PSG.edf"]], {"subjects": SUBJECTS}).prepare

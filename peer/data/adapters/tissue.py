@@ -107,19 +107,9 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
     """Write the four sites' folders and ``summary.json``.
 
     Args:
-        out: a folder that is empty or not there.
         seed: decides which slabs are for the test; the same seed, the same bytes.
         size: pixels along each side of a slice, one of `SIZES`.
         source: a folder with the template's three files; default: the one in the installed package.
-
-    Returns:
-        The summary.
-
-    Raises:
-        DataError: the package that holds the template is not installed, or a file is not the
-            template's.
-        StateError: ``out`` is not empty.
-        DiskError: ``out`` cannot be made.
     """
     source = source or prepared_folder.package_file(PACKAGE, DATA)
     prepared_folder.make_empty(out)
@@ -150,11 +140,7 @@ def prepare(out: Path, *, seed: int = 0, size: int = 64, source: Path | None = N
 
 
 def read_template(source: Path) -> Template:
-    """The template from a folder with its three files.
-
-    Raises:
-        DataError: a file cannot be read, or does not hold bytes on the template's grid.
-    """
+    """The template from a folder with its three files; ``DataError`` where one is another."""
     image, grey, white = (_read(source / FILE.format(kind)) for kind in ("t1", "gm", "wm"))
     inside = np.argwhere(image)
     start = (inside.min(axis=0) + inside.max(axis=0) + 1) // 2 - SIDE_MM // 2

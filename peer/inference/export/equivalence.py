@@ -30,7 +30,7 @@ READ = "test samples of the site"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Prepared images ``(c, *space)``, their files (none for drawn images), their source in words."""
+    """Prepared images ``(c, *space)``, their files (none if drawn), their source in words."""
 
     images: tuple[Tensor, ...]
     files: tuple[tuple[Path, ...], ...]
@@ -76,10 +76,8 @@ def compare(
     Each image is run by itself; the first also in a batch of two.
 
     Args:
-        subject: of the comparison, in words.
         run: gives output ``(b, ...)`` for images ``(b, c, *space)``.
         reference: gives the expected output.
-        samples: the images.
         tolerance: of the largest absolute difference, relative where values are larger than 1.
 
     Raises:
@@ -99,7 +97,7 @@ def compare(
 def compare_pairs(
     subject: str, pairs: Sequence[tuple[Tensor, Tensor]], *, tolerance: float = TOLERANCE, samples: int, source: str
 ) -> dict[str, Any]:
-    """Compare pairs of computed and expected outputs; returns and raises as :func:`compare` does."""
+    """Compare pairs of computed and expected outputs, as :func:`compare` does."""
     difference = 0.0
     for computed, expected in pairs:
         if computed.shape != expected.shape:

@@ -41,7 +41,6 @@ def trace(module: nn.Module, image: Tensor, *, free_space: bool, name: str) -> E
         module: in evaluation mode, on the CPU; takes one tensor and gives one.
         image: a prepared image ``(c, *space)``; the graph takes its size alone.
         free_space: whether the graph takes all sizes that the network takes.
-        name: the network's, for errors.
 
     Raises:
         UnusableConfigurationError: the network does what no graph can hold; the message names it.
@@ -90,16 +89,9 @@ def run_pt2(content: bytes) -> tuple[Run, str]:
 
 
 def to_onnx(program: ExportedProgram, *, output: str, name: str) -> bytes:
-    """The graph in ONNX, weights inside.
-
-    Args:
-        program: of :func:`trace`.
-        output: the output's name.
-        name: the network's, for errors.
-
-    Raises:
-        UnusableConfigurationError: ONNX lacks one of its operators, the file would exceed ONNX's
-            limit of 2 GiB, or the packages that write it are not installed.
+    """The graph in ONNX, weights inside; ``UnusableConfigurationError`` where ONNX lacks one of its
+    operators, the file would exceed ONNX's limit of 2 GiB, or the packages that write it are not
+    installed.
     """
     _require("onnx", "onnxscript")
     try:

@@ -61,19 +61,14 @@ CARD_BYTES_MAX = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model from a file.
-
-    Attributes:
-        settings: the preparation of its images.
-        card: the model card's facts.
-    """
+    """A model from a file."""
 
     settings: model_card.CardFacts
     card: Mapping[str, Any]
     _run: Callable[[Tensor], Tensor]
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits (their softmax are the file's probabilities) or images, as a site's own model gives them."""
+        """Logits or images, as a site's own model gives them."""
         output = self._run(images)
         return output if self.settings.task.kind == "super_resolution" else output.log()
 
@@ -82,7 +77,6 @@ def open_model(path: Path, *, sha256: str = "") -> Exported:
     """The model in a ``.pt2`` or ``.onnx`` file, a bundle's folder or its ``.zip``.
 
     Args:
-        path: the file or folder.
         sha256: the expected digest in hex; required for a ``.pt2``.
 
     Raises:

@@ -53,8 +53,6 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
             ``method``, ``generation``, ``round``, ``rounds``, ``metrics``, ``contributors``,
             ``left_out``, ``precision``, ``licence`` and ``exported``.
-        settings: the site's.
-        datalist: its datalist.
     """
     task, data = settings.task, settings.data
     free = task.kind == "super_resolution"

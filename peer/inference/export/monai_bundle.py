@@ -50,9 +50,6 @@ def write(folder: Path, predictor: Predictor, card: Mapping[str, Any], *, arrays
     constructor.
 
     Args:
-        folder: the bundle's root.
-        predictor: of the site, on the CPU.
-        card: the model card's facts so far.
         arrays: the name of the image in an ``.npz``.
     """
     network, weights = network_def(predictor, card["network"], card["input"]["size"])
@@ -104,12 +101,7 @@ def read_config(folder: Path) -> ConfigParser:
 
 
 def load(folder: Path) -> tuple[nn.Module, Any]:
-    """The network that MONAI's tools build from the bundle, with its weights, and the
-    preprocessing.
-
-    Raises:
-        Exception: MONAI's own check fails.
-    """
+    """The network that MONAI's tools build from the bundle, with weights; and the preprocessing."""
     files = {"meta_file": str(folder / METADATA), "config_file": str(folder / INFERENCE)}
     with quiet():
         verify_net_in_out(net_id="network_def", **files, device="cpu", any=FREE_SIDE)
@@ -165,7 +157,7 @@ _TABLE = {"_target_": "CSVSaver", "output_dir": "@output_dir", "filename": "pred
 
 
 def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
-    """The steps of ``peer.training.images.Preparation``, in MONAI's transforms and torch's own functions."""
+    """The steps of ``peer.training.images.Preparation``, in MONAI's and torch's functions."""
     input_facts, dims = card["input"], card["task"]["spatial_dims"]
     readers: list[Any] = [
         {"_target_": reader, **({"npz_keys": arrays} if reader == "NumpyReader" else {})} for reader in READERS
@@ -177,10 +169,7 @@ def _preprocessing(card: Mapping[str, Any], *, arrays: str) -> list[Config]:
         _function(f"$lambda image: image[0] if image.ndim > {dims + 1} else image"),
     ]
     if input_facts["free_size"]:
-        return [
-            *steps,
-            _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)"),
-        ]
+        return [*steps, _function(f"$lambda image: image.float() / ({BYTE_MAX} if image.dtype == torch.uint8 else 1)")]
     size = list(input_facts["size"])
     smaller = f"[min(pair) for pair in zip(image.shape[1:], {size})]"
     resize = "torch.nn.functional.interpolate(image[None], size={}, mode={!r}{})[0]"

@@ -27,7 +27,6 @@ class Predictor(nn.Module):
     sites.
 
     Args:
-        dam: the local network.
         site: its owner; only a mixture uses it.
         mixture: of the local feature; None where the local network predicts alone.
         experts: heads or networks of other sites, by site.
@@ -46,7 +45,7 @@ class Predictor(nn.Module):
         self.experts = nn.ModuleDict({_key(origin): expert for origin, expert in (experts or {}).items()})
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits ``(b, classes)`` or ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
+        """Logits ``(b, classes, *space)``, or larger images, of images ``(b, c, *space)``."""
         if self.mixture is None:
             output: Output = self.dam(image)
             return output.prediction
@@ -59,7 +58,6 @@ class Shares(nn.Module):
     """A predictor with final outputs: probabilities of classes, or the image as it is.
 
     Args:
-        predictor: gives logits, or images.
         classes: whether its outputs are logits of classes on dimension 1.
     """
 
@@ -79,7 +77,6 @@ def build_predictor(trainer: Trainer, state: str, sources: tuple[Source, ...]) -
     Args:
         trainer: of the site; afterwards it has loaded the state, and the predictor owns its
             networks.
-        state: the checkpoint.
         sources: the artifacts of other sites that the predictor may include; without any, the local
             network predicts alone, as a mixture of one expert does.
 
@@ -121,7 +118,6 @@ def build(network: Mapping[str, Any], **mixing: Any) -> Predictor:
     this function.
 
     Args:
-        network: the local network's spec.
         mixing: ``site``, ``mixture`` and ``experts`` of a description that has them.
 
     Raises:
@@ -173,7 +169,7 @@ def _build_mixture(description: Mapping[str, Any], experts: Mapping[str, nn.Modu
 
 
 def _without_mixture(expert: nn.Module) -> nn.Module:
-    """The expert without the mixture that came with a head: the site averaged it in its own round."""
+    """The expert without the mixture that came with a head, which the site averaged itself."""
     return expert.head if isinstance(expert, Expert) else expert
 
 

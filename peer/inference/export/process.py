@@ -47,16 +47,10 @@ def export(
     compared.
 
     Args:
-        trainer: of the site.
-        state: the finished state.
         sources: the artifacts of other sites that the file may include.
-        form: ``monai_bundle``, ``pt2`` or ``onnx``.
         out: the file, or the bundle's folder, or its ``.zip``; its parent exists, itself it must
             not.
         facts: as ``model_card.collect_facts`` takes them.
-
-    Returns:
-        The model card's facts.
 
     Raises:
         UnusableConfigurationError: the form cannot hold the network, or the file computes something

@@ -21,16 +21,8 @@ WHERE = "partition"
 
 def rule(kind: str, sites: Sequence[str], options: Mapping[str, Any], *, where: str = WHERE) -> PartitionRule:
     """The rule of a kind with checked options; entries are checked by :func:`divide`.
-
-    Args:
-        kind: one of ``KINDS``.
-        sites: the names of the sites; their order decides which part each site gets.
-        options: those of the kind.
-        where: the name of the options in errors.
-
-    Raises:
-        ConfigError: the kind is unknown, an option is unknown, missing or wrong, or the sites do
-            not fit.
+    ``ConfigError`` where the kind is unknown, an option is unknown, missing or wrong, or the sites
+    do not fit.
     """
     if kind not in KINDS:
         toml.refuse(where, [f"kind: unknown partition {kind!r}{suggestion(kind, KINDS)}"])

@@ -28,9 +28,6 @@ def folds(
 
     Args:
         entries: of one site, in any order; labels that are files make one stratum.
-        count: how many folds, at least 2.
-        seed: of the random choices.
-        by: samples with the same value of this key stay together.
         classes_min: how many classes must be in every fold, for training as for testing; None: all
             classes that occur.
 
@@ -65,8 +62,6 @@ def holdout(
     Args:
         entries: of one site, in any order; labels that are files make one stratum.
         share: the test samples' share, in (0, 1).
-        seed: of the random choices.
-        by: samples with the same value of this key stay together.
         classes_min: how many classes must be on both sides; None: all classes that occur.
 
     Raises:

@@ -63,7 +63,6 @@ def groups_of(entries: Sequence[Entry], by: str = SUBJECT) -> list[Group]:
     """Group the entries, in an order that does not depend on the order of the entries.
 
     Args:
-        entries: of one pool, in which a subject's name means the same person everywhere.
         by: the key whose value the entries of a group share, such as ``subject`` or ``slide``; an
             entry without it is a group by itself. ``image`` splits by image, as some papers do.
 
@@ -98,7 +97,6 @@ def stratify(
     or where none lacks more than a fraction, it goes to the part that lacks most samples.
 
     Args:
-        groups: each may hold several classes.
         quotas: how many of n groups, or of n samples, each part should have; the sum is n.
         rng: shuffles groups of one size.
 
@@ -151,10 +149,6 @@ class SampleCount:
 
 def counts(sites: Mapping[str, Mapping[str, Sequence[Entry]]], *, by: str = SUBJECT) -> list[SampleCount]:
     """Count the samples of every site, split and class; a row also where there are none.
-
-    Args:
-        sites: entries by site and split.
-        by: the key with an entry's subject.
 
     Returns:
         Rows in the order of the given sites and splits, classes ascending.

@@ -250,7 +250,7 @@ class Dirichlet(Skewed):
         return "raise alpha"
 
     def draw_parts(self, groups: Sequence[Group], sites: int, rng: np.random.Generator) -> list[GroupIndices]:
-        """Cut each class's shuffled samples at the cumulative shares; a group goes by its middle."""
+        """Cut each class's shuffled samples at the cumulative shares, groups by their middles."""
         classes: dict[int, GroupIndices] = {}
         for index, group in enumerate(groups):
             classes.setdefault(_class(group), []).append(index)

@@ -28,11 +28,9 @@ def leaks(sites: Sites, root: Path, *, across_sites: bool = True, by: str = SUBJ
 
     Args:
         sites: entries by site and split; subjects' names mean the same person everywhere.
-        root: the folder that their paths are relative to.
         across_sites: False where sites share samples by design, as at several resolutions. Then the
             same split of two sites may share samples, but no site may train on test samples of
             another.
-        by: the key with an entry's subject.
 
     Raises:
         DataError: an image cannot be read.

@@ -108,8 +108,6 @@ def traffic(sent: Mapping[str, Sequence[float]], styles: Mapping[str, Style], *,
     Args:
         sent: by label, the bytes that each site sent in the whole run, mean over runs; labels
             without bytes are not drawn.
-        styles: by label.
-        name: of the figure.
     """
     sent_by_label = {label: values for label, values in sent.items() if sum(values) > 0}
     if not sent_by_label:
@@ -142,10 +140,6 @@ def gains(
     Args:
         values: by label and subgroup, the gain in percentage points; ``None`` where an AUC is
             undefined.
-        styles: by label.
-        baseline: label of the method whose AUC is subtracted.
-        key: of the samples, whose values are the subgroups.
-        name: of the figure.
     """
     groups = list(dict.fromkeys(group for values_by_group in values.values() for group in values_by_group))
     if not values or not groups:
@@ -181,8 +175,6 @@ def bases(values: Mapping[str, Mapping[str, float]], styles: Mapping[str, Style]
 
     Args:
         values: by label and site, ``||B B^T - I||_F`` of the row-normalised basis; 0 is orthogonal.
-        styles: by label.
-        name: of the figure.
     """
     if not values:
         return None

@@ -23,10 +23,8 @@ class MethodSummary:
     Attributes:
         units: the folds that have a run, or the seeds where there are no folds; the order of the
             spreads.
-        local: the Local Test.
         overall: the Global Test; undefined for models that some site's test data do not fit.
         matrix: every model on every site's test data, the mean over units.
-        single_model: whether all sites end with the same model.
     """
 
     units: tuple[int, ...]
@@ -102,10 +100,7 @@ class Comparison:
     """All methods of one setting by one metric.
 
     Attributes:
-        table: the table of the report.
         methods: the methods that have runs, by label.
-        metric: the metric's name.
-        unit: of the metric in the table.
         ranked: the labels that compete for the best value; the pooled bound does not.
     """
 
@@ -134,12 +129,8 @@ def compare(
     """Compare the methods of one setting by one metric.
 
     Args:
-        results: the experiment's runs.
-        setting: partition and set of networks.
-        metric: the metric's name.
         published: the paper's table, whose rows are added to ours.
         published_unit: the unit of shares in that paper, ``percent`` or ``fraction``.
-        name: stem of the table's files.
     """
     unit = unit_of(metric, published_unit)
     methods = {

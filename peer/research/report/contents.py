@@ -53,11 +53,8 @@ class ReportContents:
     """The content of a report, in any format.
 
     Attributes:
-        title: of the experiment.
         lead: paragraphs at the top.
-        missing: sentences about missing runs.
         sections: in order; none is empty.
-        comparisons: by setting and metric.
     """
 
     title: str
@@ -80,12 +77,8 @@ class SectionSource:
     """The data from which the sections of one setting are built.
 
     Attributes:
-        results: the whole experiment.
-        setting: partition and set of networks.
         suffix: of the names of files, where there is more than one setting.
         published: the tables of the paper that the experiment refers to.
-        comparisons: by metric.
-        styles: of the figures, by label.
     """
 
     results: Results
@@ -228,10 +221,7 @@ def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
     yield curves.disconnection(
-        lost_links.by_loss(results, setting, main),
-        source.styles,
-        axis=main.unit.axis,
-        name=source.name("link-loss"),
+        lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )
 
 
@@ -360,12 +350,7 @@ def _reproduction(results: Results) -> Iterator[ReportPart]:
     rows = [
         TableRow(
             run.id,
-            text_cells(
-                (
-                    _join_pairs(run.manifest.get("versions")),
-                    *(_shorten(run.manifest.get(key)) for key in keys),
-                )
-            ),
+            text_cells((_join_pairs(run.manifest.get("versions")), *(_shorten(run.manifest.get(key)) for key in keys))),
         )
         for run in results.runs
         if run.manifest

@@ -41,11 +41,7 @@ def traffic(results: Results, setting: tuple[str, str], *, name: str) -> Table:
             sent_bytes / rounds / MIB,
             len(runs[0].sites) * sent_bytes / MIB,
         )
-        cells = (
-            *map(Cell, numbers),
-            Cell(statistics.fmean(steps)),
-            Cell(seconds),
-        )
+        cells = (*map(Cell, numbers), Cell(statistics.fmean(steps)), Cell(seconds))
         rows.append(TableRow(label, cells))
     columns = (
         Column("sent", "MiB by a site", 2),

@@ -170,9 +170,6 @@ def disconnection(
     Args:
         values: by label, mean and standard deviation by the probability that a directed link is
             down in a round.
-        styles: by label.
-        axis: the metric and its unit.
-        name: of the figure.
     """
     values = {label: by_loss for label, by_loss in values.items() if len(by_loss) >= POINTS_MIN}
     if not values:

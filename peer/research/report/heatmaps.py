@@ -105,9 +105,6 @@ def cross_site(matrices: Mapping[str, Values], sites: Sequence[str], *, unit: Un
 
     Args:
         matrices: by label, the metric ``(model's site, test data's site)``, NaN where undefined.
-        sites: of rows and columns.
-        unit: of the metric.
-        name: of the figure.
     """
     if not matrices or all(np.isnan(values).all() for values in matrices.values()):
         return None

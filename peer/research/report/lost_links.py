@@ -52,12 +52,7 @@ def _lost_links_table(
             share = float(results.links[key]["loss"])
             better = "higher" if comparison.unit.higher else "lower"
             columns.append(
-                Column(
-                    "none" if share == 0 else f"{share:.0%}",
-                    f"{test}, links lost",
-                    comparison.unit.digits,
-                    better,
-                )
+                Column("none" if share == 0 else f"{share:.0%}", f"{test}, links lost", comparison.unit.digits, better)
             )
     for label in comparison.methods:
         summaries = [summarise_method(results, setting, label, comparison.metric, links=key) for key in keys]

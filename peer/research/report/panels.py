@@ -27,8 +27,6 @@ def panels(runs: Sequence[RunResult], *, kind: str, name: str) -> ReportFigure |
 
     Args:
         runs: one a method, of the same data.
-        kind: segmentation or super_resolution.
-        name: of the figure.
 
     Returns:
         The figure; None where no run has panels.
@@ -74,7 +72,6 @@ def slice_image(image: Image, truth: Image, *, kind: str) -> Image:
         image: label map ``(*space)`` or ``(1, *space)``, or image ``(c, *space)`` with channels
             first.
         truth: of the same sample; its foreground decides the slice.
-        kind: of the task.
 
     Returns:
         ``(height, width)``, or ``(height, width, 3)`` of colour images.

@@ -55,8 +55,6 @@ class ReportFigure:
     """One rendered figure.
 
     Attributes:
-        name: stem of its file.
-        title: above it.
         caption: below it: what the figure shows, of which runs, in which units.
         drawing: SVG in the placeholder colours.
     """

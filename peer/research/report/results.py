@@ -90,11 +90,7 @@ class RunResult:
         return scores
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of ``<name>.npz``; empty where the run has no such file.
-
-        Raises:
-            StateError: the file is damaged, or holds objects.
-        """
+        """The arrays of ``<name>.npz``, or none; ``StateError`` where the file is damaged."""
         import numpy as np
 
         path = self.folder / f"{name}.npz"
@@ -129,9 +125,6 @@ class Results:
     """An experiment and its finished runs.
 
     Attributes:
-        folder: of the experiment.
-        experiment: the content of ``experiment.json``.
-        runs: the finished runs.
         unfinished: ids of the runs of the experiment that have no result.
     """
 

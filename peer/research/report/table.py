@@ -13,9 +13,6 @@ class Unit:
     """The name and unit of a metric in tables and figures.
 
     Attributes:
-        name: of the metric.
-        suffix: the unit, empty where there is none.
-        digits: after the decimal point.
         factor: from the measured to the shown value.
         higher: whether higher values are better.
     """
@@ -63,7 +60,6 @@ class Cell:
 
     Attributes:
         value: the mean, or the single number; ``None`` where there is none.
-        std: standard deviation over folds or seeds.
         text: shown instead of a number.
         mark: a sign after the value, which a note explains.
         rank: 1 is the best of the column, 2 the second, 0 neither.
@@ -89,9 +85,6 @@ class Column:
     """The heading and format of a column.
 
     Attributes:
-        name: of the column.
-        group: heading above neighbouring columns.
-        digits: after the decimal point.
         better: ``higher`` or ``lower`` where the best values are marked.
     """
 
@@ -116,11 +109,6 @@ class Table:
     """A table.
 
     Attributes:
-        name: stem of its files.
-        title: above it.
-        head: what the first column holds.
-        columns: the others.
-        rows: top to bottom.
         notes: below it: what the values are, over what they are taken, and what the signs mean.
     """
 

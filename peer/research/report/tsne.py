@@ -26,8 +26,6 @@ def features(runs: Sequence[RunResult], site: str, *, name: str) -> ReportFigure
 
     Args:
         runs: one a method, of the same data.
-        site: the site of the network.
-        name: of the figure.
 
     Returns:
         The figure; None where no run has features of this site.
@@ -85,8 +83,6 @@ def same_class_share(values: NDArray[Any], labels: NDArray[np.int64], count: int
     same label.
 
     Args:
-        values: features ``(n, d)``.
-        labels: ``(n,)``.
         count: neighbours of a sample.
     """
     wide = values.astype(np.float64)

@@ -27,13 +27,7 @@ def report(
     their name.
 
     Args:
-        source: the folder of `simulate --out`.
-        out: the report's folder; created where it does not exist.
-        resamples: of the bootstrap over subjects; 0 leaves it out.
         progress: called with the title of each section before it is built.
-
-    Returns:
-        The paths of the files, the missing runs, and the main tables as numbers.
 
     Raises:
         UsageError: the source holds no experiment.

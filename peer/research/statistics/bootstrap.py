@@ -49,9 +49,6 @@ def interval(
         statistic: maps the counts to the value of each resample, ``(resamples,)``; not finite where
             undefined.
         subjects: of each sample; a sample with None is a subject by itself.
-        seed: of the draws.
-        level: share of the resamples in the interval, in (0, 1).
-        resamples: number of draws.
 
     Raises:
         ValueError: there is no sample.

@@ -40,13 +40,7 @@ class Gain:
 def subgroup_areas(probabilities: Probabilities, labels: Labels, values: Sequence[object]) -> dict[str, float | None]:
     """The AUC of each subgroup's samples, by the text of its value.
 
-    Args:
-        probabilities: ``(n, classes)``.
-        labels: ``(n,)``, in [0, classes).
-        values: the key's value of each sample; samples with None are in no subgroup.
-
-    Raises:
-        ValueError: the lengths differ.
+    ``values`` has the key's value of each sample; samples with None are in no subgroup.
     """
     return {
         value: auc(probabilities[indices], labels[indices])
@@ -61,12 +55,8 @@ def fairness(folds: Sequence[Mapping[str, Areas]]) -> Fairness:
     Args:
         folds: for each fold, by site, the groups' AUC (:func:`subgroup_areas`) in the Local Test.
 
-    Returns:
-        Means, gap and counts. A group's mean leaves out the sites without it or with an undefined
-        AUC.
-
-    Raises:
-        ValueError: there are not exactly two groups.
+    A group's mean leaves out the sites without it or with an undefined AUC. ``ValueError`` unless
+    there are exactly two groups.
     """
     names = sorted({name for fold in folds for areas in fold.values() for name in areas})
     if len(names) != 2:
@@ -88,14 +78,6 @@ def gains(
     Source: FedSKD, figure 5a. It pools the predictions of all sites' models on all folds' test
         samples, since one institution of one fold has too few. The AUC therefore ranks scores of
         different models together.
-    Args:
-        probabilities: the method's, ``(n, classes)``.
-        baseline: the baseline's, on the same samples.
-        labels: ``(n,)``, in [0, classes).
-        values: the key's value of each sample; samples with None are in no subgroup.
-
-    Raises:
-        ValueError: the lengths differ.
     """
     ours, theirs = (subgroup_areas(scores, labels, values) for scores in (probabilities, baseline))
     sizes = {value: len(indices) for value, indices in _subgroups(values, len(labels)).items()}
@@ -105,17 +87,7 @@ def gains(
 def class_gains(probabilities: Probabilities, baseline: Probabilities, labels: Labels) -> dict[int, Gain]:
     """The gain of each class against the rest over a baseline, such as of each type of lesion.
 
-    Source: FedSKD, figure 5b.
-    Args:
-        probabilities: the method's, ``(n, classes)``.
-        baseline: the baseline's, on the same samples.
-        labels: ``(n,)``, in [0, classes).
-
-    Returns:
-        The gain by class; ``samples`` counts those of the class.
-
-    Raises:
-        ValueError: there is no sample, or the shapes or labels do not fit.
+    Source: FedSKD, figure 5b. ``samples`` counts those of the class.
     """
     pairs = zip(class_areas(probabilities, labels), class_areas(baseline, labels), strict=True)
     return {label: Gain(*pair, int(np.sum(labels == label))) for label, pair in enumerate(pairs)}

@@ -34,7 +34,6 @@ def paired_t(values: Sequence[float | None], others: Sequence[float | None], *, 
 
     Args:
         values: one method's value of each fold; None or not finite where undefined.
-        others: the other method's, on the same folds.
         level: of the confidence interval of the mean difference ``values - others``, in (0, 1).
 
     Raises:

@@ -82,14 +82,8 @@ def over_folds(averages: Sequence[Average]) -> Spread:
 def local_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on its own test split.
 
-    Args:
-        folds: the matrix of each fold.
-
-    Returns:
-        The row. Its "Mean" averages over the sites of each fold, then over the folds.
-
-    Raises:
-        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
+    "Mean" averages over the sites of each fold, then over the folds. ``ValueError`` where there is
+    no fold, the folds' sites differ, or a model lacks its own split.
     """
     return _row(folds, {site: [average([fold[site][site]]) for fold in folds] for site in _sites(folds)})
 
@@ -97,25 +91,13 @@ def local_test(folds: Sequence[Matrix]) -> ResultRow:
 def global_test(folds: Sequence[Matrix]) -> ResultRow:
     """Every site's model on every site's test split, its own included.
 
-    Args:
-        folds: the matrix of each fold.
-
-    Returns:
-        As of :func:`local_test`. Where all sites share one model, all cells are the same as "Mean".
-
-    Raises:
-        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
+    As :func:`local_test`. Where all sites share one model, all cells are the same as "Mean".
     """
     return _row(folds, {site: [average(fold[site].values()) for fold in folds] for site in _sites(folds)})
 
 
 def generalisation(folds: Sequence[Matrix]) -> dict[str, dict[str, Spread]]:
-    """The Global Test before it is averaged over test splits: every cell of the matrix over the
-    folds.
-
-    Raises:
-        ValueError: there is no fold, the folds' sites differ, or a model lacks its own split.
-    """
+    """The Global Test before the mean over test splits: each cell of the matrix over the folds."""
     sites = _sites(folds)
     return {
         model: {split: over_folds([average([fold[model].get(split)]) for fold in folds]) for split in sites}

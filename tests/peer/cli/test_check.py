@@ -1,20 +1,18 @@
 """`check` as an operator and a script see it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), "check", "--site", "asia", "--fast", *words])
+    return run("--home", loopback.home, "check", "--site", "asia", "--fast", *words)
 
 
 @pytest.fixture
@@ -35,19 +33,9 @@ def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFo
     assert document.keys() == {"site", "would_run", "findings"}
     assert (document["site"], document["would_run"]) == ("asia", True)
     subjects = [finding["subject"] for finding in document["findings"]]
-    expected = [
-        "configuration",
-        "certificate",
-        "CA",
-        "round key",
-        "listen",
-        "data",
-        "policy",
-        "disk",
-        "europe",
-        "address",
-    ]
-    assert subjects == expected
+    assert subjects == [
+        "configuration", "certificate", "CA", "round key", "listen", "data", "policy", "disk", "europe", "address",
+    ]  # fmt: skip
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
 

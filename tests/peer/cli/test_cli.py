@@ -1,8 +1,4 @@
-"""The program as a whole: errors are one line and a number, commands are listed without being
-imported.
-"""
-
-from __future__ import annotations
+"""The program as a whole: errors of one line, and commands listed without their import."""
 
 import functools
 import os
@@ -14,27 +10,19 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
+from fakes.cli import PROGRAM, ROOT
+from fakes.cli import run as call
 from peer.cli import COMMANDS, Settings, _report, main
 from peer.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
 FEDERATION = ROOT / "deploy" / "examples" / "federation.toml"
 OWN = ("federation", "site")
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    result = call(*arguments)
     return result.exit_code, result.stdout, result.stderr
-
-
-def process(script: str, *arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
-
-
-PROGRAM = "from peer.cli import main; main()"
 
 
 def test_help_lists_every_command_in_order() -> None:
@@ -56,13 +44,15 @@ except SystemExit:
     loaded = {name.partition(".")[0] for name in sys.modules}
     print(sorted(heavy & loaded), [name for name in sys.modules if name.startswith("peer.cli.")])
 """
-    assert process(script).stdout.splitlines()[-1] == "[] []"
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()[-1]
+        == "[] []"
+    )
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_listed_help_is_the_commands_own(name: str) -> None:
     command = main.get_command(click.Context(main), name)
-    assert command is not None
     assert command.get_short_help_str(limit=200) == COMMANDS[name][1]
     assert (command.help or "").startswith(COMMANDS[name][1])
 
@@ -132,14 +122,13 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
     """A named pipe instead of a file keeps the command waiting until the signal comes."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(pipe)]
+    command = [*PROGRAM, "federation", "show", str(pipe)]
     # A shell that runs the tests in the background makes them ignore the signal, and children
     # inherit that.
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
         with pipe.open("wb"):  # returns once the command has opened the other end
             child.send_signal(2)
-            assert child.stderr is not None
             assert child.stderr.read().strip() == "mhfl-peer: interrupted; run it again"
         assert child.wait() == 130
 
@@ -147,7 +136,7 @@ def test_keyboard_interrupt_is_130(tmp_path: Path) -> None:
 def test_closed_pipe_is_quiet() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-c", PROGRAM, "federation", "show", str(FEDERATION), "--json"]
+    command = [*PROGRAM, "federation", "show", str(FEDERATION), "--json"]
     result = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, b"")

@@ -1,8 +1,4 @@
-"""Shell completion: the names offered at each place, the few imports that it needs, and the script
-in bash.
-"""
-
-from __future__ import annotations
+"""Shell completion: the names offered at each place, few imports, and the script in bash."""
 
 import os
 import shutil
@@ -12,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
 
+from fakes.cli import ROOT, refused, run
 from peer.cli import COMMANDS, PROGRAM, main
 from peer.cli.completion import SHELLS, VARIABLE
-
-ROOT = Path(__file__).parents[3]
 
 
 def complete(line: str) -> list[str]:
@@ -74,16 +68,14 @@ def test_a_home_that_is_not_there_offers_no_site(tmp_path: Path, monkeypatch: py
 # --- scripts ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_calls_the_program_back(shell: str) -> None:
-    result = CliRunner().invoke(main, ["completion", shell])
+    result = run("completion", shell)
     assert result.exit_code == 0
     assert f"{VARIABLE}={shell}_complete" in result.stdout
     assert PROGRAM in result.stdout
 
 
 def test_a_shell_that_is_not_known_is_refused() -> None:
-    result = CliRunner().invoke(main, ["completion", "tcsh"])
-    assert result.exit_code == 2
-    assert "'bash', 'zsh', 'fish'" in result.stderr
+    assert "'bash', 'zsh', 'fish'" in refused("UsageError", "completion", "tcsh")
 
 
 # --- in a shell ------------------------------------------------------------------------------------------------------
@@ -103,28 +95,16 @@ def test_bash_completes_commands_and_sites(sites: Path, tmp_path: Path) -> None:
     "$(function_of)" mhfl-peer; echo "${COMPREPLY[@]}"
     """
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.run(
-        ["bash", "--norc", "-c", ask],
-        cwd=ROOT,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = ["bash", "--norc", "-c", ask], {**os.environ, "PATH": path}
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines() == ["evaluation events", "asia"]
 
 
 def test_names_are_completed_without_loading_the_commands() -> None:
     variables = {VARIABLE: "bash_complete", "COMP_WORDS": f"{PROGRAM} s", "COMP_CWORD": "1"}
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "peer.cli"],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = [sys.executable, "-X", "importtime", "-m", "peer.cli"], {**os.environ, **variables}
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert "plain,status" in process.stdout.splitlines()
     loaded = {
         line.rpartition("|")[2].strip() for line in process.stderr.splitlines() if line.startswith("import time:")

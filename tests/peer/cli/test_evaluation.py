@@ -1,18 +1,13 @@
-"""`mhfl-peer evaluation`: one row a cell, the reasons of missing cells, and the mean with its
-count.
-"""
-
-from __future__ import annotations
+"""`mhfl-peer evaluation`: a row a cell, reasons of missing cells, the mean with its count."""
 
 import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from peer.cli import main
+from fakes.cli import run
+from fakes.sites import append_rows
 from peer.demo.local_federation import LocalFederation
-from peer.records.journal import Journal
 
 REPORT = {"generation": 1, "round": 1, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": ""}
 OWN = ("evaluated", 1, {"metrics": {"auc": 0.5, "loss": 0.25, "samples": 30.0}})
@@ -24,14 +19,8 @@ def shown(enrolled: LocalFederation) -> Any:
     """Calls the command on a journal with these rows, and returns its output."""
 
     def show(*rows: tuple[str, int, Any], options: tuple[str, ...] = ()) -> str:
-        folder = enrolled.folder("asia")
-        folder.create_generation()
-        journal = Journal(folder.generation(1) / "journal.db")
-        for row in rows:
-            journal.append(*row)
-        journal.close()
-        words = ["--home", str(enrolled.home), "evaluation", "--site", "asia", *options]
-        result = CliRunner().invoke(main, words)
+        append_rows(enrolled.folder("asia"), *rows)
+        result = run("--home", enrolled.home, "evaluation", "--site", "asia", *options)
         assert result.exit_code == 0, result.output
         return result.stdout
 

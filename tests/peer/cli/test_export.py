@@ -1,22 +1,14 @@
-"""`export` as a person and a script see it: the files, the sites whose networks they contain, the
-comparisons.
-"""
+"""`export` as a person and a script see it: files, included sites, comparisons."""
 
-from __future__ import annotations
-
-import contextlib
-import io
 import json
 from pathlib import Path
-from typing import Any
 
-from click.testing import CliRunner, Result
-from rich.console import Console
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import drawn, run
+from fakes.sites import INITIALISED, append_rows
 from peer.cli.export import _render
 from peer.demo.local_federation import LocalFederation
-from peer.records.journal import Journal
 
 DOCUMENT = {
     "site": "asia",
@@ -40,16 +32,11 @@ DOCUMENT = {
 
 
 def call(loopback: LocalFederation, *words: str | Path) -> Result:
-    arguments = ["--home", str(loopback.home), "export", "--site", "asia", *map(str, words)]
-    return CliRunner().invoke(main, arguments)
+    return run("--home", loopback.home, "export", "--site", "asia", *words)
 
 
 def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path) -> None:
-    folder = enrolled.folder("asia")
-    number = folder.create_generation()
-    initialised: dict[str, Any] = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
-    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
-        journal.append("initialised", 0, initialised)
+    append_rows(enrolled.folder("asia"), INITIALISED)
     result = call(enrolled, "--format", "onnx", "--out", tmp_path / "asia.onnx", "--json")
     assert (result.exit_code, result.stdout) == (6, "")
     assert "the model of asia is untrained: no round is finished" in result.stderr
@@ -64,10 +51,7 @@ def test_an_unknown_format_and_an_empty_licence_are_refused(enrolled: LocalFeder
 
 
 def test_people_see_what_is_in_it_and_what_is_not() -> None:
-    out = io.StringIO()
-    Console(file=out, width=140).print(_render(json.loads(json.dumps(DOCUMENT))))
-    text = out.getvalue()
-    lines = [" ".join(line.split()) for line in text.splitlines()]
+    lines = [" ".join(line.split()) for line in drawn(_render(json.loads(json.dumps(DOCUMENT)))).splitlines()]
     assert "model resnet10 of asia, after round 3" in lines
     assert "networks of asia, europe" in lines
     assert "left out africa: its manifest does not say reexport = true" in lines

@@ -1,36 +1,16 @@
 """``federation create``, ``show`` and ``admit`` as a founder calls them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from peer.cli import main
+from fakes.cli import ROOT, refused, run_json
+from fakes.cli import run as call
 from peer.config.schema import FederationConfig
-from peer.errors import EXIT_CODES
 from peer.methods.registry import PLANS
 
-EXAMPLE = Path(__file__).parents[3] / "deploy" / "examples" / "federation.toml"
-
-
-def call(*arguments: str | Path, answer: str = "") -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=answer)
-
-
-def document(*arguments: str | Path, answer: str = "") -> Any:
-    result = call(*arguments, "--json", answer=answer)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def error_of(name: str, result: Result) -> str:
-    assert EXIT_CODES[result.exit_code].name == name, result.stderr
-    assert result.stdout == ""
-    return result.stderr.splitlines()[-1]
+EXAMPLE = ROOT / "deploy" / "examples" / "federation.toml"
 
 
 @pytest.fixture
@@ -46,12 +26,12 @@ def request_of_europe(tmp_path: Path, ca: Path) -> dict[str, str]:
 
 def init(tmp_path: Path, ca: Path, *options: str, out: str = "europe.csr") -> dict[str, str]:
     words = ("--federation", ca / "federation.toml", "--site", "europe", "--out", tmp_path / out, *options)
-    initialised: dict[str, str] = document("--home", tmp_path / "home", "site", "init", *words)
+    initialised: dict[str, str] = run_json("--home", tmp_path / "home", "site", "init", *words)
     return initialised
 
 
 def test_create_says_what_it_made(tmp_path: Path) -> None:
-    created = document("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
+    created = run_json("federation", "create", EXAMPLE, "--out", tmp_path / "ca", "--days", "100")
     final = FederationConfig.load(tmp_path / "ca" / "federation.toml")
     assert created == {
         "federation": "fedasd",
@@ -77,45 +57,38 @@ def test_create_for_people(tmp_path: Path) -> None:
 def test_create_notes_a_global_test_that_would_measure_nothing(tmp_path: Path) -> None:
     draft = EXAMPLE.read_text().replace("#global_test = false", "global_test = true")
     (tmp_path / "one.toml").write_text(draft)
-    (tmp_path / "two.toml").write_text(
-        draft.replace('name = "fedskd"', 'name = "dflmoe"').replace("[stages.train]", "")
-    )
-    measured = document("federation", "create", tmp_path / "one.toml", "--out", tmp_path / "ca1")
-    kept_home = document("federation", "create", tmp_path / "two.toml", "--out", tmp_path / "ca2")
+    draft = draft.replace('name = "fedskd"', 'name = "dflmoe"').replace("[stages.train]", "")
+    (tmp_path / "two.toml").write_text(draft)
+    measured = run_json("federation", "create", tmp_path / "one.toml", "--out", tmp_path / "ca1")
+    kept_home = run_json("federation", "create", tmp_path / "two.toml", "--out", tmp_path / "ca2")
     assert measured["notes"] == []
     (note,) = kept_home["notes"]
     assert note == f"global_test = true measures nothing: {PLANS['dflmoe'].evaluation_denied}"
 
 
 def test_create_does_not_overwrite(ca: Path) -> None:
-    assert "is not an empty folder" in error_of("StateError", call("federation", "create", EXAMPLE, "--out", ca))
+    assert "is not an empty folder" in refused("StateError", "federation", "create", EXAMPLE, "--out", ca)
 
 
 def test_show_tells_everything_that_holds(ca: Path) -> None:
-    shown = document("federation", "show", ca / "federation.toml")
+    shown = run_json("federation", "show", ca / "federation.toml")
     final = FederationConfig.load(ca / "federation.toml")
-    assert (shown["federation"], shown["digest"], shown["roster_digest"]) == (
-        "fedasd", final.digest, final.roster.digest,
-    )  # fmt: skip
+    assert (shown["federation"], shown["digest"]) == ("fedasd", final.digest)
+    assert shown["roster_digest"] == final.roster.digest
     assert shown["ca"]["days"] == 3649
     assert (shown["method"], shown["pattern"], shown["artifact"]) == ("fedskd", "permutation", "model")
     assert shown["parameters"] == json.loads(json.dumps(PLANS["fedskd"].defaults()))
     assert shown["stages"]["train"]["count"] == 20
     assert [site["name"] for site in shown["sites"]] == list(final.roster)
-    assert shown["sites"][0] == {
-        "index": 0,
-        "name": "america",
-        "address": "mhfl.america.example:7443",
-        "description": "NYU, UCLA, UM",
-    }
+    america = {"index": 0, "name": "america", "address": "mhfl.america.example:7443", "description": "NYU, UCLA, UM"}
+    assert shown["sites"][0] == america
     assert shown["beat_s"] == 3.0
-    assert {"rounds", "seed", "task", "schedule", "fallback", "pace", "weighting", "quorum", "shared_model"} < set(
-        shown
-    )
+    keys = {"rounds", "seed", "task", "schedule", "fallback", "pace", "weighting", "quorum", "shared_model"}
+    assert keys < set(shown)
 
 
 def test_show_of_a_draft_has_no_ca() -> None:
-    assert document("federation", "show", EXAMPLE)["ca"] is None
+    assert run_json("federation", "show", EXAMPLE)["ca"] is None
     result = call("federation", "show", EXAMPLE)
     assert "none: this is a draft" in result.stdout
     for word in ("fedskd: permutation of model", "gamma", "mhfl.asia.example:7443", "learning_rate"):
@@ -124,7 +97,7 @@ def test_show_of_a_draft_has_no_ca() -> None:
 
 def test_admit_with_a_fingerprint(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
     words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    admitted = document(*words, "--fingerprint", request_of_europe["fingerprint"])
+    admitted = run_json(*words, "--fingerprint", request_of_europe["fingerprint"])
     assert (admitted["site"], admitted["fingerprint"]) == ("europe", request_of_europe["fingerprint"])
     assert (admitted["renewal"], admitted["replaced"]) == (False, [])
     assert json.loads((ca / "admitted.json").read_text())["europe"][0]["fingerprint"] == admitted["fingerprint"]
@@ -145,7 +118,7 @@ def test_admit_without_confirmation_admits_nobody(
     tmp_path: Path, ca: Path, request_of_europe: dict[str, str], answer: str
 ) -> None:
     words = ("federation", "admit", "--ca", ca, tmp_path / "europe.csr", "--out", tmp_path / "europe.bundle")
-    assert "europe.csr was not admitted" in error_of("UsageError", call(*words, answer=answer))
+    assert "europe.csr was not admitted" in refused("UsageError", *words, answer=answer)
     assert (ca / "admitted.json").read_text() == "{}\n"
     assert not (tmp_path / "europe.bundle").exists()
 
@@ -153,27 +126,27 @@ def test_admit_without_confirmation_admits_nobody(
 def test_admit_refuses(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
     csr, out = tmp_path / "europe.csr", tmp_path / "europe.bundle"
     words: tuple[str | Path, ...] = ("federation", "admit", "--ca", ca, "--out", out, "--fingerprint", "aa")
-    assert "not the one given" in error_of("BundleError", call(*words, csr))
-    assert "missing cannot be read" in error_of("BundleError", call(*words, tmp_path / "missing"))
-    assert "no certificate signing request" in error_of("BundleError", call(*words, ca / "ca.pem"))
-    assert "is refused: it is no cert" in error_of("BundleError", call(*words[:-2], ca / "ca.pem"))
+    assert "not the one given" in refused("BundleError", *words, csr)
+    assert "missing cannot be read" in refused("BundleError", *words, tmp_path / "missing")
+    assert "no certificate signing request" in refused("BundleError", *words, ca / "ca.pem")
+    assert "is refused: it is no cert" in refused("BundleError", *words[:-2], ca / "ca.pem")
     assert not out.exists()
     out.touch()
     right = ("--fingerprint", request_of_europe["fingerprint"])
-    assert "europe.bundle exists" in error_of("StateError", call(*words[:-2], *right, csr))
+    assert "europe.bundle exists" in refused("StateError", *words[:-2], *right, csr)
     assert (ca / "admitted.json").read_text() == "{}\n"
     nobody = ("federation", "admit", "--ca", tmp_path, "--out", tmp_path / "b", *right, csr)
-    assert "federation.toml cannot be read" in error_of("ConfigError", call(*nobody))
+    assert "federation.toml cannot be read" in refused("ConfigError", *nobody)
 
 
 def test_replaced_certificates_are_named(tmp_path: Path, ca: Path, request_of_europe: dict[str, str]) -> None:
     base = ("federation", "admit", "--ca", ca)
-    first = document(
+    first = run_json(
         *base, tmp_path / "europe.csr", "--out", tmp_path / "1", "--fingerprint", request_of_europe["fingerprint"]
     )
     renewed = init(tmp_path, ca, "--renew", out="new.csr")
     second = (*base, tmp_path / "new.csr", "--out", tmp_path / "2", "--fingerprint", renewed["fingerprint"])
-    assert "repeat with --replace" in error_of("BundleError", call(*second))
+    assert "repeat with --replace" in refused("BundleError", *second)
     result = call(*second, "--replace")
     assert result.exit_code == 0
     assert first["certificate_sha256"] in result.stdout

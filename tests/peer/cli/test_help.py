@@ -1,8 +1,4 @@
-"""`help`: the operator's pages in a terminal, the help of a command, and the suggestions for an
-unknown name.
-"""
-
-from __future__ import annotations
+"""`help`: the operator's pages in a terminal, help of commands, suggestions of names."""
 
 import json
 import os
@@ -15,15 +11,15 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from fakes.cli import ROOT
+from fakes.cli import run as call
 from peer.cli import PROGRAM, main
 from peer.cli.completion import VARIABLE
 from peer.cli.help import TOPICS
 
-ROOT = Path(__file__).parents[3]
-
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(main, ["help", *words])
+    return call("help", *words)
 
 
 def complete(line: str) -> list[str]:
@@ -65,10 +61,8 @@ def test_a_topic_that_is_also_a_command_says_so() -> None:
 
 
 def test_the_help_of_a_command_is_that_of_its_option() -> None:
-    assert (
-        run("data", "prepare", "lidc").stdout
-        == CliRunner().invoke(main, ["data", "prepare", "lidc", "--help"], prog_name=PROGRAM).stdout
-    )
+    own = CliRunner().invoke(main, ["data", "prepare", "lidc", "--help"], prog_name=PROGRAM).stdout
+    assert run("data", "prepare", "lidc").stdout == own
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,23 @@
 """`start`, `pause`, `resume` and `stop` as an operator calls them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run, run_process
 from peer.demo.local_federation import LocalFederation
 from peer.errors import EXIT_CODES
 from peer.transport.control import ControlServer, OperatorCalls
 
-ROOT = Path(__file__).parents[3]
 LIMIT_S = 30.0
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), *words, "--site", "asia"])
+    return run("--home", loopback.home, *words, "--site", "asia")
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "stop"])
@@ -36,8 +30,7 @@ def test_without_a_daemon_there_is_nobody_to_tell(enrolled: LocalFederation, act
 
 
 def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     assert call(enrolled, "pause").stdout == "asia: training stops after this step; the site keeps serving\n"
     program.status("asia", "paused")
     answer = json.loads(call(enrolled, "resume", "--json").stdout)
@@ -53,9 +46,7 @@ def test_a_daemon_pauses_goes_on_and_leaves(enrolled: LocalFederation, program: 
 
 
 class EndingDaemon:
-    """The operator's calls to a daemon that is about to end: its port is closed, its control socket
-    is open.
-    """
+    """A daemon that is about to end: its port is closed, its control socket is open."""
 
     def serves(self) -> bool:
         return False
@@ -76,8 +67,7 @@ async def test_a_daemon_that_starts_or_leaves_is_not_well(enrolled: LocalFederat
 
 def start(loopback: LocalFederation, *words: str) -> tuple[int, str]:
     """`start` in a process of its own: it sets up logging, signals and an event loop."""
-    command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), "start", "--site", "asia", *words]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    process = run_process("--home", loopback.home, "start", "--site", "asia", *words)
     assert process.stdout == ""
     assert "Traceback" not in process.stderr
     return process.returncode, process.stderr
@@ -101,8 +91,7 @@ def test_a_start_that_is_refused_is_one_line_and_begins_nothing(
 
 
 def test_a_second_start_in_the_same_folder_names_the_first(enrolled: LocalFederation, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     code, error = start(enrolled)
     assert code == 7
     assert f"held by process {process.pid}" in error

@@ -1,22 +1,13 @@
 """`methods`: every method with its stages and parameters, as the plans have them."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable
 
-from click.testing import CliRunner, Result
-
-from peer.cli import main
+from fakes.cli import refused, run, run_json
 from peer.methods.registry import PLANS
 
 
-def call(*words: str) -> Result:
-    return CliRunner().invoke(main, ["methods", *words])
-
-
 def test_every_method_has_a_line_with_what_it_sends() -> None:
-    result = call()
+    result = run("methods")
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
     assert PLANS.keys() <= lines.keys()
@@ -27,7 +18,7 @@ def test_every_method_has_a_line_with_what_it_sends() -> None:
 
 
 def test_the_document_has_what_a_federation_toml_may_say() -> None:
-    document = json.loads(call("--json").stdout)
+    document = run_json("methods")
     assert [method["name"] for method in document] == list(PLANS)
     feddal = next(method for method in document if method["name"] == "feddal")
     assert feddal["never_leaves"] == ["model", "head"]
@@ -41,25 +32,23 @@ def test_the_document_has_what_a_federation_toml_may_say() -> None:
 
 
 def test_one_method_is_told_in_full() -> None:
-    text = call("mh_pflid").stdout
+    text = run("methods", "mh_pflid").stdout
     for words in ("inject", "distill", "injection", "0 to 1", "attention, addition", "true or false", "ICML 2024"):
         assert words in text
-    assert "gamma" in call("fedskd").stdout
-    assert "gamma" not in call("feddal").stdout
+    assert "gamma" in run("methods", "fedskd").stdout
+    assert "gamma" not in run("methods", "feddal").stdout
 
 
 def test_an_unknown_method_is_a_usage_error() -> None:
-    result = call("fedsdk")
-    assert result.exit_code == 2
-    assert "no method 'fedsdk' (did you mean 'fedskd'?)" in result.stderr
+    assert "no method 'fedsdk' (did you mean 'fedskd'?)" in refused("UsageError", "methods", "fedsdk")
 
 
 def test_a_method_of_a_package_is_listed_with_what_federation_toml_must_name(distribution: Callable[..., None]) -> None:
     distribution("some-methods", "1.0", "mhfl_peer.methods", listed="peer.methods.fedskd.plan:FEDSKD")
-    *built_in, (name, *_) = (line.split() for line in call().stdout.splitlines() if line.strip())
+    *built_in, (name, *_) = (line.split() for line in run("methods").stdout.splitlines() if line.strip())
     assert name == "listed"
     assert len(built_in) > len(PLANS)
-    document = json.loads(call("listed", "fedskd", "--json").stdout)
+    document = run_json("methods", "listed", "fedskd")
     assert [(method["name"], method.get("package")) for method in document] == [
         ("listed", "some-methods==1.0"),
         ("fedskd", None),

@@ -1,37 +1,25 @@
 """`models`: the list without torch, the costs with torch, and the refusals of wrong questions."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from peer.cli import main
+from fakes.cli import ROOT, refused, run, run_json
 from peer.cli.models import describe_network
 from peer.documents import ModelDescription
 
-ROOT = Path(__file__).parents[3]
 SKIN = ("--task", "classification", "--spatial-dims", "2", "--in-channels", "3", "--classes", "8")
 VOLUMES = ("--task", "segmentation", "--spatial-dims", "3", "--in-channels", "1", "--classes", "2")
 PLAIN_KEYS = {"name", "family", "spatial_dims", "hyper"}
 FIGURES = ModelDescription.__annotations__.keys() - PLAIN_KEYS - {"problem"}
 
 
-def run(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(main, ["models", *words])
-    return result.exit_code, result.stdout, result.stderr
-
-
 def rows(*words: str) -> dict[str, dict[str, Any]]:
-    code, output, error = run(*words, "--json")
-    assert (code, error) == (0, "")
-    return {row["name"]: row for row in json.loads(output)["models"]}
+    return {row["name"]: row for row in run_json("models", *words)["models"]}
 
 
 def test_the_plain_list_has_every_network_and_loads_no_torch() -> None:
@@ -72,8 +60,7 @@ def test_defaults_dimensions_and_families_are_the_networks_own() -> None:
 
 
 def test_people_see_names_and_what_can_be_set() -> None:
-    text = run("srcnn", "tcn")[1]
-    lines = [line.split() for line in text.splitlines() if line.strip()]
+    lines = [line.split() for line in run("models", "srcnn", "tcn").stdout.splitlines() if line.strip()]
     assert lines[2:] == [
         ["srcnn", "super_resolution", "1-D,", "2-D,", "3-D", "width=64", "scale=4"],
         ["tcn", "time_series", "1-D", "width=32", "projection=null"],
@@ -120,14 +107,14 @@ def test_what_does_not_fit_is_a_row_with_the_reason() -> None:
 
 
 def test_people_see_figures_shapes_and_reasons() -> None:
-    sized = run(*SKIN, "--input-size", "64x64", "resnet10", "tcn")[1].splitlines()
+    sized = run("models", *SKIN, "--input-size", "64x64", "resnet10", "tcn").stdout.splitlines()
     (row,) = [line.split() for line in sized if line.startswith(" resnet10")]
     assert row[1:9] == ["4,909,896", "4,915,668", "18.8", "MiB", "16.0", "KiB", "72.6", "M"]
     assert row[9:] == ["512", "512", "64x16x16", "128x8x8", "256x4x4", "512x2x2"]
     (row,) = [line.split() for line in sized if line.startswith(" tcn")]
     assert row[1:8] == ["-"] * 7
     assert row[8:10] == ["tcn", "takes"]
-    assert "taps" not in run(*SKIN, "resnet10")[1]
+    assert "taps" not in run("models", *SKIN, "resnet10").stdout
 
 
 @pytest.mark.parametrize(
@@ -152,6 +139,4 @@ def test_people_see_figures_shapes_and_reasons() -> None:
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(words: list[str], message: str) -> None:
-    code, output, error = run(*words)
-    assert (code, output) == (2, "")
-    assert error.startswith(f"mhfl-peer: {message}")
+    assert refused("UsageError", "models", *words).startswith(f"mhfl-peer: {message}")

@@ -1,7 +1,5 @@
 """The output of commands: JSON that scripts can parse, tables that no peer's text can break."""
 
-from __future__ import annotations
-
 import json
 
 import click

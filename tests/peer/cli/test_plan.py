@@ -1,53 +1,31 @@
 """`plan`: every site shows the same plan."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import refused, run, run_json
+from fakes.drafts import draft, site_text
 from peer.config.rules import make_rules
 from peer.daemon import startup
 from peer.demo.local_federation import LocalFederation
-from peer.errors import EXIT_CODES
 from peer.records.documents import PlanDocument, PlannedRound
-
-SITE = """
-[data]
-datalist = "datalist.json"
-input_size = [8]
-"""
-DRAFT = """
-name = "{name}"
-rounds = 4
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "{method}"
-"""
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), "plan", *words])
+    return run("--home", loopback.home, "plan", *words)
 
 
 def document(loopback: LocalFederation, *words: str) -> Any:
-    result = call(loopback, *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
+    return run_json("--home", loopback.home, "plan", *words)
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> LocalFederation:
-    sites = dict.fromkeys(("africa", "asia", "europe"), SITE)
-    return LocalFederation.create(tmp_path_factory.mktemp("plan"), DRAFT.format(name="trial", method="fedskd"), sites)
+    sites = dict.fromkeys(("africa", "asia", "europe"), site_text())
+    return LocalFederation.create(tmp_path_factory.mktemp("plan"), draft("trial", rounds=4), sites)
 
 
 def test_every_site_shows_the_same_plan_and_it_is_the_schedule(three: LocalFederation) -> None:
@@ -95,19 +73,15 @@ def test_people_see_a_table_of_names(three: LocalFederation) -> None:
 
 
 def test_a_method_without_exchange_says_so(tmp_path: Path) -> None:
-    alone = LocalFederation.create(
-        tmp_path, DRAFT.format(name="apart", method="local"), dict.fromkeys(("asia", "europe"), SITE)
-    )
+    text = draft("apart", rounds=4, method="local")
+    alone = LocalFederation.create(tmp_path, text, dict.fromkeys(("asia", "europe"), site_text()))
     assert [round["receives_from"] for round in document(alone, "--site", "asia")["rounds"]] == [{}] * 4
     assert call(alone, "--site", "asia").stdout == "apart: with this method nobody sends anything\n"
 
 
 def test_without_the_round_key_there_is_no_plan(enrolled: LocalFederation) -> None:
     (enrolled.folder("asia").pki / "round.key").unlink()
-    result = call(enrolled, "--site", "asia")
-    assert EXIT_CODES[result.exit_code].name == "CertificateError"
-    assert "round.key" in result.stderr
-    assert result.stdout == ""
+    assert "round.key" in refused("CertificateError", "--home", enrolled.home, "plan", "--site", "asia")
 
 
 @pytest.mark.parametrize("words", [("--rounds", "0"), ("--first", "0"), ("--rounds", "many")])

@@ -1,51 +1,27 @@
-"""`predict` as a person and a script see it: one CSV, or one file an image, and errors that say
-what to do.
-"""
+"""`predict` as a person and a script see it: a CSV, or a file an image, and its errors."""
 
-from __future__ import annotations
-
-import contextlib
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from rich.console import Console
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import drawn, run
+from fakes.sites import INITIALISED, append_rows, committed, replace_module
 from peer.cli.predict import _render
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core.rows import CommittedRow
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DataError
-from peer.records.journal import Journal
 from peer.records.kept_configuration import keep_configuration
 
 STATE = "round-000001/train"
-INITIALISED = {"state": STATE, "artifact": None, "samples": {}, "publish": None}
-COMMITTED = CommittedRow(
-    1,
-    generation=1,
-    sources=(),
-    contributors=("asia",),
-    missing={},
-    below_quorum=False,
-    skipped=(),
-    artifact_sha256=None,
-    metrics={},
-    threads=1,
-    duration_s=1.0,
-    state=STATE,
-).body()
 
 
 def call(loopback: LocalFederation, *words: str | Path) -> Result:
-    arguments = ["--home", str(loopback.home), "predict", "--site", "asia", *map(str, words)]
-    return CliRunner().invoke(main, arguments)
+    return run("--home", loopback.home, "predict", "--site", "asia", *words)
 
 
 def test_an_input_that_is_not_there_is_named_at_once(enrolled: LocalFederation, tmp_path: Path) -> None:
@@ -59,34 +35,21 @@ def test_an_input_that_is_not_there_is_named_at_once(enrolled: LocalFederation, 
 def folder(enrolled: LocalFederation) -> SiteFolder:
     """Asia's folder after a first round."""
     folder = enrolled.folder("asia")
-    write(folder, ("initialised", 0, INITIALISED), ("committed", 1, COMMITTED))
+    append_rows(folder, INITIALISED, committed(1, STATE))
     checkpoint = folder.generation(1) / "checkpoints" / STATE
     checkpoint.mkdir(parents=True)
     (checkpoint / "dam.safetensors").touch()
     return folder
 
 
-def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
-    number = folder.create_generation()
-    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
-        for row in rows:
-            journal.append(*row)
-
-
 @pytest.fixture
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Path]:
-    """Replaces the module that needs torch in new processes: it gives an answer and stores the
-    request.
-    """
+    """Replaces the module that needs torch in new processes: it answers and stores the request."""
 
     def stand_in(answer: dict[str, Any]) -> Path:
-        package, request = tmp_path / "elsewhere" / "peer" / "inference", tmp_path / "request.json"
-        package.mkdir(parents=True)
-        for folder in (package, package.parent):
-            (folder / "__init__.py").touch()
+        request = tmp_path / "request.json"
         program = f"import sys; open({str(request)!r}, 'w').write(sys.stdin.read()); print({json.dumps(answer)!r})"
-        (package / "predict.py").write_text(program)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+        replace_module("peer.inference.predict", program, tmp_path, monkeypatch)
         monkeypatch.chdir(tmp_path)
         for name in ("new.json", "a.nii", "broken.npy"):
             (tmp_path / name).touch()
@@ -110,14 +73,9 @@ def test_classes_go_to_a_csv_and_what_was_left_out_is_named(
     result = call(enrolled, "new.json", "broken.npy", "--out", table, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
-        "site": "asia",
-        "generation": 1,
-        "round": 1,
-        "task": "classification",
-        "out": str(table),
-        "predictions": predictions,
-        "skipped": [LEFT_OUT],
-    }
+        "site": "asia", "generation": 1, "round": 1, "task": "classification", "out": str(table),
+        "predictions": predictions, "skipped": [LEFT_OUT],
+    }  # fmt: skip
     assert table.read_text() == 'file,class_0,class_1,predicted\n"a,b.npy",1e-07,1.0,1\nc.npy,0.75,0.25,0\n'
     request = json.loads(request_file.read_text())
     assert (request["inputs"], request["state"], request["sources"]) == (["new.json", "broken.npy"], STATE, [])
@@ -141,9 +99,7 @@ def test_nothing_predicted_is_an_error_after_the_document(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_label_maps_go_to_the_folder(
-    enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering: Callable[[dict[str, Any]], Path]
-) -> None:
+def test_label_maps_go_to_the_folder(enrolled: LocalFederation, folder: SiteFolder, tmp_path: Path, answering) -> None:
     segment(folder)
     request_file = answering({"predictions": [{"file": "a.nii", "output": "out/a.nii"}], "skipped": []})
     result = call(enrolled, "a.nii", "--out", tmp_path / "out", "--json")
@@ -162,7 +118,7 @@ def test_an_untrained_site_is_refused(enrolled: LocalFederation, tmp_path: Path)
     folder = enrolled.folder("asia")
     words = (tmp_path, "--out", tmp_path / "out")
     assert call(enrolled, *words).exit_code == 6
-    write(folder, ("initialised", 0, INITIALISED))
+    append_rows(folder, INITIALISED)
     result = call(enrolled, *words)
     assert result.exit_code == 6
     assert result.stderr == (
@@ -197,27 +153,17 @@ def test_label_maps_need_a_folder_with_nothing_in_it(
 
 
 # --- an exported file -----------------------------------------------------------------------------------------------
-def by_file(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["predict", *map(str, words)])
-
-
 def test_an_exported_file_needs_no_site(tmp_path: Path, answering: Callable[[dict[str, Any]], Path]) -> None:
     predictions = [{"file": "a.nii", "class": 1, "probabilities": [0.25, 0.75]}]
     exported_by = {"site": "asia", "generation": 2, "round": 9, "task": "time_series", "classes": 2}
     request_file = answering({**exported_by, "predictions": predictions, "skipped": []})
     (tmp_path / "asia.onnx").touch()
-    result = by_file("a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
+    result = run("predict", "a.nii", "--model", "asia.onnx", "--out", tmp_path / "out", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
-        "site": "asia",
-        "generation": 2,
-        "round": 9,
-        "task": "time_series",
-        "model": "asia.onnx",
-        "out": str(tmp_path / "out" / "predictions.csv"),
-        "predictions": predictions,
-        "skipped": [],
-    }
+        "site": "asia", "generation": 2, "round": 9, "task": "time_series", "model": "asia.onnx",
+        "out": str(tmp_path / "out" / "predictions.csv"), "predictions": predictions, "skipped": [],
+    }  # fmt: skip
     assert (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1] == "a.nii,0.25,0.75,1"
     request = json.loads(request_file.read_text())
     assert (request["model"], request["sha256"], request["inputs"]) == ("asia.onnx", "", ["a.nii"])
@@ -238,16 +184,14 @@ def test_a_model_that_is_not_clearly_meant_is_refused(
     monkeypatch.chdir(tmp_path)
     for name in ("a.npy", "a.pt2"):
         (tmp_path / name).touch()
-    result = by_file("a.npy", *words, "--out", "out")
+    result = run("predict", "a.npy", *words, "--out", "out")
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def draw(document: dict[str, Any]) -> str:
-    out = io.StringIO()
-    Console(file=out, width=120).print(_render({"site": "asia", "round": 3, "out": "masks", **document}))
-    return out.getvalue()
+    return drawn(_render({"site": "asia", "round": 3, "out": "masks", **document}), width=120)
 
 
 def test_people_see_the_first_results_what_was_left_out_and_where_the_rest_is() -> None:

@@ -1,47 +1,23 @@
-"""Documents as people see them: every fact is there, no Python expression is, and no text moves the
-cursor.
-"""
+"""Documents as people see them: every fact, no Python expression, no control character."""
 
-from __future__ import annotations
-
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from fakes.cli import drawn
 from peer.cli import rendering
 
 STATUS = {
-    "daemon": "running",
-    "site": "asia",
-    "federation": "trial",
-    "digest": "ab" * 32,
-    "method": "fedskd",
-    "generation": 2,
-    "phase": "train",
-    "phase_s": 1.0,
-    "round": 4,
-    "rounds": 10,
-    "committed": 3,
-    "waiting_for": [],
-    "peers": {},
-    "training": {},
-    "samples": {},
-    "refusals": [],
-    "failure": "",
-    "last_round": None,
-    "left_s": None,
-    "certificate_days": 364,
-    "transfers": [],
-    "pid": 7,
-    "worker_pid": 8,
-    "started": 0.0,
-}
+    "daemon": "running", "site": "asia", "federation": "trial", "digest": "ab" * 32, "method": "fedskd",
+    "generation": 2, "phase": "train", "phase_s": 1.0, "round": 4, "rounds": 10, "committed": 3, "waiting_for": [],
+    "peers": {}, "training": {}, "samples": {}, "refusals": [], "failure": "", "last_round": None, "left_s": None,
+    "certificate_days": 364, "transfers": [], "pid": 7, "worker_pid": 8, "started": 0.0,
+}  # fmt: skip
 PEER = {
     "state": "heard", "round": 3, "phase": "exchange", "progress": 0.5, "last_seen_s": 2.4, "clock_skew_s": 0.1,
     "spoken": {"messages": 3, "bytes": 99}, "artifact_bytes": {"in": 1 << 20, "out": 512}, "address": "10.0.0.7:7443",
+    "software": "mhfl-peer 0.2.0", "protocol": 1, "features": [],
     "called_s": 1.0,
 }  # fmt: skip
 UNKNOWN = {**dict.fromkeys(PEER), "state": "unknown"}
@@ -56,26 +32,21 @@ ROUND = {
     "artifact_sha256": "ef" * 32,
     "aggregate_sha256": None,
     "agrees": {},
+    "equivocated": [],
     "metrics": {"train_total": 0.123456, "train_total_last": 9.0, "samples": 4.0, "auc": 0.75},
     "threads": 1,
     "duration_s": 61.26,
 }
 
 
-def text_of(drawn: Any) -> str:
-    out = io.StringIO()
-    Console(file=out, width=160).print(drawn)
-    return out.getvalue()
-
-
-def lines_of(drawn: Any) -> list[list[str]]:
+def lines_of(table: Any) -> list[list[str]]:
     """The rows of a table, a list of cells each; the first is the head."""
-    lines = [line for line in text_of(drawn).splitlines() if line.strip() and "──" not in line]
+    lines = [line for line in drawn(table).splitlines() if line.strip() and "──" not in line]
     return [[cell.strip() for cell in line.split("   ") if cell.strip()] for line in lines]
 
 
 def status(**changes: Any) -> str:
-    return text_of(rendering.status({**STATUS, **changes}))
+    return drawn(rendering.status({**STATUS, **changes}))
 
 
 def test_a_status_says_who_where_and_how_far() -> None:
@@ -116,7 +87,7 @@ def test_a_status_says_whom_it_waits_for_and_for_how_long() -> None:
 
 def test_a_status_tells_the_time_left_and_who_took_part() -> None:
     last = {"round": 3, "contributors": ["asia", "europe"], "missing": {"africa": "silent"}, "duration_s": 2.0}
-    shown = text_of(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
+    shown = drawn(rendering.status({**STATUS, "left_s": 8000.0, "last_round": last}))
     assert "train, about 2 h 13 min left" in shown
     assert "Round 3 was trained with asia, europe, without africa (silent)." in shown
 
@@ -144,9 +115,9 @@ def test_a_status_shows_training_transfers_failures_and_refusals() -> None:
 
 def test_peers_are_a_table_in_which_what_is_unknown_is_a_dash() -> None:
     assert lines_of(rendering.peers({"europe": PEER, "mars": UNKNOWN})) == [
-        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "at"],
-        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "10.0.0.7:7443"],
-        ["mars", "unknown", *["-"] * 7],
+        ["peer", "state", "round", "phase", "done", "last seen", "received", "sent", "program", "at"],
+        ["europe", "heard", "3", "exchange", "50%", "2 s ago", "1.0 MiB", "512 B", "mhfl-peer 0.2.0", "10.0.0.7:7443"],
+        ["mars", "unknown", *["-"] * 8],
     ]
 
 
@@ -167,6 +138,8 @@ def test_a_mean_is_shown_with_who_has_the_same() -> None:
     head, row = lines_of(rendering.rounds([averaged]))
     assert head[5] == "mean"
     assert row[4] == "cdcdcdcdcdcd = europe ≠ africa"
+    head, row = lines_of(rendering.rounds([{**averaged, "equivocated": ["asia"]}]))
+    assert row[4] == "cdcdcdcdcdcd = europe ≠ africa (asia signed two artifacts)"
 
 
 def test_rounds_of_two_generations_can_be_told_apart() -> None:

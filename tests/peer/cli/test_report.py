@@ -1,21 +1,14 @@
 """`report` at the command line: tables for people and scripts, and folders that it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from peer.cli import main
+from fakes.cli import drawn, run
 from peer.cli.report import _render
 from peer.errors import EXIT_CODES
-
-
-def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -38,27 +31,12 @@ def document(**changes: Any) -> dict[str, Any]:
         ],
     }
     result = {"partition": "sites", "models": "mixed", "methods": {}, "tables": [table]}
-    return {
-        "page": "out/report/index.html",
-        "over": "5 folds",
-        "notes": ["17 of 20 runs are there."],
-        "results": [result],
-        **changes,
-    }
-
-
-def draw(value: Any) -> str:
-    import io
-
-    from rich.console import Console
-
-    out = io.StringIO()
-    Console(file=out, width=120).print(value)
-    return out.getvalue()
+    page, notes = "out/report/index.html", ["17 of 20 runs are there."]
+    return {"page": page, "over": "5 folds", "notes": notes, "results": [result], **changes}
 
 
 def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() -> None:
-    text = draw(_render(document()))
+    text = drawn(_render(document()), width=120)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "method Local Test: Mean Global Test: Mean steps" in lines
     assert "Local 0.2 0.4 9" in lines
@@ -69,14 +47,14 @@ def test_the_terminal_shows_the_means_what_is_missing_and_where_the_files_are() 
 
 def test_several_settings_are_told_apart() -> None:
     (result,) = document()["results"]
-    text = draw(_render(document(results=[result, {**result, "partition": "alpha-0.5"}])))
+    text = drawn(_render(document(results=[result, {**result, "partition": "alpha-0.5"}])), width=120)
     assert "AUC: sites, mixed" in text
     assert "AUC: alpha-0.5, mixed" in text
 
 
 def test_a_folder_without_results_is_refused_in_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
-    finished = run(tmp_path)
+    finished = run("report", tmp_path)
     assert EXIT_CODES[finished.exit_code].name == "UsageError"
     assert "there is no experiment.json" in finished.output
 
@@ -84,11 +62,11 @@ def test_a_folder_without_results_is_refused_in_one_line(tmp_path: Path) -> None
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `research`")
     (tmp_path / "experiment.json").write_text(json.dumps({"format": 99, "version": "3.0.0"}))
-    finished = run(tmp_path, "--json")
+    finished = run("report", tmp_path, "--json")
     assert EXIT_CODES[finished.exit_code].name == "StateError"
     assert "format 99" in finished.output
     assert "mhfl-peer 3.0.0" in finished.output
 
 
 def test_no_folder_is_a_mistake_in_the_command(tmp_path: Path) -> None:
-    assert EXIT_CODES[run(tmp_path / "nowhere").exit_code].name == "UsageError"
+    assert EXIT_CODES[run("report", tmp_path / "nowhere").exit_code].name == "UsageError"

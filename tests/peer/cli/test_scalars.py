@@ -1,55 +1,32 @@
-"""`mhfl-peer scalars`: its document, that it writes nothing twice, and that it follows a site to
-its end.
-"""
+"""`mhfl-peer scalars`: its document, nothing written twice, and a site followed to its end."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import PROGRAM, ROOT, refused_in_one_line, run
+from fakes.sites import append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.errors import EXIT_CODES
-from peer.records.documents import RoundRecord
-from peer.records.journal import Journal
 
-ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
-ROUND = {
-    **dict.fromkeys(RoundRecord.__annotations__),
-    "contributors": ["asia"],
-    "missing": {},
-    "duration_s": 1.0,
-    "metrics": {"train_total": 0.5},
-}
+ROUND = round_body(metrics={"train_total": 0.5})
 
 
 @pytest.fixture
 def folder(enrolled: LocalFederation) -> SiteFolder:
     """A site with one finished round, while its daemon is down."""
     folder = enrolled.folder("asia")
-    folder.create_generation()
-    write(folder, ("began", 0, {}), ("committed", 1, ROUND))
+    append_rows(folder, ("began", 0, {}), ("committed", 1, ROUND))
     return folder
 
 
-def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
-    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
-        for row in rows:
-            journal.append(*row)
-
-
 def call(folder: SiteFolder, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(folder.home), "scalars", "--site", "asia", *words])
+    return run("--home", folder.home, "scalars", "--site", "asia", *words)
 
 
 def test_what_was_added_is_said_and_nothing_is_added_twice(folder: SiteFolder, tmp_path: Path) -> None:
@@ -76,14 +53,11 @@ def test_what_was_added_is_said_and_nothing_is_added_twice(folder: SiteFolder, t
 def test_what_cannot_be_written_to_is_one_line(
     folder: SiteFolder, words: tuple[str, ...], name: str, reason: str
 ) -> None:
-    result = call(folder, *words)
-    assert EXIT_CODES[result.exit_code].name == name
-    assert result.stderr.count("\n") == 1
-    assert reason in result.stderr
+    assert reason in refused_in_one_line(name, "--home", folder.home, "scalars", "--site", "asia", *words)
 
 
 def test_following_ends_when_the_site_has_left_after_its_last_round(folder: SiteFolder, tmp_path: Path) -> None:
-    write(folder, ("finished", 1, {}), ("left", 1, {}))
+    append_rows(folder, ("finished", 1, {}), ("left", 1, {}))
     result = call(folder, "--tensorboard", str(tmp_path / "runs"), "--follow", "--json")
     assert result.exit_code == 0, result.stderr
     (line,) = result.stdout.splitlines()
@@ -92,12 +66,11 @@ def test_following_ends_when_the_site_has_left_after_its_last_round(folder: Site
 
 def test_following_writes_each_new_round_until_it_is_interrupted(folder: SiteFolder, tmp_path: Path) -> None:
     words = ["--site", "asia", "--tensorboard", str(tmp_path / "runs"), "--follow", "--json"]
-    command = [sys.executable, "-m", "peer.cli", "--home", str(folder.home), "scalars", *words]
+    command = [*PROGRAM, "--home", str(folder.home), "scalars", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
-        assert following.stdout is not None
         assert following.stderr is not None
         assert json.loads(following.stdout.readline())["added"] == {"tensorboard": 6}
-        write(folder, ("committed", 2, ROUND))
+        append_rows(folder, ("committed", 2, ROUND))
         second = json.loads(following.stdout.readline())
         assert (second["added"], second["runs"][0]["rounds"]) == ({"tensorboard": 6}, 2)
         following.send_signal(signal.SIGINT)

@@ -1,42 +1,16 @@
 """``mhfl-peer simulate``: its output and its refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import run as call
+from fakes.drafts import EXPERIMENT
 from peer.errors import ConfigError, WorkerFailed
-
-TEXT = """
-name = "trial"
-rounds = 1
-test_share = 0.25
-[task]
-kind = "classification"
-spatial_dims = 2
-in_channels = 1
-classes = 2
-[data]
-pool = "pool.json"
-input_size = [8, 8]
-[training]
-device = "cpu"
-batch_size = 4
-[budget]
-steps = 1
-[partitions.even]
-kind = "equal"
-sites = ["asia", "europe"]
-[models.small]
-"*" = {name = "resnet5", width = 4, max_pool = false}
-[methods.local]
-"""
 
 
 @pytest.fixture
@@ -48,10 +22,10 @@ def simulate(tmp_path: Path) -> Callable[..., Result]:
         entries.append({"image": f"{index}.npy", "label": index % 2})
     (tmp_path / "pool.json").write_text(json.dumps({"training": entries}))
 
-    def run(*options: str, text: str = TEXT) -> Result:
+    def run(*options: str, text: str = EXPERIMENT) -> Result:
         path = tmp_path / "trial.toml"
         path.write_text(text)
-        return CliRunner().invoke(main, ["simulate", str(path), "--out", str(tmp_path / "out"), *options])
+        return call("simulate", path, "--out", tmp_path / "out", *options)
 
     return run
 
@@ -73,13 +47,13 @@ def test_json_names_every_run(simulate: Callable[..., Result], tmp_path: Path) -
 
 
 def test_an_unknown_method_is_refused_before_anything_is_made(simulate: Callable[..., Result], tmp_path: Path) -> None:
-    result = simulate(text=TEXT.replace("[methods.local]", "[methods.locl]"))
+    result = simulate(text=EXPERIMENT.replace("[methods.local]", "[methods.locl]"))
     assert result.exit_code == ConfigError.exit_code
     assert "did you mean 'local'?" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_fails_is_named(simulate: Callable[..., Result]) -> None:
-    result = simulate("--jobs", "1", text=TEXT.replace("in_channels = 1", "in_channels = 3"))
+    result = simulate("--jobs", "1", text=EXPERIMENT.replace("in_channels = 1", "in_channels = 3"))
     assert result.exit_code == WorkerFailed.exit_code
     assert "even.small.all.local.fold-0.seed-0" in result.stderr

@@ -1,7 +1,5 @@
 """The template of site.toml is the example, and fits every number of dimensions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,4 @@
-"""`status`, `rounds`, `peers`, `transfers`, `egress` and `events`, with the daemon up, down, dead
-and on its way.
-"""
-
-from __future__ import annotations
+"""Documents of a site with the daemon up, down, dead and on its way."""
 
 import contextlib
 import json
@@ -11,37 +7,29 @@ import queue
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from peer.cli import main
+from fakes.cli import PROGRAM, ROOT, refused, refused_in_one_line, run, run_json
+from fakes.sites import TRANSFER, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
-from peer.errors import EXIT_CODES
-from peer.records.documents import RoundRecord
-from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
-ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("status", "rounds", "evaluation", "peers", "transfers", "egress", "events")
 LIMIT_S = 30.0
 
 
 def call(loopback: LocalFederation, *words: str) -> Result:
-    return CliRunner().invoke(main, ["--home", str(loopback.home), *words])
+    return run("--home", loopback.home, *words)
 
 
 def shown(loopback: LocalFederation, *words: str) -> Any:
-    result = call(loopback, *words, "--site", "asia", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert result.stderr == ""
-    return json.loads(result.stdout)
+    return run_json("--home", loopback.home, *words, "--site", "asia")
 
 
 @pytest.fixture
@@ -52,15 +40,11 @@ def folder(enrolled: LocalFederation) -> SiteFolder:
 @pytest.fixture
 def history(folder: SiteFolder) -> SiteFolder:
     """A site that sent one artifact and left with a fault."""
-    folder.create_generation()
-    journal, ledger = Journal(folder.generation(1) / "journal.db"), Ledger(folder.egress_db)
-    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-    ledger.settle(ledger.intend(**transfer, bytes=2048), bytes=1024, outcome="broken")
-    journal.append("began", 0, {"generation": 1})
-    journal.append("denied", 1, {"caller": "europe", "call": "model for round 1", "reason": "not\x1b[2J its turn"})
-    journal.append("left", 1, {"fault": "data", "reason": "no\ndata"})
-    journal.close()
-    ledger.close()
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        ledger.settle(ledger.intend(**TRANSFER, bytes=2048), bytes=1024, outcome="broken")
+    denied = {"caller": "europe", "call": "model for round 1", "reason": "not\x1b[2J its turn"}
+    left = {"fault": "data", "reason": "no\ndata"}
+    append_rows(folder, ("began", 0, {"generation": 1}), ("denied", 1, denied), ("left", 1, left))
     return folder
 
 
@@ -79,9 +63,7 @@ def test_the_status_of_a_site_that_never_ran_does_not_speak_of_a_journal(enrolle
 
 @pytest.mark.parametrize("words", [("--site", "mars"), ()])
 def test_which_site_is_meant_must_be_clear(enrolled: LocalFederation, words: tuple[str, ...]) -> None:
-    result = call(enrolled, "status", *words)
-    assert result.exit_code == 2
-    assert "trial/asia, trial/europe" in result.stderr
+    assert "trial/asia, trial/europe" in refused("UsageError", "--home", enrolled.home, "status", *words)
 
 
 def test_a_stopped_site_shows_what_its_disk_knows(enrolled: LocalFederation, history: SiteFolder) -> None:
@@ -103,10 +85,8 @@ def test_what_others_say_is_shown_without_its_escapes(enrolled: LocalFederation,
 
 def test_a_broken_federation_toml_is_one_line_with_its_code(enrolled: LocalFederation, folder: SiteFolder) -> None:
     folder.federation_toml.write_text("rounds = [")
-    result = call(enrolled, "status", "--site", "asia")
-    assert EXIT_CODES[result.exit_code].name == "ConfigError"
-    assert result.stderr.count("\n") == 1
-    assert "federation.toml" in result.stderr
+    words = ("--home", enrolled.home, "status", "--site", "asia")
+    assert "federation.toml" in refused_in_one_line("ConfigError", *words)
 
 
 def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalFederation, history: SiteFolder) -> None:
@@ -114,9 +94,7 @@ def test_a_journal_of_a_newer_program_is_one_line_with_its_code(enrolled: LocalF
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     for name in ("status", "rounds", "events"):
-        result = call(enrolled, name, "--site", "asia")
-        assert EXIT_CODES[result.exit_code].name == "StateError"
-        assert "newer mhfl-peer" in result.stderr
+        assert "newer mhfl-peer" in refused("StateError", "--home", enrolled.home, name, "--site", "asia")
 
 
 @pytest.mark.parametrize("words", [("--last", "0"), ("--last", "x")])
@@ -127,8 +105,7 @@ def test_how_many_events_must_be_a_count(enrolled: LocalFederation, words: tuple
 def test_a_running_daemon_answers_and_a_killed_one_does_not_stand_in_the_way(
     enrolled: LocalFederation, program: Any, folder: SiteFolder
 ) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     status = shown(enrolled, "status")
     assert (status["daemon"], status["pid"]) == ("running", process.pid)
     assert [row["kind"] for row in shown(enrolled, "events", "--last", "1", "--all")] == ["manifest"]
@@ -143,7 +120,7 @@ class Watch:
     """`--watch --json` in a process of its own; its lines come through a queue."""
 
     def __init__(self, loopback: LocalFederation, *words: str) -> None:
-        command = [sys.executable, "-m", "peer.cli", "--home", str(loopback.home), *words, "--watch", "--json"]
+        command = [*PROGRAM, "--home", str(loopback.home), *words, "--watch", "--json"]
         self.process = subprocess.Popen(
             [*command, "--site", "asia"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -166,7 +143,6 @@ class Watch:
     def end(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(LIMIT_S)
-        assert self.process.stderr is not None
         return self.process.returncode, self.process.stderr.read()
 
 
@@ -197,11 +173,7 @@ def test_a_watch_outlives_the_daemon_and_ends_quietly(watch: Any, program: Any) 
 def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
     following = watch("rounds")
     assert following.next() == []
-    body = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}}
-    journal = Journal(history.generation(1) / "journal.db")
-    journal.append("ignored", 1, {})
-    journal.append("committed", 1, body)
-    journal.close()
+    append_rows(history, ("ignored", 1, {}), ("committed", 1, round_body()))
     assert [record["round"] for record in following.next()] == [1]
     assert following.end() == (0, "")
     assert following.lines.empty()
@@ -210,7 +182,7 @@ def test_a_watch_says_nothing_twice(watch: Any, history: SiteFolder) -> None:
 def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "peer.cli", "--home", str(enrolled.home), "events", "--site", "asia"]
+    command = [*PROGRAM, "--home", str(enrolled.home), "events", "--site", "asia"]
     process = subprocess.run(
         [*command, "--watch", "--json"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=LIMIT_S, check=False
     )
@@ -219,11 +191,10 @@ def test_a_watch_into_a_closed_pipe_ends_quietly(enrolled: LocalFederation) -> N
 
 
 def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> None:
-    folder.create_generation()
     chosen = {"position": 0, "sources": [], "missing": {"europe": "silent"}, "waited_s": None, "below_quorum": False}
-    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
-        journal.append("opened", 1, {"sources": []}, {"event_number": 4, "event": "PeerGreeted", "peer": "europe"})
-        journal.append("chosen", 1, chosen, {"event_number": 9, "event": "Ticked", "peer": ""})
+    greeted = {"event_number": 4, "event": "PeerGreeted", "peer": "europe"}
+    ticked = {"event_number": 9, "event": "Ticked", "peer": ""}
+    append_rows(folder, ("opened", 1, {"sources": []}, greeted), ("chosen", 1, chosen, ticked))
     story = shown(enrolled, "events", "--why", "1")
     assert story["state"] == "open"
     assert story["waited_for"] == [{"site": "europe", "outcome": "silent"}]
@@ -236,6 +207,5 @@ def test_the_story_of_a_round(enrolled: LocalFederation, folder: SiteFolder) -> 
 
 
 def test_a_round_that_the_journal_does_not_know_has_no_story(enrolled: LocalFederation, history: SiteFolder) -> None:
-    result = call(enrolled, "events", "--why", "7", "--site", "asia")
-    assert result.exit_code == 6
-    assert "the journal knows nothing of round 7; see `rounds` and `status`" in result.stderr
+    reason = refused("StateError", "--home", enrolled.home, "events", "--why", "7", "--site", "asia")
+    assert "the journal knows nothing of round 7; see `rounds` and `status`" in reason

@@ -3,8 +3,6 @@
 The file has tracebacks, and the screen has none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.handlers
@@ -51,14 +49,9 @@ def test_a_line_of_the_file_is_json_with_the_fields(tmp_path: Path) -> None:
     document = json.loads(text)
     assert document.pop("time").endswith("+00:00")
     assert document == {
-        "level": "info",
-        "logger": "peer.daemon.dispatch",
-        "message": "round committed",
-        **IDS,
-        "round": 3,
-        "path": str(tmp_path),
-        "missing": {"asia": "slow"},
-    }
+        "level": "info", "logger": "peer.daemon.dispatch", "message": "round committed", **IDS, "round": 3,
+        "path": str(tmp_path), "missing": {"asia": "slow"},
+    }  # fmt: skip
 
 
 def test_the_file_has_the_traceback_in_its_line() -> None:
@@ -102,9 +95,6 @@ def test_everything_goes_to_the_file_and_to_the_screen_unless_quiet(
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path) -> None:
     logs.set_up(tmp_path, IDS, quiet=True)
-    (handler,) = logging.getLogger().handlers
-    assert isinstance(handler, logging.handlers.RotatingFileHandler)
-    assert (handler.maxBytes, handler.backupCount) == (logs.FILE_BYTES_MAX, logs.FILES_KEPT)
     log = logging.getLogger("peer.test")
     for _ in range(3):
         log.info("x" * (logs.FILE_BYTES_MAX // 2))
@@ -124,3 +114,67 @@ def test_every_json_line_says_whose_it_is(tmp_path: Path, capsys: pytest.Capture
     assert shown == (tmp_path / "daemon.log").read_text(), "a collector that reads standard error gets the same"
     document = json.loads(shown)
     assert {key: document[key] for key in (*IDS, "pid", "round")} == {**IDS, "pid": os.getpid(), "round": 3}
+
+
+class Lines(logging.Handler):
+    """Keeps the records that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append({"message": record.getMessage(), **logs.fields(record)})
+
+
+def test_lines_about_a_peer_are_bounded_counted_and_summarised_and_others_are_not() -> None:
+    now_s, lines = 0.0, Lines()
+    handler = logs.RepetitionHandler([lines], clock=lambda: now_s)
+    for number in range(logs.REPEATED_LINES_MAX + 5):
+        handler.handle(record("call refused", peer="mallory", reason=f"ever new {number}"))
+    handler.handle(record("call refused", peer="asia", reason="once"))
+    handler.handle(record("artifact sent", peer="mallory"))
+    for _ in range(100):
+        handler.handle(record("round committed", round=3))
+    written = [line["message"] for line in lines.records if line.get("peer") == "mallory"]
+    assert written == ["call refused"] * logs.REPEATED_LINES_MAX + ["artifact sent"]
+    assert sum(line["message"] == "round committed" for line in lines.records) == 100
+    assert sum(line.get("peer") == "asia" for line in lines.records) == 1
+    now_s = logs.REPEATED_S
+    lines.records.clear()
+    handler.handle(record("call refused", peer="mallory", reason="next interval"))
+    assert lines.records == [
+        {"message": "lines left out", "of": "call refused", "peer": "mallory", "lines": 5},
+        {"message": "call refused", "peer": "mallory", "reason": "next interval"},
+    ]
+
+
+def test_lines_of_libraries_are_bounded_whatever_they_say() -> None:
+    lines = Lines()
+    handler = logs.RepetitionHandler([lines], clock=lambda: 0.0)
+    for number in range(2 * logs.REPEATED_LINES_MAX):
+        handler.handle(logging.LogRecord("grpc._cython", logging.ERROR, "", 1, f"Invalid encoding {number}", (), None))
+    assert len(lines.records) == logs.REPEATED_LINES_MAX
+
+
+def test_ever_new_peers_are_counted_together_and_the_rest_is_said_at_the_end() -> None:
+    lines = Lines()
+    handler = logs.RepetitionHandler([lines], clock=lambda: 0.0)
+    count = logs.SUBJECTS_MAX + 2 * logs.REPEATED_LINES_MAX
+    for number in range(count):
+        handler.handle(record("connections closed", peer=f"192.0.2.{number}"))
+    assert len(lines.records) == logs.SUBJECTS_MAX + logs.REPEATED_LINES_MAX
+    handler.close()
+    assert lines.records[-1]["lines"] == logs.REPEATED_LINES_MAX
+    assert lines.records[-1]["peer"] == logs.OTHER_PEERS
+
+
+def test_a_flood_of_one_peer_does_not_rotate_the_log_away(tmp_path: Path) -> None:
+    logs.set_up(tmp_path, IDS, quiet=True)
+    log = logging.getLogger("peer.test")
+    log.info("round committed", extra={"round": 1})
+    for _ in range(100):
+        log.warning("call refused", extra={"peer": "mallory", "reason": "x" * (logs.FILE_BYTES_MAX // 20)})
+    assert {path.name for path in tmp_path.iterdir()} <= {"daemon.log", "daemon.log.1", "daemon.log.2"}
+    kept = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert '"round committed"' in kept

@@ -1,48 +1,26 @@
 """From the two files to the state machine's rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from fakes.drafts import draft
 from peer.config.rules import make_rules
 from peer.config.schema import EgressConfig, FederationConfig
 from peer.core.roster import RoundKey, SiteName
 
 KEY = RoundKey(b"\x07" * 32)
-TEXT = """
-name = "trial"
-rounds = 5
-seed = 3
-global_test = {}
-evaluation_every = 2
-quorum = 1
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-gamma = 2
-[schedule]
-kind = "ring"
-[fallback]
-kind = "stale"
-staleness_rounds_max = 2
-[pace]
-wait_max_s = 90
-linger_s = 7
-[[site]]
-name = "asia"
-[[site]]
-name = "europe"
-"""
+KEYS = {
+    "method": {"name": "fedskd", "gamma": 2}, "seed": 3, "evaluation_every": 2, "quorum": 1,
+    "schedule": {"kind": "ring"},
+    "fallback": {"kind": "stale", "staleness_rounds_max": 2}, "pace": {"wait_max_s": 90, "linger_s": 7},
+    "site": [{"name": "asia"}, {"name": "europe"}],
+}  # fmt: skip
 
 
-def rules_of(wish: str = "true", **options: Any) -> Any:
-    return make_rules(FederationConfig.parse(TEXT.format(wish), "federation.toml"), SiteName("asia"), KEY, **options)
+def rules_of(global_test: bool = True, **options: Any) -> Any:
+    text = draft("trial", rounds=5, global_test=global_test, **KEYS)
+    return make_rules(FederationConfig.parse(text, "federation.toml"), SiteName("asia"), KEY, **options)
 
 
 def test_the_rules_are_what_the_federation_says() -> None:
@@ -54,18 +32,18 @@ def test_the_rules_are_what_the_federation_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "egress", "denied"),
+    ("global_test", "egress", "denied"),
     [
-        ("true", EgressConfig(evaluate=True), None),
-        ("true", EgressConfig(), "not permitted by asia: its [egress] evaluate is false"),
-        ("false", EgressConfig(evaluate=True), "federation.toml does not have global_test = true"),
-        ("true", None, "federation.toml does not have global_test = true"),
+        (True, EgressConfig(evaluate=True), None),
+        (True, EgressConfig(), "not permitted by asia: its [egress] evaluate is false"),
+        (False, EgressConfig(evaluate=True), "federation.toml does not have global_test = true"),
+        (True, None, "federation.toml does not have global_test = true"),
     ],
 )
 def test_remote_evaluation_needs_the_federation_s_wish_and_the_site_s_policy(
-    wish: str, egress: EgressConfig | None, denied: str | None
+    global_test: bool, egress: EgressConfig | None, denied: str | None
 ) -> None:
-    assert rules_of(wish, egress=egress).evaluation_denied == denied
+    assert rules_of(global_test, egress=egress).evaluation_denied == denied
 
 
 def test_the_least_number_of_samples_is_the_site_s() -> None:

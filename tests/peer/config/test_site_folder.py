@@ -1,8 +1,4 @@
-"""A site's folder: how commands find it, its lock, whole writes, and a control socket short enough
-to bind.
-"""
-
-from __future__ import annotations
+"""A site's folder: how commands find it, its lock, whole writes, a short control socket."""
 
 import os
 import signal
@@ -54,15 +50,10 @@ def test_layout(tmp_path: Path) -> None:
     folder = SiteFolder(tmp_path, "trial", SiteName("europe"))
     assert folder.path == tmp_path / "trial/europe"
     names = {
-        "pki": folder.pki,
-        "federation.toml": folder.federation_toml,
-        "site.toml": folder.site_toml,
-        "lock": folder.lock,
-        "egress.db": folder.egress_db,
-        "logs": folder.logs,
-        "gen-0001": folder.generation(1),
+        "pki": folder.pki, "federation.toml": folder.federation_toml, "site.toml": folder.site_toml,
+        "lock": folder.lock, "egress.db": folder.egress_db, "logs": folder.logs, "gen-0001": folder.generation(1),
         "gen-12345": folder.generation(12345),
-    }
+    }  # fmt: skip
     for name, path in names.items():
         assert path == folder.path / name
 
@@ -185,7 +176,6 @@ with find_site(Path(sys.argv[1])).locked():
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
         with pytest.raises(LockedError, match=f"is held by process {holder.pid}; stop it first"), folder.locked():
             pytest.fail("two processes hold one folder")

@@ -1,7 +1,5 @@
 """Checked TOML files: every error names the file, the dotted key and what would be right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,9 +86,8 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
     ],
 )
 def test_refused_addresses(text: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"host:port|valid host|Address cannot be empty|Expected|At least|not permitted"
-    ):
+    reasons = r"host:port|valid host|Address cannot be empty|Expected|At least|not permitted"
+    with pytest.raises(ValueError, match=reasons):
         split_address(text)
 
 
@@ -115,9 +112,8 @@ def test_syntax_errors_name_the_line() -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"missing.toml cannot be read: No such file or directory; name the right file"
-    ):
+    reason = r"missing.toml cannot be read: No such file or directory; name the right file"
+    with pytest.raises(ConfigError, match=reason):
         toml.read(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         toml.read(tmp_path)

@@ -157,6 +157,10 @@ class Solo:
         """A peer sends a heartbeat."""
         return self.feed(events.PeerHeard(SiteName(name), Heartbeat(1, round, phase, 0.0, published, round)))
 
+    def prove(self, *names: str, round: int) -> list[commands.Command]:
+        """The signatures of these peers show that they have published for this round."""
+        return [command for name in names for command in self.feed(events.RoundProved(SiteName(name), round))]
+
     def lend(self, origin: str, *, crash_after: int | None = None, **changes: Any) -> list[commands.Command]:
         """The lent model that the site fetches arrives from this origin."""
         order = self.evaluation_fetches.pop(SiteName(origin))
@@ -336,6 +340,25 @@ class Simulation:
         for other in self.machines:
             self.cut |= {(name, other), (other, name)}
 
+    def withhold(self, name: str, claim: Callable[[int, float], Heartbeat]) -> None:
+        """Have a dead site greet and beat for ever, and deliver nothing.
+
+        ``claim`` makes its heartbeats from the furthest round of the others and the seconds that
+        passed.
+        """
+        machine, began_s = self.machines[SiteName(name)], self.now_s
+
+        def action() -> None:
+            living = [other for other in self.machines.values() if other.round is not None and other.exit is None]
+            furthest = max((other.round.number for other in living if other.round is not None), default=0)
+            pulse = claim(furthest, self.now_s - began_s)
+            for other in living:
+                self.feed(other, events.PeerGreeted(machine.rules.site, greeting_of(machine.rules, 1)))
+                self.feed(other, events.PeerHeard(machine.rules.site, pulse))
+            self.at(BEAT_S, action)
+
+        self.at(self.delay_s(1.0), action)
+
     def feed(self, machine: Machine, event: events.Event) -> None:
         """Have a site handle an event, and carry out its commands; a fuse kills it between two of them."""
         if machine.round is None or machine.exit is not None:
@@ -425,9 +448,16 @@ class Simulation:
                 if answers:
                     theirs = greeting_of(other.rules, other.round.memory.generation, other.round.seen(me))
                     self._send(machine, events.PeerGreeted(name, theirs))
-            self._send(other, events.PeerHeard(me, pulse))
+            self._send_pulse(other, me, pulse)
             if answers:
-                self._send(machine, events.PeerHeard(name, other.round.pulse()))
+                self._send_pulse(machine, name, other.round.pulse())
+
+    def _send_pulse(self, receiver: Machine, sender: SiteName, pulse: Heartbeat) -> None:
+        """A heartbeat after its proof; every site of the simulation has signed what it says."""
+        delay_s = self.delay_s()
+        if pulse.published_round:
+            self._later(receiver, delay_s, lambda: events.RoundProved(sender, pulse.published_round))
+        self._later(receiver, delay_s, lambda: events.PeerHeard(sender, pulse))
 
     def _send(self, machine: Machine, event: events.Event) -> None:
         self._later(machine, self.delay_s(), lambda: event)

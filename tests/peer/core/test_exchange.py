@@ -22,7 +22,7 @@ def source(artifact: Any, origin: str, round: int, *, owner: str = "", steps: in
 
 def waiting(pattern: str, *origins: str, round: int = 3, slow_s: float = 100.0) -> Exchange:
     """An exchange that began at 0 and waits for these origins."""
-    wants = {origin: Want(origin, origin, number, 0.0) for number, origin in enumerate(origins)}
+    wants = {origin: Want(origin, origin, number, 0.0, 10_000.0) for number, origin in enumerate(origins)}
     return Exchange(round, pattern, "train", 0.0, slow_s, wants)
 
 
@@ -71,7 +71,9 @@ def test_who_lives_has_until_the_slow_deadline(rules: Any) -> None:
 
 def test_deadlines_are_met_at_the_second_that_was_announced(rules: Any) -> None:
     opened_s, slow_s = 1000.3, 33.3
-    current = Exchange(1, "permutation", "train", opened_s, slow_s, {"asia": Want("asia", "asia", 1, opened_s)})
+    current = Exchange(
+        1, "permutation", "train", opened_s, slow_s, {"asia": Want("asia", "asia", 1, opened_s, 10_000.0)}
+    )
     known, due_s = near("asia", at_s=1030.0), opened_s + slow_s
     assert due_s - opened_s < slow_s, "this sum is rounded down, else the test shows nothing"
     assert due_s in current.due_s(known, rules("europe", THREE))

@@ -160,7 +160,7 @@ def test_a_worker_that_rejects_what_nobody_sent_fails_like_one_that_crashes(solo
     assert site.kinds.count("refused") == 0
 
 
-@pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4)])
+@pytest.mark.parametrize(("fault", "failures"), [("memory", 1), ("crash", 4), ("hang", 2)])
 def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: str, failures: int) -> None:
     """All sources are in use when the worker dies; the site goes on until it fails without any."""
     site = begun(solo, method="feddal", sites=("africa", "america", "asia", "europe"))
@@ -179,6 +179,7 @@ def test_of_several_artifacts_the_largest_is_left_out_first(solo: Any, fault: st
     for _ in range(failures):
         site.fail(fault)
     assert site.site.phase == Phase.FAILED
+    assert site.site.failure.startswith(f"{fault}: ")
 
 
 def test_a_rejected_stale_artifact_does_not_come_again(solo: Any) -> None:

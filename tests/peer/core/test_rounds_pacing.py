@@ -29,11 +29,13 @@ def number(site: Any) -> int:
     return site.site.memory.open.number if site.site.memory.open is not None else 0
 
 
-def surrounded(solo: Any, others: dict[str, int], **rules: Any) -> Any:
-    """A site that has committed round 2 and hears peers in these rounds."""
+def surrounded(solo: Any, others: dict[str, int], *, liars: tuple[str, ...] = (), **rules: Any) -> Any:
+    """A site that has committed round 2 and hears peers in these rounds; the liars prove nothing."""
     site = solo(sites=tuple(sorted({"europe", *others})), rows=committed(2), **{"rounds": 50, **rules})
     for name, round in others.items():
         site.site.peers.hear(name, Heartbeat(1, round, "train"), site.now_s)
+        if name not in liars:
+            site.site.peers.prove(name, round)
     site.feed(events.Ticked())
     return site
 
@@ -47,7 +49,39 @@ def test_round_one_begins_once_everybody_answered(solo: Any) -> None:
     site.greet("africa", "america")
     site.wait(100_000)
     assert site.site.phase == Phase.GATHERING
-    site.greet("asia")
+    site.greet("africa", "america", "asia")
+    assert number(site) == 1
+
+
+def test_a_peer_that_greeted_and_ended_is_waited_for_until_it_is_back(solo: Any) -> None:
+    site = solo()
+    site.finish()
+    site.greet("africa")
+    site.wait(60)
+    site.greet("america", "asia")
+    assert site.site.phase == Phase.GATHERING, "africa is silent"
+    site.beat("america")
+    site.beat("asia")
+    site.beat("africa", 0, "gone")
+    assert site.site.phase == Phase.GATHERING
+    site.beat("africa", 0, "initialising")
+    assert site.site.phase == Phase.GATHERING
+    site.beat("africa", 0, "gathering")
+    assert number(site) == 1
+
+
+def test_a_peer_that_is_never_ready_holds_round_one_for_the_longest_wait_only(solo: Any) -> None:
+    site = solo(pace=PaceRules(wait_max_s=300))
+    site.finish()
+    site.greet("africa")
+    site.beat("africa", 0, "initialising")
+    site.greet("america", "asia")
+    for _ in range(100):
+        assert site.site.phase == Phase.GATHERING
+        site.wait(2.9)
+        for name in ("africa", "america", "asia"):
+            site.beat(name, 0, "initialising" if name == "africa" else "gathering")
+    site.wait(20)
     assert number(site) == 1
 
 
@@ -66,6 +100,7 @@ def test_who_comes_late_does_not_wait_for_a_site_that_the_others_do_without(solo
     site = solo(sites=FIVE[:4], rounds=50)
     site.finish()
     site.greet("africa", "america")
+    site.prove("africa", "america", round=20)
     site.beat("africa", 20)
     assert site.site.phase == Phase.GATHERING, "one site may lie"
     site.beat("america", 20)
@@ -145,9 +180,44 @@ def test_nobody_jumps_past_the_last_round(solo: Any) -> None:
     "honest", [{"africa": 2}, {"africa": 2, "america": 3}, {"africa": 2, "america": 2, "oceania": 3}]
 )
 def test_one_liar_makes_nobody_skip_a_round(solo: Any, honest: dict[str, int]) -> None:
-    site = surrounded(solo, {**honest, "asia": LIE})
+    site = surrounded(solo, {**honest, "asia": LIE}, liars=("asia",))
     assert number(site) == 3
     assert site.kinds.count("skipped") == 1, "only the one that the journal began with"
+
+
+@pytest.mark.parametrize(
+    ("sites", "liars"), [(("asia",), ("asia",)), (("africa", "america", "asia"), ("america", "asia"))]
+)
+def test_liars_that_prove_nothing_make_nobody_skip_a_round(
+    solo: Any, sites: tuple[str, ...], liars: tuple[str, ...]
+) -> None:
+    """One liar of two sites, and two of four: their word was enough to leave out every round but the last."""
+    site = surrounded(solo, {name: 50 if name in liars else 2 for name in sites}, liars=liars)
+    for round in range(3, 8):
+        assert number(site) == round
+        for name in sites:
+            site.beat(name, 50 if name in liars else round)
+        while number(site) == round:
+            if site.fetches:
+                site.unavailable(next(iter(site.fetches)), Unavailable.SKIPPED)
+            else:
+                site.finish()
+    assert site.kinds.count("skipped") == 1, "only the one that the journal began with"
+
+
+def test_a_claim_counts_up_to_the_round_after_the_proven_one(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), rows=committed(2), rounds=50)
+    site.prove("asia", round=9)
+    site.beat("asia", 40)
+    assert number(site) == 10
+    assert site.body("skipped")["proven"] == {"asia": 10}
+
+
+def test_a_proof_of_a_round_after_the_last_one_proves_nothing(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), rows=committed(2), rounds=50)
+    site.prove("asia", round=52)
+    site.beat("asia", 40)
+    assert number(site) == 3
 
 
 def test_one_liar_alone_makes_nobody_skip_a_round_though_the_others_are_silent(solo: Any) -> None:

@@ -63,7 +63,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
          "metrics": {"loss": 0.5}, "threads": 1, "duration_s": 2.5, "state": "s", "publish": 5, "visiting": False}
     ],
     "compared": [{"site": "asia", "sha256": DIGEST, "agrees": True}],
-    "skipped": [{"from": 2, "publish": None}],
+    "skipped": [{"from": 2, "publish": None}, {"from": 2, "publish": 9, "proven": {"asia": 9}}],
     "published": [{"artifact": MODEL}],
     "retired": [{"kept": None}, {"kept": [3, "asia"]}],
     "discarded": [{"sha256": DIGEST}],
@@ -91,6 +91,7 @@ WRITTEN: dict[str, list[dict[str, Any]]] = {
         {"peer": "asia", "purpose": "train", "kind": "model", "sha256": DIGEST, "bytes": 9, "outcome": "complete",
          "seconds": 0.5, "egress_count": 4, "egress_head": "cd", **SIGNED},
     ],
+    "equivocated": [{"origin": "asia", "sha256": [DIGEST, DIGEST], "manifests": [SIGNED, SIGNED]}],
     "denied": [{"caller": "asia", "call": "model for round 3", "reason": "not its turn"}],
     "spoken": [{"asia": {"messages": 3, "bytes": 400}}, {}],
 }  # fmt: skip

@@ -237,7 +237,7 @@ def any_event(draw: st.DrawFn, site: Any, make: Any) -> events.Event:
         "steps": st.integers(0, 2),
         "sha256": st.sampled_from([make("x", text).sha256 for text in ("a", "b", "initial")]),
         "contributors": st.lists(names(site), max_size=2).map(tuple),
-        "fault": st.sampled_from(["crash", "memory", "data", "configuration"]),
+        "fault": st.sampled_from(events.FAULTS),
         "reason": st.sampled_from(["because", "for another reason"]),
         "pulse": st.none() | PULSES,
         "greeting": GREETINGS,

@@ -1,42 +1,21 @@
 """Which address is dialled next: a working one stays, a failed one makes room for others."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
 import pytest
 
+from fakes.drafts import draft
+from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core.roster import SiteName
 from peer.daemon.addresses import DISCOVERED_MAX, AddressBook, Candidates
 
 EUROPE = SiteName("europe")
-FEDERATION = """
-name = "trial"
-rounds = 1
-[task]
-kind = "classification"
-spatial_dims = 1
-in_channels = 1
-classes = 2
-[method]
-name = "fedskd"
-[[site]]
-name = "africa"
-[[site]]
-name = "asia"
-address = "asia.example:1"
-[[site]]
-name = "europe"
-address = "europe.example:1"
-"""
-SITE = """
-[addresses]
-europe = "10.0.0.1:1"
-[data]
-input_size = [8]
-"""
+ADDRESSES = {"asia": "asia.example:1", "europe": "europe.example:1"}
+ROSTER = [{"name": "africa"}, *({"name": name, "address": address} for name, address in ADDRESSES.items())]
+FEDERATION = draft("trial", site=ROSTER)
+SITE = toml.text({"addresses": {"europe": "10.0.0.1:1"}, "data": {"input_size": [8]}})
 
 
 def dialled(candidates: Candidates, count: int) -> list[str | None]:

@@ -28,7 +28,7 @@ from peer.records.journal import Journal
 from peer.records.kept_configuration import find_change
 from peer.records.ledger import Ledger
 from peer.transport import tls, wire
-from peer.transport.client import FETCH, ExchangeClient, Offer, Refused
+from peer.transport.client import SERVICE, ExchangeClient, Offer, Refused
 
 LIMIT_S = 15.0
 SITES = ("asia", "europe")
@@ -269,7 +269,9 @@ async def test_a_transfer_that_is_open_at_the_end_is_on_record_as_broken(running
         address = running.loopback.federation.addresses[SiteName("asia")]
         options = tls.channel_options(SiteName("asia"))
         async with grpc.aio.secure_channel(address, tls.channel_credentials(own), options=options) as channel:
-            fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, pb.Chunk.FromString)
+            fetch = channel.unary_stream(
+                SERVICE + "FetchArtifact", pb.FetchRequest.SerializeToString, pb.Chunk.FromString
+            )
             call = fetch(wire.encode_fetch_request(offer.request, sha256=artifact.sha256, offset=0))
             first = await call.read()
             assert len(first.data) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -56,6 +56,9 @@ class FakeClient:
 class FakeService:
     """Accepts every greeting."""
 
+    def __init__(self, report: Callable[[events.Event], None]) -> None:
+        self.report = report
+
     def greeting(self, peer: SiteName) -> Hello:
         return GREETING
 
@@ -65,8 +68,11 @@ class FakeService:
     def accept_greeting(self, peer: SiteName, greeting: Hello) -> None:
         pass
 
-    def count_message(self, peer: SiteName, size: int) -> None:
-        pass
+    def pulse(self, peer: SiteName) -> Heartbeat:
+        return PULSE
+
+    def hear(self, peer: SiteName, pulse: Heartbeat) -> None:
+        self.report(events.PeerHeard(peer, pulse))
 
 
 GREETING = Hello(protocol=1, federation=Sha256("fe" * 32), roster=Sha256("fe" * 32), generation=1, clock_s=0.0)
@@ -90,8 +96,7 @@ class HeartbeatSetup:
             site=site,
             addresses=self.addresses,
             client=self.client,  # type: ignore[arg-type]
-            service=FakeService(),
-            pulse=lambda: PULSE,
+            service=FakeService(self.events.append),  # type: ignore[arg-type]
             report=self.events.append,
         )
 

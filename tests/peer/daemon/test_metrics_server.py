@@ -1,7 +1,5 @@
 """The Prometheus endpoint: what it answers, to whom ever asks however badly, and that it reads no row twice."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip
@@ -17,48 +15,19 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from peer.core import events
-from peer.daemon import startup
+from fakes.sites import TRANSFER
 from peer.daemon.dispatch import Daemon
 from peer.daemon.metrics import METRICS
 from peer.daemon.metrics_server import CONNECTIONS_MAX, MetricsServer
-from peer.demo.local_federation import LocalFederation
 from peer.errors import PortInUse
 from peer.records.ledger import chain_hash
 
-SENT: dict[str, Any] = {
-    "peer": "europe",
-    "purpose": "train",
-    "kind": "model",
-    "round": 1,
-    "generation": 1,
-    "sha256": "ab" * 32,
-    "bytes": 9,
-}
+SENT: dict[str, Any] = {**TRANSFER, "bytes": 9}
 LIMIT_S = 20.0
 SHORT_S = 0.5
 LONG_S = 2.0
 GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n"
 OPENMETRICS = b"Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n"
-
-
-class Still(Daemon):
-    """A daemon that does not run."""
-
-    def report(self, event: events.Event) -> None:
-        """Nobody would take it."""
-
-
-@pytest.fixture
-async def daemon(enrolled: LocalFederation) -> AsyncIterator[Still]:
-    folder = enrolled.folder("asia")
-    federation, site, own = startup.load(folder)
-    folder.create_generation()
-    daemon = Still(folder=folder, federation=federation, site=site, own=own, generation=1)
-    yield daemon
-    await daemon.client.close()
-    daemon.journal.close()
-    daemon.ledger.close()
 
 
 class Served:
@@ -74,35 +43,35 @@ class Served:
             writer.write(content)
             if end:
                 writer.write_eof()
-            found = b""
+            answer = b""
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
-                while b"\r\n\r\n" not in found or len(found.partition(b"\r\n\r\n")[2]) < length(found):
+                while b"\r\n\r\n" not in answer or len(answer.partition(b"\r\n\r\n")[2]) < length(answer):
                     more = await reader.read(1 << 16)
                     if not more:
                         break
-                    found += more
+                    answer += more
             writer.transport.abort()
-            return found
+            return answer
 
     async def get(self, *headers: bytes) -> tuple[dict[str, str], bytes]:
         """Headers and body of a scrape that succeeds."""
         head, _, body = (await self.send(GET + b"".join(headers) + b"\r\n")).partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
         assert first == "HTTP/1.0 200 OK"
-        found = dict(line.split(": ", 1) for line in lines)
-        assert int(found["Content-Length"]) == len(body)
-        return found, body
+        shown = dict(line.split(": ", 1) for line in lines)
+        assert int(shown["Content-Length"]) == len(body)
+        return shown, body
 
 
 def length(answer: bytes) -> int:
     """The length that an answer promises of its body."""
-    found = answer.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
-    return int(found) if found else 0
+    value = answer.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    return int(value or 0)
 
 
 @pytest.fixture
-async def served(daemon: Still) -> AsyncIterator[Served]:
+async def served(daemon: Daemon) -> AsyncIterator[Served]:
     server = MetricsServer(daemon, silence_s=SHORT_S, connection_s=LONG_S)
     yield Served(server, await server.start("127.0.0.1:0"))
     await server.stop()
@@ -211,7 +180,7 @@ async def test_a_caller_that_sends_a_byte_now_and_then_is_hung_up_on(served: Ser
     writer.transport.abort()
 
 
-async def test_too_many_at_once_are_hung_up_on_and_make_room_again(daemon: Still) -> None:
+async def test_too_many_at_once_are_hung_up_on_and_make_room_again(daemon: Daemon) -> None:
     server = MetricsServer(daemon, silence_s=LIMIT_S, connection_s=LIMIT_S)
     served = Served(server, await server.start("127.0.0.1:0"))
     opened = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2 * CONNECTIONS_MAX)]
@@ -242,7 +211,7 @@ async def test_who_stays_after_the_answer_is_hung_up_on(served: Served) -> None:
     writer.transport.abort()
 
 
-async def test_a_port_in_use_names_the_key_and_the_remedy(daemon: Still) -> None:
+async def test_a_port_in_use_names_the_key_and_the_remedy(daemon: Daemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -255,7 +224,7 @@ async def test_a_port_in_use_names_the_key_and_the_remedy(daemon: Still) -> None
         await MetricsServer(daemon).start("nowhere.invalid:1")
 
 
-async def test_a_stop_ends_what_is_under_way_and_frees_the_port(daemon: Still) -> None:
+async def test_a_stop_ends_what_is_under_way_and_frees_the_port(daemon: Daemon) -> None:
     server = MetricsServer(daemon)
     port = await server.start("127.0.0.1:0")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -270,7 +239,7 @@ async def test_a_stop_ends_what_is_under_way_and_frees_the_port(daemon: Still) -
 
 
 async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_the_log_alone(
-    served: Served, daemon: Still, caplog: pytest.LogCaptureFixture
+    served: Served, daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever asks may be anybody on the network: paths of this machine are not theirs."""
     await served.get()
@@ -281,7 +250,7 @@ async def test_a_journal_that_cannot_be_read_fails_the_scrape_and_is_named_in_th
     assert any("journal.db is damaged" in getattr(record, "reason", "") for record in caplog.records)
 
 
-async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Still) -> None:
+async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: Daemon) -> None:
     fill(daemon, transfers=10_000)
     server = MetricsServer(daemon)
     served = Served(server, await server.start("127.0.0.1:0"))
@@ -293,8 +262,7 @@ async def test_a_long_ledger_is_read_once_and_the_next_scrape_is_fast(daemon: St
         await served.get()
         took_s.append(loop.time() - began_s)
     assert min(took_s) < 0.05
-    intent = daemon.ledger.intend(**SENT)
-    daemon.ledger.settle(intent, bytes=9, outcome="complete")
+    daemon.ledger.settle(daemon.ledger.intend(**SENT), bytes=9, outcome="complete")
     assert b"mhfl_egress_rows_total 20002.0" in (await served.get())[1]
     await server.stop()
 

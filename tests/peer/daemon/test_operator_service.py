@@ -1,7 +1,5 @@
 """The control socket's answers for a running daemon."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,39 +7,16 @@ from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER
 from peer.core import events, rows
-from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import FOLLOW_MAX_S, FOLLOW_MIN_S, OperatorService
-from peer.demo.local_federation import LocalFederation
 from peer.errors import DaemonDown, StateError
 from peer.transport.control import ACTIONS, DOCUMENTS, ControlClient, ControlServer
 
 
-class RecordingDaemon(Daemon):
-    """A daemon that does not run, and records its events."""
-
-    reported: list[events.Event]
-
-    def report(self, event: events.Event) -> None:
-        self.reported.append(event)
-
-
 @pytest.fixture
-async def daemon(enrolled: LocalFederation) -> AsyncIterator[RecordingDaemon]:
-    folder = enrolled.folder("asia")
-    federation, site, own = startup.load(folder)
-    folder.create_generation()
-    RecordingDaemon.reported = []
-    daemon = RecordingDaemon(folder=folder, federation=federation, site=site, own=own, generation=1)
-    yield daemon
-    await daemon.client.close()
-    daemon.journal.close()
-    daemon.ledger.close()
-
-
-@pytest.fixture
-async def ask(daemon: RecordingDaemon, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+async def ask(daemon: Daemon, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Calls over a real socket: ``await ask("show", "status")``."""
     path = daemon.folder.prepare_control_socket()
     server = ControlServer(OperatorService(daemon))
@@ -59,7 +34,7 @@ async def ask(daemon: RecordingDaemon, tmp_path: Path) -> AsyncIterator[Callable
     await server.stop()
 
 
-async def test_every_document_is_shown_over_the_socket(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
+async def test_every_document_is_shown_over_the_socket(daemon: Daemon, ask: Callable[..., Any]) -> None:
     daemon.journal.append("began", 0, {"generation": 1})
     daemon.journal.append("opened", 1, {"sources": []})
     arguments: dict[str, dict[str, int]] = {"plan": {"rounds": 2, "first": 1}, "why": {"round": 1}}
@@ -73,9 +48,8 @@ async def test_every_document_is_shown_over_the_socket(daemon: RecordingDaemon, 
     assert shown["plan"]["federation"] == "trial"
 
 
-async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: RecordingDaemon) -> None:
-    transfer = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
-    intent = daemon.ledger.intend(**transfer, bytes=9)
+async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: Daemon) -> None:
+    intent = daemon.ledger.intend(**TRANSFER, bytes=9)
     service = OperatorService(daemon)
     (open_row,) = await service.show("egress", {})
     daemon.ledger.settle(intent, bytes=4, outcome="broken")
@@ -87,16 +61,9 @@ async def test_documents_are_read_from_the_disk_that_the_daemon_writes(daemon: R
     assert [row["kind"] for row in await service.show("events", {"last": 2, "everything": True})] == ["ignored", "left"]
 
 
-async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: RecordingDaemon) -> None:
-    artifact = {
-        "kind": "model",
-        "owner": "asia",
-        "sha256": "ab" * 32,
-        "bytes": 9,
-        "steps": 0,
-        "spec": {},
-        "tensors": [],
-    }
+async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemon: Daemon) -> None:
+    stored = {"sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}, "tensors": []}
+    artifact = {"kind": "model", "owner": "asia", **stored}
     for round in (1, 2):
         body = {"metrics": {"auc": 0.5, "samples": 30.0}, "artifact": artifact}
         daemon.journal.append("evaluated", round, body)
@@ -113,16 +80,14 @@ async def test_empty_cells_of_an_evaluation_have_the_reason_of_this_moment(daemo
     ("action", "event"),
     [("pause", events.PauseRequested), ("resume", events.ResumeRequested), ("stop", events.StopRequested)],
 )
-async def test_wishes_become_events(
-    daemon: RecordingDaemon, ask: Callable[..., Any], action: str, event: type[events.Event]
-) -> None:
+async def test_wishes_become_events(daemon: Daemon, ask, action: str, event: type[events.Event]) -> None:
     answer = await ask("act", action)
     assert (answer["site"], answer["action"]) == ("asia", action)
     assert [type(reported) for reported in daemon.reported] == [event]
     assert action in ACTIONS
 
 
-async def test_what_there_is_not_is_refused(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
+async def test_what_there_is_not_is_refused(daemon: Daemon, ask: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="no document 'secrets'"):
         await OperatorService(daemon).show("secrets", {})
     with pytest.raises(StateError, match="nothing to show called 'secrets'"):
@@ -131,7 +96,7 @@ async def test_what_there_is_not_is_refused(daemon: RecordingDaemon, ask: Callab
         await ask("act", "destroy")
 
 
-async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: RecordingDaemon) -> None:
+async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(daemon: Daemon) -> None:
     loop = asyncio.get_running_loop()
     documents = OperatorService(daemon).follow("status", {})
     took_s = []
@@ -147,7 +112,7 @@ async def test_followers_see_what_happens_soon_and_waiting_times_move_anyway(dae
     await documents.aclose()
 
 
-async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: RecordingDaemon) -> None:
+async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: Daemon) -> None:
     path = daemon.folder.prepare_control_socket()
     server = ControlServer(OperatorService(daemon))
     await server.start(path)
@@ -171,7 +136,7 @@ async def test_a_follower_is_hung_up_on_when_the_daemon_ends(daemon: RecordingDa
     assert await asyncio.wait_for(following, 10) >= 1
 
 
-async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: RecordingDaemon, ask: Callable[..., Any]) -> None:
+async def test_a_daemon_whose_port_is_closed_does_not_serve(daemon: Daemon, ask: Callable[..., Any]) -> None:
     """The control socket opens before the port, and answers while the worker writes its checkpoint."""
     assert not await ask("healthy")
     port = await daemon.server.start("127.0.0.1:0")

@@ -17,18 +17,30 @@ import pytest
 from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import events
-from peer.core.limits import PROTOCOL_VERSION, STEPS_MAX
+from peer.core.limits import COPIES_PER_ARTIFACT_MAX, PROTOCOL_VERSION, STEPS_MAX, TRANSFERS_PER_ARTIFACT_MAX
 from peer.core.machine import SiteMachine
-from peer.core.messages import Artifact, EvaluationResult, Heartbeat, Hello, SignedManifest, TensorSpec, Unavailable
+from peer.core.messages import (
+    FEATURES,
+    Artifact,
+    EvaluationResult,
+    Heartbeat,
+    Hello,
+    Manifest,
+    Seen,
+    SignedManifest,
+    TensorSpec,
+    Unavailable,
+)
 from peer.core.roster import RoundKey, Sha256, SiteName, round_key_tag
 from peer.core.rows import decode
 from peer.core.worker_protocol import to_json
-from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService
+from peer.daemon.service import DENIED_AGAIN_S, DENIED_ROWS_MAX, PeerService, common_protocol
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
-from peer.transport.manifest import to_base64, verify_manifest
+from peer.transport.manifest import encode_manifest, sign_manifest, to_base64, verify_manifest
+from peer.transport.round_proof import RoundClaim, sign_round, verify_round
 from peer.transport.server import Refusal, Status
 from peer.transport.wire import ArtifactRequest
 
@@ -51,13 +63,14 @@ name = "asia"
 [[site]]
 name = "europe"
 """
+GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
 SITE = """
 [data]
 input_size = [8]
 [egress]
 """
 KEY = RoundKey(b"\x07" * 32)
-EUROPE = SiteName("europe")
+EUROPE, ASIA, AFRICA = SiteName("europe"), SiteName("asia"), SiteName("africa")
 NOW = Heartbeat(1, 1, "train", 0.5, 1, 0)
 
 
@@ -75,11 +88,17 @@ class FakePki:
 
     def __init__(self) -> None:
         now = datetime.now(UTC)
-        authority_key, ca = certificates.new_authority("trial", now=now)
-        key = certificates.new_key()
-        certificate = certificates.issue(authority_key, ca, name=EUROPE, public_key=key.public_key(), now=now)
-        self.identity = certificates.Identity(EUROPE, key, certificate, ca, KEY)
+        self.authority_key, self.ca = certificates.new_authority("trial", now=now)
+        self.identity = self.admit(EUROPE)
         self.fault: CertificateError | None = None
+
+    def admit(self, name: SiteName) -> certificates.Identity:
+        key, now = certificates.new_key(), datetime.now(UTC)
+        certificate = certificates.issue(self.authority_key, self.ca, name=name, public_key=key.public_key(), now=now)
+        return certificates.Identity(name, key, certificate, self.ca, KEY)
+
+    def clock(self) -> datetime:
+        return datetime.now(UTC)
 
     def load(self) -> certificates.Identity:
         if self.fault is not None:
@@ -377,6 +396,68 @@ def test_the_bytes_of_a_round_are_counted_over_its_transfers(open_site: Callable
     site.open(1, artifact)
 
 
+def test_a_transfer_of_no_bytes_costs_no_row(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site()
+    artifact = site.publish(1)
+    for _ in range(3):
+        site.service.record_sent(site.open(1, artifact, offset=1000), size=0, outcome="complete")
+    assert (site.ledger.rows(), site.service.sending) == ([], {})
+
+
+def test_a_peer_has_so_many_complete_copies_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
+    """More than a peer needs that is killed again and again before its journal has the artifact."""
+    site = open_site()
+    artifact = site.publish(1)
+    for _ in range(COPIES_PER_ARTIFACT_MAX):
+        site.service.record_sent(site.open(1, artifact), size=1000, outcome="complete")
+    with pytest.raises(Refusal, match=f"has had {COPIES_PER_ARTIFACT_MAX} complete copies of this artifact") as refused:
+        site.open(1, artifact)
+    assert refused.value.status is Status.DENIED
+    assert len(site.ledger.rows()) == 2 * COPIES_PER_ARTIFACT_MAX
+    site.open(2, site.publish(2))
+
+
+def test_a_peer_begins_so_many_transfers_of_an_artifact_in_a_round(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site()
+    site.ledger._connection.execute("PRAGMA synchronous = OFF")
+    artifact = site.publish(1)
+    for _ in range(TRANSFERS_PER_ARTIFACT_MAX):
+        site.service.record_sent(site.open(1, artifact), size=1, outcome="broken")
+    with pytest.raises(Refusal, match=f"has begun {TRANSFERS_PER_ARTIFACT_MAX} transfers of this artifact"):
+        site.open(1, artifact)
+
+
+ALL_TO_ALL = FEDERATION.replace('"fedskd"', '"fedavg"').replace(
+    '[schedule]\nkind = "derangement"', '[shared_model]\nname = "resnet10"'
+)
+
+
+def test_one_peer_s_repeats_never_cost_another_peer_its_copy(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site("bytes_per_round_max = 3500", federation=ALL_TO_ALL)
+    artifact = site.publish(1)
+    for _ in range(2):
+        site.service.record_sent(site.open(1, artifact, caller=ASIA), size=1000, outcome="complete")
+    with pytest.raises(
+        Refusal, match="asia has had this artifact, and the round's other bytes are for sites that have"
+    ):
+        site.open(1, artifact, caller=ASIA)
+    site.service.record_sent(site.open(1, artifact, caller=AFRICA), size=400, outcome="broken")
+    with pytest.raises(Refusal, match="asia has had this artifact"):
+        site.open(1, artifact, caller=ASIA)
+    site.service.record_sent(site.open(1, artifact, offset=400, caller=AFRICA), size=600, outcome="complete")
+    site.service.record_sent(site.open(1, artifact, offset=900, caller=ASIA), size=100, outcome="complete")
+    with pytest.raises(Refusal, match="at most 3500 bytes leave in a round"):
+        site.open(1, artifact, caller=AFRICA)
+
+
+def test_copies_for_evaluation_are_kept_free_before_they_are_lent(open_site: Callable[..., SiteUnderTest]) -> None:
+    site = open_site("evaluate = true\nbytes_per_round_max = 2999", federation=GLOBAL)
+    artifact = site.publish(2)
+    site.service.record_sent(site.open(2, artifact), size=1000, outcome="complete")
+    with pytest.raises(Refusal, match="has had this artifact, and the round's other bytes are for sites that have not"):
+        site.open(2, artifact)
+
+
 @pytest.mark.parametrize(("limit", "warned"), [(1000, False), (999, True)])
 def test_a_bound_below_what_the_method_sends_is_told_when_it_is_published(
     open_site: Callable[..., SiteUnderTest], caplog: pytest.LogCaptureFixture, limit: int, warned: bool
@@ -401,7 +482,10 @@ def greeting(site: SiteUnderTest, **changes: Any) -> Hello:
 
 
 DIFFERENCES = [
-    ({"protocol": 99}, "the protocol version differs: europe has 1, the other site has 99"),
+    (
+        {"protocol": 98, "protocol_max": 99},
+        "no protocol version is common: europe speaks 1 to 1, the other site 98 to 99; update mhfl-peer at europe",
+    ),
     ({"federation": Sha256("ab" * 32)}, "the federation digest differs: europe has "),
     ({"roster": Sha256("cd" * 32)}, "the roster digest differs: europe has "),
     ({"round_key_tag": Sha256("ef" * 32)}, "the round key's tag differs: europe has "),
@@ -425,6 +509,80 @@ async def test_a_question_is_answered_and_counts_as_nobody_s_presence(open_site:
     await site.service.hello(SiteName("asia"), greeting(site, generation=0))
     assert site.events == []
     assert site.service.account("asia").clock_skew_s is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "protocol_max", "common"), [(1, 0, 1), (1, 1, 1), (1, 7, 1), (2, 7, None), (2, 0, None)]
+)
+def test_two_sites_speak_the_highest_common_version(protocol: int, protocol_max: int, common: int | None) -> None:
+    digest = Sha256("fe" * 32)
+    assert common_protocol(Hello(protocol, digest, digest, 1, 0.0, protocol_max=protocol_max)) == common
+
+
+async def test_a_greeting_without_versions_and_features_is_of_the_first_release_and_is_known(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site = open_site()
+    answer = await site.service.hello(SiteName("asia"), greeting(site, software="mhfl-peer 0.2.0"))
+    assert (answer.protocol, answer.protocol_max, answer.features) == (1, 1, FEATURES)
+    known = site.service.account("asia").greeting
+    assert known is not None
+    assert (known.software, known.features) == ("mhfl-peer 0.2.0", ())
+
+
+@pytest.mark.parametrize("proven", [False, True])
+async def test_only_this_site_s_own_signature_shows_that_a_backup_was_restored_here(
+    open_site: Callable[..., SiteUnderTest], proven: bool
+) -> None:
+    """A lie cost the site its open round and a thousand generations at each start."""
+    site, asia = open_site(), SiteName("asia")
+    artifact = make_artifact(5)
+    manifest = Manifest(site.federation.digest, 1, "fedskd", EUROPE, 5, artifact)
+    signed = sign_manifest(site.pki.identity, encode_manifest(manifest))
+    seen = Seen(1 if proven else 1001, 5, artifact.sha256, signed)
+    await site.service.hello(asia, greeting(site, seen=seen))
+    *refusals, greeted = site.events
+    assert isinstance(greeted, events.PeerGreeted)
+    assert greeted.greeting.seen == (seen if proven else None)
+    reason = "claims to have an artifact of this site: the manifest is of another artifact"
+    assert refusals == ([] if proven else [events.PeerRefused(asia, reason)])
+
+
+async def test_what_a_peer_of_0_2_0_says_it_has_is_neither_believed_nor_a_breach(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site = open_site()
+    await site.service.hello(SiteName("asia"), greeting(site, seen=Seen(7, 5, "ab" * 32)))
+    (greeted,) = site.events
+    assert isinstance(greeted, events.PeerGreeted)
+    assert greeted.greeting.seen is None
+
+
+async def test_a_round_far_ahead_is_reported_as_proved_only_under_the_peer_s_signature(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site, asia = open_site(), SiteName("asia")
+    claim = RoundClaim(site.federation.digest, asia, 1, 5)
+    pulse = replace(NOW, round=5, proof=sign_round(site.pki.admit(asia), claim))
+    await site.service.beat(asia, pulse)
+    heard = events.PeerHeard(asia, replace(pulse, proof=None))
+    assert site.events == [events.RoundProved(asia, 5), heard]
+    site.events.clear()
+    await site.service.beat(asia, replace(pulse, proof=sign_round(site.pki.identity, claim)))
+    reason = "its proof of round 5 does not hold: the certificate names europe, not asia"
+    assert site.events == [events.PeerRefused(asia, reason), heard]
+
+
+async def test_a_beat_is_answered_with_a_proof_where_the_caller_is_far_behind(
+    open_site: Callable[..., SiteUnderTest],
+) -> None:
+    site, asia = open_site(), SiteName("asia")
+    site.publish(5)
+    site.machine.memory.committed = 5
+    site.machine.peers.hear(asia, NOW, 0.0)
+    answer = await site.service.beat(asia, NOW)
+    assert answer.proof is not None
+    assert verify_round(answer.proof, site.pki.identity.certificate).round == 5
 
 
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES)
@@ -486,8 +644,6 @@ async def test_what_was_spoken_is_counted_for_each_peer(open_site: Callable[...,
 
 
 # --- remote evaluation -----------------------------------------------------------------------------------------------
-GLOBAL = FEDERATION.replace("rounds = 5", "rounds = 5\nglobal_test = true\nevaluation_every = 2")
-ASIA, AFRICA = SiteName("asia"), SiteName("africa")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from peer.daemon import startup
 from peer.daemon.startup import Options
 from peer.daemon.systemd_notify import notify
 from peer.demo.local_federation import LocalFederation
-from peer.errors import CertificateError, ConfigError, LockedError, StateError, UsageError
+from peer.errors import CertificateError, ConfigError, LockedError, PortInUse, StateError, UsageError
 from peer.records.journal import Journal
 
 LIMIT_S = 30.0
@@ -141,6 +141,22 @@ def test_what_makes_it_impossible_to_go_on_is_the_exit_code(program: Any) -> Non
     _, stderr = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 10
     assert "no data here" in stderr
+
+
+def test_a_site_whose_metrics_port_is_taken_ends_before_a_peer_hears_of_it(
+    program: Any, enrolled: LocalFederation, folder: SiteFolder
+) -> None:
+    program.start("asia")
+    program.status("asia", "gathering")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        site_toml = enrolled.folder("europe").site_toml
+        site_toml.write_text(f'{site_toml.read_text()}\n[metrics]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\n')
+        process = program.start("europe")
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == PortInUse.exit_code, stderr
+    status = program.status("asia", "gathering")
+    assert status["peers"]["europe"]["state"] == "unknown"
+    assert "opened" not in kinds(folder)
 
 
 def test_systemd_is_told_when_it_serves_and_when_it_stops(program: Any, tmp_path: Path) -> None:

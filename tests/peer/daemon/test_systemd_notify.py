@@ -1,7 +1,5 @@
 """Messages to systemd, and how often they are sent."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """Workers that die in every way: each death is reported once, and the next order starts a new process."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os
@@ -52,9 +50,13 @@ class WorkerSetup:
         self.events: asyncio.Queue[events.Event] = asyncio.Queue()
         self.foremen: list[WorkerProcess] = []
 
-    def worker_process(self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S) -> WorkerProcess:
+    def worker_process(
+        self, script: str, *, command: tuple[str, ...] = (), stop_s: float = LIMIT_S, hang_s: float | None = None
+    ) -> WorkerProcess:
         command = command or (sys.executable, "-I", "-S", "-c", BEGIN + script)
-        worker_process = WorkerProcess(SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s)
+        worker_process = WorkerProcess(
+            SETTING, self.log, self.events.put_nowait, command=command, stop_s=stop_s, hang_s=hang_s
+        )
         self.foremen.append(worker_process)
         return worker_process
 
@@ -155,15 +157,36 @@ take(); take(); take()
 say("WorkFailed", generation=1, attempt=1, fault="data", reason="none")
 """)
     await worker_process.send(commands.Initialise(1, 1))
-    await worker_process.send(Halt(1, 2))
+    await worker_process.send(commands.Initialise(1, 2))
     assert await setup.next() == events.WorkFailed(1, 2, "data", "none")
+
+
+async def test_a_worker_that_has_not_begun_has_nothing_to_save_and_is_ended_by_a_halt(setup: WorkerSetup) -> None:
+    """Importing torch takes seconds, in which an operator who presses Ctrl-C would wait."""
+    worker_process = setup.worker_process("take(); signal.pause()")
+    await worker_process.send(commands.Initialise(1, 1))
+    pid = worker_process.pid
+    assert pid is not None
+    await worker_process.send(Halt(1, 2))
+    assert await setup.next() == events.Halted(1, 2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_an_order_after_such_a_halt_is_not_lost(setup: WorkerSetup) -> None:
+    worker_process = setup.worker_process("take(); signal.pause()")
+    await worker_process.send(commands.Initialise(1, 1))
+    await worker_process.send(Halt(1, 2))
+    await worker_process.send(commands.Initialise(1, 3))
+    failed = await setup.next()
+    assert (failed.attempt, failed.fault) == (3, "crash")
 
 
 async def test_a_worker_that_does_not_read_holds_nobody_up(setup: WorkerSetup) -> None:
     worker_process = setup.worker_process("wait_for_the_end()")
     assert len(worker_protocol.encode(heavy_order())) > 1 << 20
     await asyncio.wait_for(worker_process.send(heavy_order()), LIMIT_S)
-    await asyncio.wait_for(worker_process.send(Halt(1, 2)), LIMIT_S)
+    await asyncio.wait_for(worker_process.send(commands.Initialise(1, 2)), LIMIT_S)
 
 
 async def test_a_worker_that_hears_nothing_any_more_is_killed(setup: WorkerSetup) -> None:
@@ -185,6 +208,61 @@ async def test_close_kills_a_worker_that_stays(setup: WorkerSetup) -> None:
     await worker_process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("work", "did"),
+    [
+        ("signal.pause()", "did not compute"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "did not compute"),
+        ("while True: pass", "computed"),
+    ],
+    ids=["waits", "stopped", "dead loop"],
+)
+async def test_a_worker_that_hangs_is_killed_and_the_next_order_starts_another(
+    setup: WorkerSetup, work: str, did: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    worker_process = setup.worker_process(
+        f"""
+setting, order = take(), take()
+if not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "w").close()
+    {work}
+say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+""",
+        stop_s=1.0,
+        hang_s=1.0,
+    )
+    await worker_process.send(commands.Initialise(1, 5))
+    failed = await setup.next()
+    assert (failed.attempt, failed.fault) == (5, "hang")
+    assert did in failed.reason
+    await worker_process.send(commands.Initialise(1, 6))
+    assert await setup.next() == events.Halted(1, 6)
+
+
+async def test_a_worker_that_gives_signs_or_has_no_order_is_never_taken_for_hung(setup: WorkerSetup) -> None:
+    """It works for twice as long as it may give no sign, and is idle for longer than that, too."""
+    worker_process = setup.worker_process(
+        """
+import time
+setting = take()
+for _ in range(2):
+    order = take()
+    for _ in range(60):
+        time.sleep(0.1)
+        say("StillWorking")
+    say("Halted", generation=order["generation"], attempt=order["attempt"])
+take()
+""",
+        hang_s=3.0,
+    )
+    for attempt in (1, 2):
+        await worker_process.send(commands.Initialise(1, attempt))
+        assert await setup.next() == events.Halted(1, attempt)
+        await asyncio.sleep(4.0)
 
 
 async def test_nothing_starts_after_close(setup: WorkerSetup) -> None:
@@ -304,9 +382,7 @@ async def test_guests_are_measured_on_the_cpu_at_the_lowest_priority(evaluation_
     assert (event.attempt, event.metrics["apart"], event.metrics["nice"]) == (1, 1.0, NICEST)
 
 
-async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(
-    evaluation_process: Callable[..., Any],
-) -> None:
+async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_another(evaluation_process) -> None:
     process, reported = evaluation_process(TELLS)
     pids = []
     for attempt in (1, 2):
@@ -319,9 +395,7 @@ async def test_a_dismissed_process_ends_in_silence_and_the_next_order_starts_ano
     assert reported.empty()
 
 
-async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(
-    evaluation_process: Callable[..., Any],
-) -> None:
+async def test_the_death_of_a_guest_s_process_is_no_failure_of_the_training(evaluation_process) -> None:
     process, reported = evaluation_process("take(); take(); os.kill(os.getpid(), signal.SIGKILL)")
     await process.send(measure(7))
     event = await asyncio.wait_for(reported.get(), LIMIT_S)

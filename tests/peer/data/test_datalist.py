@@ -1,7 +1,5 @@
 """Datalists: the samples that are read, and the problems with the names of their entries."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

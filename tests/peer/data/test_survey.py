@@ -126,13 +126,8 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
         "datalist": str(path),
         "splits": {
             "training": {
-                "samples": 3,
-                "subjects": 1,
-                "unnamed": 1,
-                "classes": {"0": 2, "1": 1},
-                "shapes": {"3x4x5": 1, "6x7x3": 1, "6x7": 1, "2x9": 1},
-                "labels": 0,
-                "label_shapes": {},
+                "samples": 3, "subjects": 1, "unnamed": 1, "classes": {"0": 2, "1": 1},
+                "shapes": {"3x4x5": 1, "6x7x3": 1, "6x7": 1, "2x9": 1}, "labels": 0, "label_shapes": {},
             },
             "test": {
                 "samples": 1,
@@ -146,7 +141,7 @@ def test_survey_counts_samples_subjects_classes_and_shapes(images: Path) -> None
         },
         "unlabelled": 1,
         "problems": [],
-    }
+    }  # fmt: skip
 
 
 def test_survey_names_missing_and_unreadable_files(tmp_path: Path) -> None:

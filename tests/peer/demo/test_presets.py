@@ -1,7 +1,5 @@
 """The studies of the demonstration: every document that they make is one that federation and site accept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles: the seal against an HPKE of its own, checked by RFC 9180's vector, and no field that can be changed."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import json

@@ -1,7 +1,5 @@
 """One certificate has two encodings that verify, and no more."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest
@@ -57,9 +55,7 @@ def test_a_refused_certificate_is_refused_in_both_encodings(
     assert not certificates.is_refused(authority[1], listed)
 
 
-def test_a_signature_with_a_loose_end_is_no_der(
-    authority: tuple[ec.EllipticCurvePrivateKey, x509.Certificate],
-) -> None:
+def test_a_signature_with_a_loose_end_is_no_der(authority: tuple[ec.EllipticCurvePrivateKey, x509.Certificate]) -> None:
     """The byte before a signature counts its unused bits; where the last bit is 0 some libraries read 1 as well."""
     while True:
         certificate = certificates.issue(

@@ -1,13 +1,9 @@
 """From a draft to a joined site, and everything that is refused on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,21 +90,15 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@contextmanager
-def refused(kind: type[PeerError], message: str) -> Iterator[None]:
-    with pytest.raises(kind, match=message):
-        yield
+def refused(kind: type[PeerError], message: str) -> Any:
+    return pytest.raises(kind, match=message)
 
 
 def test_federation_is_founded(authority: Authority, tmp_path: Path) -> None:
     folder = tmp_path / "ca"
     assert {path.name: mode(path) for path in folder.iterdir()} == {
-        "ca.key": 0o600,
-        "ca.pem": 0o644,
-        "round.key": 0o600,
-        "federation.toml": 0o644,
-        "admitted.json": 0o600,
-    }
+        "ca.key": 0o600, "ca.pem": 0o644, "round.key": 0o600, "federation.toml": 0o644, "admitted.json": 0o600,
+    }  # fmt: skip
     assert mode(folder) == 0o700
     assert authority.federation_toml.endswith(DRAFT)
     assert authority.federation.ca_certificate == (folder / "ca.pem").read_text()
@@ -242,11 +232,8 @@ def test_site_joins(authority: Authority, folder: SiteFolder) -> None:
     assert own.ca == authority.certificate
     assert fingerprint(own.key.public_key()) == request.fingerprint
     assert {path.name: mode(path) for path in folder.pki.iterdir()} == {
-        "site.key": 0o600,
-        "round.key": 0o600,
-        "cert.pem": 0o644,
-        "ca.pem": 0o644,
-    }
+        "site.key": 0o600, "round.key": 0o600, "cert.pem": 0o644, "ca.pem": 0o644,
+    }  # fmt: skip
     loaded = Identity.load(folder.pki, name=folder.site, ca_certificate=authority.federation.ca_certificate, now=NOW)
     assert loaded.certificate == own.certificate
 
@@ -301,13 +288,9 @@ def test_extensions_of_a_request_are_ignored(authority: Authority) -> None:
     assert certificates.verify_certificate(der, authority.certificate, "europe", NOW) == certificate
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert {type(extension.value) for extension in certificate.extensions} == {
-        x509.BasicConstraints,
-        x509.KeyUsage,
-        x509.ExtendedKeyUsage,
-        x509.SubjectAlternativeName,
-        x509.SubjectKeyIdentifier,
-        x509.AuthorityKeyIdentifier,
-    }
+        x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage, x509.SubjectAlternativeName,
+        x509.SubjectKeyIdentifier, x509.AuthorityKeyIdentifier,
+    }  # fmt: skip
 
 
 def test_same_key_again_is_a_renewal(authority: Authority, folder: SiteFolder) -> None:
@@ -363,36 +346,26 @@ def test_bundles_that_are_refused_change_nothing(authority: Authority, folder: S
     theirs = admit(authority, make_request(asia, authority))
     other_key = admit(authority, forge(new_key()), replace=True)
     digest = authority.federation.digest
-    pem = certificates.certificate_pem(
-        certificates.issue(
-            rogue.key, rogue.certificate, name=europe.site, public_key=own_key(europe).public_key(), now=NOW
-        )
-    ).decode()
+    key = own_key(europe).public_key()
+    foreign = certificates.issue(rogue.key, rogue.certificate, name=europe.site, public_key=key, now=NOW)
+    pem = certificates.certificate_pem(foreign).decode()
     sealed = seal(authority.round_key, own_key(asia).public_key(), digest=digest, site=europe.site)
     before = contents(europe.pki)
-    for bundle, kind, message in (
-        (theirs, BundleError, "the bundle is for asia, not for europe"),
-        (replace(theirs, site=europe.site), BundleError, "not signed by the CA in .*, or was changed"),
-        (good.with_signature(rogue.key), BundleError, "not signed by the CA"),
-        (
-            replace(good, certificate=theirs.certificate).with_signature(authority.key),
-            BundleError,
-            "names asia, not europe",
-        ),
-        (replace(good, certificate=pem).with_signature(authority.key), BundleError, "not from this federation's CA"),
-        (
-            replace(good, certificate="ü").with_signature(authority.key),
-            BundleError,
-            "the bundle's certificate is refused",
-        ),
-        (other_key, BundleError, "is for another key than the one in .*; send the founder the request"),
-        (
-            replace(good, sealed_round_key=sealed).with_signature(authority.key),
-            BundleError,
-            "not sealed for this site's key",
-        ),
+
+    def signed(**changes: str) -> Bundle:
+        return replace(good, **changes).with_signature(authority.key)
+
+    for bundle, message in (
+        (theirs, "the bundle is for asia, not for europe"),
+        (replace(theirs, site=europe.site), "not signed by the CA in .*, or was changed"),
+        (good.with_signature(rogue.key), "not signed by the CA"),
+        (signed(certificate=theirs.certificate), "names asia, not europe"),
+        (signed(certificate=pem), "not from this federation's CA"),
+        (signed(certificate="ü"), "the bundle's certificate is refused"),
+        (other_key, "is for another key than the one in .*; send the founder the request"),
+        (signed(sealed_round_key=sealed), "not sealed for this site's key"),
     ):
-        with refused(kind, message):
+        with refused(BundleError, message):
             enrolment.join(europe, bundle, now=NOW)
         assert contents(europe.pki) == before
     with refused(BundleError, "the certificate expired on"):

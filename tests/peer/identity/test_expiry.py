@@ -1,7 +1,5 @@
 """A certificate that runs out is named in the log in good time, and not every second."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import logging

@@ -1,61 +1,29 @@
 """A site's newest state by its journal, and the answers of another process."""
 
-from __future__ import annotations
-
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.sites import INITIALISED, begin_generation, committed
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
-from peer.core.rows import CommittedRow
 from peer.core.worker_protocol import WorkerSetting, from_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import StateError, WorkerFailed
 from peer.inference import model_state
 from peer.inference.model_state import ModelState, read_newest, run_module
-from peer.records.journal import Journal
 
 LIMIT_S = 20.0
-INITIALISED = {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}
-
-
-def committed(state: str) -> dict[str, Any]:
-    row = CommittedRow(
-        1,
-        generation=1,
-        sources=(),
-        contributors=("asia",),
-        missing={"europe": "silent"},
-        below_quorum=False,
-        skipped=(),
-        artifact_sha256=None,
-        metrics={},
-        threads=1,
-        duration_s=1.0,
-        state=state,
-    )
-    return row.body()
 
 
 @pytest.fixture
 def folder(enrolled: LocalFederation) -> SiteFolder:
     return enrolled.folder("asia")
-
-
-def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
-    """A new generation with these rows."""
-    number = folder.create_generation()
-    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
-        for row in rows:
-            journal.append(*row)
 
 
 def newest_state(folder: SiteFolder) -> ModelState:
@@ -67,12 +35,12 @@ def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) ->
     source["artifact"] = {
         "kind": "model", "owner": "europe", "sha256": "ab" * 32, "bytes": 9, "steps": 0, "spec": {}, "tensors": [],
     }  # fmt: skip
-    write(folder, ("initialised", 0, INITIALISED), ("committed", 7, committed("round-000007/train")))
-    write(
+    begin_generation(folder, INITIALISED, committed(7, "round-000007/train"))
+    begin_generation(
         folder,
-        ("initialised", 0, INITIALISED),
+        INITIALISED,
         ("opened", 1, {"sources": [source]}),
-        ("committed", 1, committed("round-000001/train")),
+        committed(1, "round-000001/train"),
         ("opened", 2, {"sources": []}),
     )
     newest = newest_state(folder)
@@ -88,7 +56,7 @@ def test_the_newest_generation_counts_and_its_last_commit(folder: SiteFolder) ->
 
 
 def test_before_the_first_commit_the_model_is_the_initial_one(folder: SiteFolder) -> None:
-    write(folder, ("initialised", 0, INITIALISED))
+    begin_generation(folder, INITIALISED)
     newest = newest_state(folder)
     assert (newest.committed, newest.checkpoint, newest.sources) == (0, "round-000000/initial", ())
 
@@ -96,7 +64,7 @@ def test_before_the_first_commit_the_model_is_the_initial_one(folder: SiteFolder
 def test_a_site_that_never_ran_has_no_model(folder: SiteFolder) -> None:
     with pytest.raises(StateError, match="holds no model yet; run `mhfl-peer start --site asia`"):
         newest_state(folder)
-    write(folder)
+    begin_generation(folder)
     with pytest.raises(StateError, match="holds no model yet"):
         newest_state(folder)
     assert folder.generations() == (1,)
@@ -223,7 +191,7 @@ def test_a_state_that_is_never_there_is_named(tmp_path: Path) -> None:
 
 def test_after_a_restored_backup_the_generation_is_the_one_that_peers_know(folder: SiteFolder) -> None:
     regenerated = {"generation": 7, "reported_by": "europe", "their_round": 3}
-    write(folder, ("initialised", 0, INITIALISED), ("regenerated", 0, regenerated))
+    begin_generation(folder, INITIALISED, ("regenerated", 0, regenerated))
     newest = newest_state(folder)
     assert newest.generation == 7
     assert newest.journal == folder.generation(1) / "journal.db"

@@ -1,7 +1,5 @@
 """Files and arrays through a model in this process: what comes of each task, and what stays of the process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

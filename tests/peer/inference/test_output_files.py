@@ -1,7 +1,5 @@
 """Results in the formats, on the grids and with the geometry of the images that they belong to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel
@@ -64,11 +62,8 @@ def test_the_result_lies_at_the_images_place(path: str, output: str) -> None:
 
 def test_a_png_holds_one_or_three_channels() -> None:
     assert [output_path(Path("x.png"), channels=count).suffix for count in (1, 2, 3, 4)] == [
-        ".png",
-        ".npy",
-        ".png",
-        ".npy",
-    ]
+        ".png", ".npy", ".png", ".npy",
+    ]  # fmt: skip
 
 
 def test_probabilities_are_interpolated_before_the_class_is_chosen() -> None:

@@ -1,8 +1,4 @@
-"""Predictions of new data: the images that are found, their results, and the skipped ones with a
-reason.
-"""
-
-from __future__ import annotations
+"""Predictions of new data: images, results, and skipped files with a reason."""
 
 import io
 import json
@@ -31,7 +27,7 @@ MakeSetting = Callable[..., WorkerSetting]
 AFFINE = np.diag([2.0, 2.0, 3.0, 1.0])
 
 
-class Fake:
+class FunctionTrainer:
     """A trainer that predicts with a function and records the shapes of its inputs."""
 
     def __init__(self, setting: WorkerSetting, answer: Callable[[Tensor], Tensor]) -> None:
@@ -49,17 +45,17 @@ def bright_or_dark(images: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def volumes(make_setting: MakeSetting) -> Fake:
+def volumes(make_setting: MakeSetting) -> FunctionTrainer:
     task = {"kind": "segmentation", "spatial_dims": 3, "in_channels": 1, "classes": 2}
-    return Fake(make_setting(task=task, data={"input_size": [4, 4, 4]}), bright_or_dark)
+    return FunctionTrainer(make_setting(task=task, data={"input_size": [4, 4, 4]}), bright_or_dark)
 
 
 @pytest.fixture
-def pictures(make_setting: MakeSetting) -> Fake:
+def pictures(make_setting: MakeSetting) -> FunctionTrainer:
     """Super-resolution by repeating every pixel."""
     task = {"kind": "super_resolution", "spatial_dims": 2, "in_channels": 3, "classes": 3}
     setting = make_setting(task=task, data={"input_size": [4, 4], "scale": 2})
-    return Fake(setting, lambda images: images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))
+    return FunctionTrainer(setting, lambda images: images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3))
 
 
 def half_bright(path: Path, shape: tuple[int, ...] = (6, 8, 10)) -> np.ndarray:
@@ -72,27 +68,21 @@ def half_bright(path: Path, shape: tuple[int, ...] = (6, 8, 10)) -> np.ndarray:
 
 # --- tasks ----------------------------------------------------------------------------------------------------------
 def test_classes_are_probabilities_in_the_order_of_the_inputs(make_setting: MakeSetting, tmp_path: Path) -> None:
-    fake = Fake(make_setting(), lambda images: torch.stack([images[:, 0, 0], images[:, 1, 0]], dim=1))
+    fake = FunctionTrainer(make_setting(), lambda images: torch.stack([images[:, 0, 0], images[:, 1, 0]], dim=1))
     for name, values in (("b", (1.0, 3.0)), ("a", (2.0, 2.0))):
         np.save(tmp_path / f"{name}.npy", np.repeat(np.array(values, dtype=np.float32)[:, None], 50, axis=1))
     answer = predict(fake, [tmp_path / "b.npy", tmp_path / "a.npy"], tmp_path / "out")  # type: ignore[arg-type]
     share = 1 / (1 + np.exp(-2))
-    assert answer == {
-        "predictions": [
-            {
-                "file": str(tmp_path / "b.npy"),
-                "class": 1,
-                "probabilities": [pytest.approx(1 - share, rel=1e-5), pytest.approx(share, rel=1e-5)],
-            },
-            {"file": str(tmp_path / "a.npy"), "class": 0, "probabilities": [0.5, 0.5]},
-        ],
-        "skipped": [],
-    }
+    predictions = [
+        {"file": str(tmp_path / "b.npy"), "class": 1, "probabilities": pytest.approx([1 - share, share], rel=1e-5)},
+        {"file": str(tmp_path / "a.npy"), "class": 0, "probabilities": [0.5, 0.5]},
+    ]
+    assert answer == {"predictions": predictions, "skipped": []}
     assert fake.seen == [(1, 2, 24)] * 2
     assert not (tmp_path / "out").exists()
 
 
-def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: Fake, tmp_path: Path) -> None:
+def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: FunctionTrainer, tmp_path: Path) -> None:
     image = half_bright(tmp_path / "ct.nii.gz")
     answer = predict(volumes, [tmp_path / "ct.nii.gz"], tmp_path / "out")  # type: ignore[arg-type]
     output = tmp_path / "out" / "ct.nii.gz"
@@ -103,7 +93,7 @@ def test_a_volume_gets_a_label_map_on_its_own_grid(volumes: Fake, tmp_path: Path
     assert np.array_equal(labels.affine, AFFINE)
 
 
-def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: Fake, tmp_path: Path) -> None:
+def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: FunctionTrainer, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
     np.save(tmp_path / "in.npy", pixels.transpose(2, 1, 0) / np.float32(255))
@@ -119,7 +109,7 @@ def test_a_picture_is_enlarged_at_its_own_size_and_in_bytes(pictures: Fake, tmp_
 
 
 # --- skipped inputs -----------------------------------------------------------------------------------------------
-def test_what_cannot_be_used_is_named_and_the_rest_goes_on(volumes: Fake, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_named_and_the_rest_goes_on(volumes: FunctionTrainer, tmp_path: Path) -> None:
     half_bright(tmp_path / "good.nii")
     half_bright(tmp_path / "four.nii", (4, 4, 4, 2))
     (tmp_path / "broken.nii").write_bytes(b"not a volume")
@@ -144,22 +134,22 @@ def test_what_the_network_cannot_take_is_left_out(make_setting: MakeSetting, tmp
         raise MemoryError("too large\nfor this device")
 
     np.save(tmp_path / "a.npy", np.zeros((2, 24), dtype=np.float32))
-    answer = predict(Fake(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)  # type: ignore[arg-type]
+    answer = predict(FunctionTrainer(make_setting(), refuse), [tmp_path / "a.npy"], tmp_path)  # type: ignore[arg-type]
     assert answer["skipped"] == [{"file": str(tmp_path / "a.npy"), "reason": "too large for this device"}]
 
 
-def test_no_result_replaces_another(volumes: Fake, tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        half_bright(tmp_path / folder / "ct.nii")
+def test_no_result_replaces_another(volumes: FunctionTrainer, tmp_path: Path) -> None:
     inputs = [tmp_path / "one" / "ct.nii", tmp_path / "two" / "ct.nii"]
+    for path in inputs:
+        path.parent.mkdir()
+        half_bright(path)
     answer = predict(volumes, inputs, tmp_path / "out")  # type: ignore[arg-type]
     assert len(answer["predictions"]) == 1
     reason = f"its result would replace that of {inputs[0]}; predict it by itself"
     assert answer["skipped"] == [{"file": str(inputs[1]), "reason": reason}]
 
 
-def test_a_result_in_an_input_folder_is_no_input(volumes: Fake, tmp_path: Path) -> None:
+def test_a_result_in_an_input_folder_is_no_input(volumes: FunctionTrainer, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         half_bright(tmp_path / folder / f"{folder}.nii")

@@ -1,7 +1,5 @@
 """An export: the other sites' consent, the row of the ledger, and no trace of a failed one."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -12,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from fakes.sites import INITIALISED, append_rows, begin_generation, committed, replace_module
 from peer.config import toml
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.commands import Source
 from peer.core.messages import Artifact, Manifest, TensorSpec
 from peer.core.roster import Sha256, SiteName
-from peer.core.rows import CommittedRow
 from peer.core.worker_protocol import to_json
 from peer.demo.local_federation import LocalFederation
 from peer.errors import DiskError, StateError, UsageError, WorkerFailed
@@ -48,29 +46,11 @@ def received(source: Source, **manifest: Any) -> tuple[str, int, dict[str, Any]]
     return "received", 1, {"peer": source.origin, "sha256": source.artifact.sha256, "body": body}
 
 
-def committed(number: int, **body: Any) -> tuple[str, int, dict[str, Any]]:
-    row = CommittedRow(
-        number,
-        generation=1,
-        sources=(),
-        contributors=("asia",),
-        missing={"europe": "silent"},
-        below_quorum=False,
-        skipped=(),
-        artifact_sha256=None,
-        metrics={},
-        threads=1,
-        duration_s=1.0,
-        state=STATE,
-    )
-    return row.kind, number, {**row.body(), **body}
-
-
 ROWS = (
-    ("initialised", 0, {"state": "round-000000/initial", "artifact": None, "samples": {}, "publish": None}),
-    committed(1),
+    INITIALISED,
+    committed(1, STATE),
     ("evaluated", 2, {"metrics": {"auc": 0.75}}),
-    committed(2),
+    committed(2, STATE),
     ("evaluated", 3, {"metrics": {"auc": 0.25}}),
 )
 
@@ -79,15 +59,8 @@ ROWS = (
 def folder(enrolled: LocalFederation) -> SiteFolder:
     """Asia's folder after two rounds, in the middle of a third."""
     folder = enrolled.folder("asia")
-    write(folder, *ROWS)
+    append_rows(folder, *ROWS)
     return folder
-
-
-def write(folder: SiteFolder, *rows: tuple[str, int, dict[str, Any]]) -> None:
-    number = folder.create_generation()
-    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
-        for row in rows:
-            journal.append(*row)
 
 
 Answering = Callable[[str], Path]
@@ -95,20 +68,15 @@ Answering = Callable[[str], Path]
 
 @pytest.fixture
 def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
-    """A stand-in for the process with torch, first on the path of a new process: stores the request
-    and runs a script.
-    """
+    """A stand-in for the process with torch: it stores the request and runs a script."""
 
     def stand_in(does: str) -> Path:
-        package, request_file = tmp_path / "elsewhere" / "peer" / "inference" / "export", tmp_path / "request.json"
-        package.mkdir(parents=True)
-        for path in (package, package.parent, package.parent.parent):
-            (path / "__init__.py").touch()
+        request_file = tmp_path / "request.json"
         program = (
             f"import json, pathlib, sys\nrequest = json.load(sys.stdin)\nout = pathlib.Path(request['out'])\n{does}\n"
         )
-        (package / "process.py").write_text(f"{program}open({str(request_file)!r}, 'w').write(json.dumps(request))\n")
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+        program += f"open({str(request_file)!r}, 'w').write(json.dumps(request))\n"
+        replace_module("peer.inference.export.process", program, tmp_path, monkeypatch)
         return request_file
 
     return stand_in
@@ -144,22 +112,10 @@ def test_a_file_its_card_and_a_row_of_the_ledger(folder: SiteFolder, answering: 
     assert out.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in out.parent.iterdir()) == ["asia.onnx", "asia.onnx.md"]
     assert document == {
-        "site": "asia",
-        "generation": 1,
-        "round": 2,
-        "task": "classification",
-        "format": "onnx",
-        "out": str(out),
-        "card": f"{out}.md",
-        "sha256": "ab" * 32,
-        "bytes": 5,
-        "network": "resnet10",
-        "parameters": 7,
-        "included": [],
-        "left_out": {},
-        "checks": [],
-        "licence": "CC-BY-4.0",
-    }
+        "site": "asia", "generation": 1, "round": 2, "task": "classification", "format": "onnx", "out": str(out),
+        "card": f"{out}.md", "sha256": "ab" * 32, "bytes": 5, "network": "resnet10", "parameters": 7, "included": [],
+        "left_out": {}, "checks": [], "licence": "CC-BY-4.0",
+    }  # fmt: skip
     (row,) = rows(folder)
     assert (row["purpose"], row["kind"], row["peer"], row["outcome"]) == ("export", "onnx", "", "complete")
     assert (row["sha256"], row["bytes"], row["sent_bytes"], row["round"], row["generation"]) == ("ab" * 32, 5, 5, 2, 1)
@@ -259,7 +215,7 @@ def mixing(folder: SiteFolder, head: Source, **manifest: Any) -> None:
     document = {**head_keys, "task": federation_table["task"], "method": {"name": "dflmoe"}, "site": roster}
     folder.federation_toml.write_text(toml.text(document))
     chosen = {"sources": to_json((head,)), "missing": {}, "position": 1, "below_quorum": False, "waited_s": None}
-    write(folder, ROWS[0], received(head, **manifest), ("chosen", 1, chosen), committed(1))
+    begin_generation(folder, ROWS[0], received(head, **manifest), ("chosen", 1, chosen), committed(1, STATE))
 
 
 @pytest.mark.parametrize("agrees", [True, False])

@@ -1,7 +1,5 @@
 """Asia's folder with data, and `check` on it."""
 
-from __future__ import annotations
-
 import json
 import re
 import socketserver
@@ -56,9 +54,7 @@ def edit() -> Edit:
 
 @pytest.fixture
 def run_check(folder: SiteFolder, fake_worker: Callable[..., tuple[str, ...]]) -> Callable[..., dict[str, Finding]]:
-    """The findings by subject: ``run_check()``, or with a worker of some mode ``run_check("bad
-    data")``.
-    """
+    """The findings by subject, with a worker of some mode: ``run_check("bad data")``."""
 
     def run(mode: str | None = None, *, numbers: int = 64) -> dict[str, Finding]:
         worker = fake_worker(mode or "", numbers=numbers)

@@ -3,8 +3,6 @@
 It fails where a start would be refused, and changes nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Callable
@@ -12,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER, append_rows
 from peer.config.site_folder import SiteFolder
 from peer.preflight.finding import Finding
-from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
 RunCheck = Callable[..., dict[str, Finding]]
-BEFORE = ["configuration", "certificate", "CA", "round key", "listen", "data"]
+BEFORE = ["configuration", "certificate", "CA", "round key", "confinement", "listen", "data"]
 AFTER = ["policy", "disk", "europe", "address"]
 
 
@@ -63,10 +61,7 @@ def test_a_policy_that_forbids_what_the_method_needs_and_an_open_endpoint_are_na
 
 
 def test_a_configuration_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
-    folder.create_generation()
-    journal = Journal(folder.generation(1) / "journal.db")
-    journal.append("configured", 0, {"federation": "ab" * 32})
-    journal.close()
+    append_rows(folder, ("configured", 0, {"federation": "ab" * 32}))
     finding = run_check()["journal"]
     assert finding.verdict == "failure"
     assert "generation 1 belongs to federation abababababab" in finding.message
@@ -74,9 +69,8 @@ def test_a_configuration_that_start_would_refuse_is_no_pass(run_check: RunCheck,
 
 
 def test_a_folder_that_start_would_refuse_is_no_pass(run_check: RunCheck, folder: SiteFolder) -> None:
-    ledger = Ledger(folder.egress_db)
-    ledger.intend(peer="europe", purpose="train", kind="model", round=1, generation=1, sha256="ab" * 32, bytes=1)
-    ledger.close()
+    with contextlib.closing(Ledger(folder.egress_db)) as ledger:
+        ledger.intend(**TRANSFER, bytes=1)
     with contextlib.closing(sqlite3.connect(folder.egress_db)) as edited, edited:
         edited.execute("UPDATE ledger SET body = '[]'")
     finding = run_check()["folder"]
@@ -92,9 +86,7 @@ def test_data_that_are_wrong_are_not_given_to_a_worker(run_check: RunCheck, fold
 
 
 # --- ports, and who has the folder ------------------------------------------------------------------------------------
-def test_a_port_that_somebody_else_holds_is_a_failure(
-    run_check: RunCheck, folder: SiteFolder, taken: Callable[[str], None], enrolled: Any
-) -> None:
+def test_a_port_that_somebody_else_holds_is_a_failure(run_check: RunCheck, folder: SiteFolder, taken, enrolled) -> None:
     address = enrolled.federation.addresses[folder.site]
     folder.site_toml.write_text(folder.site_toml.read_text() + f'[metrics]\nlisten = "{address}"\n')
     taken(address)
@@ -106,8 +98,7 @@ def test_a_port_that_somebody_else_holds_is_a_failure(
 
 
 def test_a_site_that_runs_keeps_its_port_and_is_said_to_run(run_check: RunCheck, program: Any) -> None:
-    process = program.start("asia")
-    program.status("asia", "gathering")
+    process = program.start_and_wait("asia")
     findings = run_check("works")
     assert (findings["listen"].verdict, findings["listen"].message.partition(" 127")[0]) == ("ok", "the daemon has")
     where = f"runs, as process {process.pid}: round 0 of 3, gathering"

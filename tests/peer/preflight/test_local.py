@@ -3,8 +3,6 @@
 Another distribution's `models` or `losses` is reported before an import fails.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.sites import append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.daemon import startup
 from peer.daemon.dispatch import now
@@ -25,8 +24,6 @@ from peer.preflight import local
 from peer.preflight.check import check
 from peer.preflight.finding import Finding
 from peer.preflight.local import check_packages
-from peer.records.documents import RoundRecord
-from peer.records.journal import Journal
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,13 +38,9 @@ def test_a_foreign_package_is_the_only_finding_and_no_traceback(
 ) -> None:
     (tmp_path / "elsewhere" / name).mkdir(parents=True)
     (tmp_path / "elsewhere" / name / "__init__.py").touch()
-    command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(enrolled.home)]
-    done = subprocess.run(
-        [*command, "check", "--site", "asia", "--fast", "--json"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-P", "-m", "peer.cli", "--home", str(enrolled.home), "check", "--site", "asia"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"}
+    done = subprocess.run([*command, "--fast", "--json"], env=environment, capture_output=True, text=True)
     assert done.returncode == 16
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["subject"], finding["verdict"]) == (f"package {name}", "failure")
@@ -104,9 +97,7 @@ def test_of_many_problems_the_first_is_shown_and_the_others_are_counted(
     assert "2 more with `mhfl-peer data validate`" in finding.remedy
 
 
-def test_data_without_a_test_list_are_worth_a_warning(
-    run_check: RunCheck, folder: SiteFolder, write_data: Callable[..., None]
-) -> None:
+def test_data_without_a_test_list_are_worth_a_warning(run_check: RunCheck, folder: SiteFolder, write_data) -> None:
     write_data(folder, test=[])
     assert run_check()["data"].verdict == "warning"
 
@@ -173,12 +164,17 @@ def test_a_site_that_takes_no_part_in_the_global_test_is_told_so(folder: SiteFol
 
 
 def test_distillation_that_moves_nothing_is_worth_a_warning(run_check: RunCheck, folder: SiteFolder) -> None:
-    folder.create_generation()
-    journal = Journal(folder.generation(1) / "journal.db")
-    for round, share in ((1, 0.5), (2, 0.0003), (3, None)):
-        metrics = {} if share is None else {"distillation_ratio": share}
-        journal.append("committed", round, {**dict.fromkeys(RoundRecord.__annotations__), "metrics": metrics})
-    journal.close()
+    for round, metrics in ((1, {"distillation_ratio": 0.5}), (2, {"distillation_ratio": 0.0003}), (3, {})):
+        append_rows(folder, ("committed", round, round_body(metrics=metrics)))
     finding = run_check()["gamma"]
     assert finding.verdict == "warning"
     assert "0.03%" in finding.message
+
+
+def test_whether_the_kernel_can_confine_the_worker_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.landlock, "abi", lambda: 7)
+    assert local.check_confinement().verdict == "ok"
+    monkeypatch.setattr(local.landlock, "abi", lambda: 0)
+    finding = local.check_confinement()
+    assert finding.verdict == "warning"
+    assert "could read the private key" in finding.message

@@ -1,7 +1,5 @@
 """Reachability in both directions; each failure has a remedy."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re
@@ -35,14 +33,12 @@ def test_a_peer_that_is_down_is_worth_a_warning(run_check: RunCheck, enrolled: L
 def test_a_peer_that_runs_is_asked_calls_back_and_takes_nobody_for_present(
     run_check: RunCheck, program: Any, enrolled: LocalFederation
 ) -> None:
-    program.start("europe")
-    program.status("europe", "gathering")
+    program.start_and_wait("europe")
     findings = run_check()
     assert findings["europe"].verdict == "ok"
     where = re.escape(enrolled.federation.addresses[EUROPE])
-    assert re.fullmatch(
-        rf"answers at {where} as mhfl-peer \S+, same federation, clock [+-]0\.\d s", findings["europe"].message
-    )
+    answer = rf"answers at {where} as mhfl-peer \S+, same federation, clock [+-]0\.\d s"
+    assert re.fullmatch(answer, findings["europe"].message)
     assert (findings["from europe"].verdict, findings["from europe"].message) == ("ok", "europe reaches this site")
     status = program.status("europe", "gathering")
     assert status["peers"]["asia"]["state"] == "unknown"
@@ -52,18 +48,15 @@ def test_a_peer_that_runs_is_asked_calls_back_and_takes_nobody_for_present(
 def test_a_peer_that_does_not_reach_this_site_is_named_with_the_address_that_it_has(
     run_check: RunCheck, program: Any, enrolled: LocalFederation, folder: SiteFolder, edit: Edit
 ) -> None:
-    program.start("europe")
-    program.status("europe", "gathering")
+    program.start_and_wait("europe")
     (other,) = free_ports(1)
     edit(folder.site_toml, r'listen = ".*"', f'listen = "127.0.0.1:{other}"')
     founded = enrolled.federation.addresses[folder.site]
     findings = run_check()
     assert findings["europe"].verdict == "ok"
     assert findings["from europe"].verdict == "warning"
-    assert (
-        findings["from europe"].message
-        == f"europe runs, and does not reach this site at {founded}, as federation.toml says"
-    )
+    reason = f"europe runs, and does not reach this site at {founded}, as federation.toml says"
+    assert findings["from europe"].message == reason
     assert f"127.0.0.1:{other}" in findings["from europe"].remedy
     assert findings["address"].verdict == "warning"
     assert findings["address"].remedy.startswith("make the ports equal")
@@ -74,18 +67,13 @@ def test_a_daemon_that_runs_is_asked_who_called_it(run_check: RunCheck, program:
         program.start(name, "mute")  # or they would have done their rounds, and left
     program.until("asia", lambda status: status["peers"]["europe"]["called_s"] is not None)
     findings = run_check()
-    assert (findings["europe"].verdict, findings["from europe"].verdict, findings["address"].verdict) == (
-        "ok",
-        "ok",
-        "ok",
-    )
+    assert {findings[subject].verdict for subject in ("europe", "from europe", "address")} == {"ok"}
 
 
 def test_a_peer_of_another_federation_is_named_with_what_differs(
     run_check: RunCheck, program: Any, folder: SiteFolder, edit: Edit
 ) -> None:
-    program.start("europe")
-    program.status("europe", "gathering")
+    program.start_and_wait("europe")
     edit(folder.federation_toml, "rounds = 3", "rounds = 4")
     finding = run_check()["europe"]
     assert finding.verdict == "failure"
@@ -93,20 +81,15 @@ def test_a_peer_of_another_federation_is_named_with_what_differs(
     assert program.status("europe", "gathering")["refusals"] == []
 
 
-def test_a_port_that_is_no_peer_is_a_failure(
-    run_check: RunCheck, taken: Callable[[str], None], enrolled: LocalFederation
-) -> None:
+def test_a_port_that_is_no_peer_is_a_failure(run_check: RunCheck, taken, enrolled: LocalFederation) -> None:
     taken(enrolled.federation.addresses[EUROPE])
     finding = run_check()["europe"]
     assert finding.verdict == "failure"
     assert finding.message.startswith("not TLS: ")
 
 
-def test_a_second_address_is_tried_where_the_first_is_dead(
-    run_check: RunCheck, program: Any, folder: SiteFolder
-) -> None:
-    program.start("europe")
-    program.status("europe", "gathering")
+def test_a_second_address_is_tried_where_the_first_is_dead(run_check: RunCheck, program, folder: SiteFolder) -> None:
+    program.start_and_wait("europe")
     (dead,) = free_ports(1)
     folder.site_toml.write_text(folder.site_toml.read_text() + f'[addresses]\neurope = "127.0.0.1:{dead}"\n')
     assert run_check()["europe"].verdict == "ok"
@@ -148,8 +131,7 @@ def test_a_peer_is_found_by_discovery_and_finds_this_site_so(
         edit(own.site_toml, r'listen = ".*"', 'listen = "127.0.0.1:0"')
         edit(own.site_toml, r"\Z", "[discovery]\nzeroconf = true\n")
         edit(own.federation_toml, r'address = ".*"\n', "")
-    program.start("europe")
-    program.status("europe", "gathering")
+    program.start_and_wait("europe")
     findings = run_check()
     assert {findings[subject].verdict for subject in ("discovery", "europe", "from europe", "address")} == {"ok"}
     assert findings["discovery"].message.endswith("found: europe")
@@ -157,9 +139,8 @@ def test_a_peer_is_found_by_discovery_and_finds_this_site_so(
 
 async def test_who_announces_ever_new_addresses_does_not_hold_up_the_look(folder: SiteFolder, edit: Edit) -> None:
     edit(folder.federation_toml, r'name = "europe"\naddress = "[^"]*"', 'name = "europe"')
-    reachability = ReachabilityCheck(
-        folder, FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml), folder.site, None
-    )
+    federation, site = FederationConfig.load(folder.federation_toml), SiteConfig.load(folder.site_toml)
+    reachability = ReachabilityCheck(folder, federation, site, folder.site, None)
 
     async def lie() -> None:
         for number in itertools.count(1):

@@ -1,7 +1,5 @@
 """What the worker found, in one line each; its failures have remedies."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable

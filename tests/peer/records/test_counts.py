@@ -1,24 +1,21 @@
 """Sums over journals and ledger, read in pieces, each row once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER, round_body
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import Roster, SiteName
 from peer.errors import StateError
 from peer.records.counts import OTHER, STRANGER, Counts, TransferLabels
-from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import UNKNOWN, Ledger
 
 ROSTER = Roster(tuple(map(SiteName, ("africa", "asia", "europe"))))
 SHA = "ab" * 32
-COMMITTED = {**dict.fromkeys(RoundRecord.__annotations__), "metrics": {}, "duration_s": 2.5}
 
 
 class SiteRecords:
@@ -37,17 +34,15 @@ class SiteRecords:
     def write(self, kind: str, round: int, /, **body: Any) -> None:
         self.journals[-1].append(kind, round, body)
 
-    def commit(
-        self, round: int, *sources: str, missing: dict[str, str] | None = None, stale: tuple[str, ...] = (), **more: Any
-    ) -> None:
+    def commit(self, round: int, *sources: str, missing: Any = None, stale: tuple[str, ...] = (), **more: Any) -> None:
         used = [{"site": site, "round": round, "sha256": SHA, "fallback": ""} for site in sources]
         used += [{"site": site, "round": round - 1, "sha256": SHA, "fallback": "stale"} for site in stale]
-        body = {"sources": used, "missing": missing or {}, "contributors": sorted({"europe", *sources, *stale})}
-        self.write("committed", round, **{**COMMITTED, **body, **more})
+        contributors = sorted({"europe", *sources, *stale})
+        body = round_body(sources=used, missing=missing or {}, contributors=contributors, **more)
+        self.write("committed", round, **body)
 
     def send(self, peer: str, outcome: str = "complete", *, sent: int = 9, **changes: Any) -> None:
-        facts = {"purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": SHA, "bytes": 9}
-        intent = self.ledger.intend(**{"peer": peer, **facts, **changes})
+        intent = self.ledger.intend(**{**TRANSFER, "peer": peer, "bytes": 9, **changes})
         if outcome:
             self.ledger.settle(intent, bytes=sent, outcome=outcome)
 
@@ -82,7 +77,6 @@ def test_who_contributed_and_who_was_missing_is_told_apart(records: SiteRecords,
     records.commit(2, "africa", missing={"asia": "silent"}, stale=("asia",), below_quorum=True)
     records.commit(3, "africa", missing={"asia": "a reason of a newer program"})
     counts.read_more()
-    assert counts.last is not None
     assert (counts.last.number, counts.last.contributors, counts.last.fresh) == (3, 2, {"africa"})
     assert counts.last.missing == {"asia": OTHER}
     assert counts.contributed == {"africa": 3, "asia": 1}, "an old artifact in its place is no contribution"
@@ -100,7 +94,6 @@ def test_an_evaluation_belongs_to_its_round_before_and_after_the_commit(records:
     records.write("evaluated", 1, metrics={"auc": 0.75})
     records.write("evaluated", 2, metrics={"auc": 0.9})
     counts.read_more()
-    assert counts.last is not None
     assert counts.last.metrics == {"train_total": 0.5, "auc": 0.75}
 
 
@@ -140,9 +133,8 @@ def test_transfers_count_when_their_end_is_known(records: SiteRecords, counts: C
     received = {"peer": "africa", "purpose": "train", "kind": "model", "sha256": SHA, "bytes": 5, "outcome": "complete"}
     records.write("received", 1, **received)
     counts.read_more()
-    out = {
-        outcome: TransferLabels("out", "asia", "model", "train", outcome) for outcome in ("complete", "broken", UNKNOWN)
-    }
+    outcomes = ("complete", "broken", UNKNOWN)
+    out = {outcome: TransferLabels("out", "asia", "model", "train", outcome) for outcome in outcomes}
     export = TransferLabels("out", "", "onnx", "export", "complete")
     incoming = TransferLabels("in", "africa", "model", "train", "complete")
     assert counts.transfers == dict.fromkeys([*out.values(), export, incoming], 1)

@@ -1,9 +1,6 @@
-"""The documents of a site's folder: keys, order, several generations, beside a writer, and from
-huge journals.
-"""
+"""Documents of a site's folder: keys, order, generations, beside a writer, from huge journals."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import re
 import sqlite3
@@ -12,37 +9,29 @@ import sys
 import time
 import tracemalloc
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER, append_rows
 from peer.config.site_folder import SiteFolder, make_private
+from peer.core.status import PeerStatus
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError, StateError
 from peer.records import folder_documents
-from peer.records.documents import DOCUMENTS, PeerStatus
+from peer.records.documents import DOCUMENTS
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 
 MANIFEST = {"body": "B" * 1500, "signature": "S" * 100, "certificate_der": "C" * 900}
 ROUND = {
-    "generation": 1,
-    "sources": [],
-    "contributors": ["asia"],
-    "missing": {},
-    "below_quorum": False,
-    "skipped": [],
-    "artifact_sha256": None,
-    "aggregate_sha256": None,
-    "metrics": {"train_total": 0.5},
-    "threads": 1,
-    "duration_s": 1.0,
-    "state": "s",
-    "publish": None,
-    "visiting": False,
-}
+    "generation": 1, "sources": [], "contributors": ["asia"], "missing": {}, "below_quorum": False, "skipped": [],
+    "artifact_sha256": None, "aggregate_sha256": None, "metrics": {"train_total": 0.5}, "threads": 1,
+    "duration_s": 1.0, "state": "s", "publish": None, "visiting": False,
+}  # fmt: skip
+REGENERATED = ("regenerated", 3, {"generation": 4, "reported_by": "europe", "their_round": 3})
 
 
 def documented(name: str) -> Any:
@@ -62,10 +51,7 @@ class Disk:
         return Journal(self.folder.generation(generation) / "journal.db")
 
     def write(self, generation: int, *rows: tuple[str, int, dict[str, Any]]) -> None:
-        journal = self.journal(generation)
-        for row in rows:
-            journal.append(*row)
-        journal.close()
+        append_rows(self.folder, *rows, generation=generation)
 
     def ledger(self) -> Ledger:
         return Ledger(self.folder.egress_db)
@@ -119,13 +105,8 @@ def test_a_start_that_was_killed_at_once_leaves_readable_files(disk: Disk) -> No
 
 def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
     report = {
-        "generation": 1,
-        "round": 2,
-        "sha256": "ab" * 32,
-        "samples": 20,
-        "metrics": {"auc": 0.7},
-        "unmeasured": "",
-    }
+        "generation": 1, "round": 2, "sha256": "ab" * 32, "samples": 20, "metrics": {"auc": 0.7}, "unmeasured": "",
+    }  # fmt: skip
     disk.write(
         1,
         ("evaluated", 1, {"metrics": {"auc": 0.5, "samples": 30.0}}),
@@ -143,26 +124,17 @@ def test_an_evaluation_is_read_from_the_journal(disk: Disk) -> None:
 def test_generations_follow_each_other_in_every_document(disk: Disk) -> None:
     disk.write(1, ("began", 0, {"generation": 1}), committed(1), received(2, "1a" * 32), committed(2))
     ledger = disk.ledger()
-    intent = ledger.intend(
-        peer="europe", purpose="train", kind="model", round=1, generation=2, sha256="2b" * 32, bytes=8
-    )
-    ledger.settle(intent, bytes=8, outcome="complete")
+    transfer = {**TRANSFER, "generation": 2, "sha256": "2b" * 32, "bytes": 8}
+    ledger.settle(ledger.intend(**transfer), bytes=8, outcome="complete")
     ledger.close()
     disk.write(2, ("began", 0, {"generation": 2}), received(1, "3c" * 32), committed(1, 2))
     assert [(row["generation"], row["round"]) for row in disk.show("rounds")] == [(1, 1), (1, 2), (2, 1)]
-    assert [(row["direction"], row["sha256"][:2]) for row in disk.show("transfers")] == [
-        ("in", "1a"),
-        ("out", "2b"),
-        ("in", "3c"),
-    ]
+    transfers = [(row["direction"], row["sha256"][:2]) for row in disk.show("transfers")]
+    assert transfers == [("in", "1a"), ("out", "2b"), ("in", "3c")]
     kinds = "began committed received committed began received committed"
     assert " ".join(row["kind"] for row in disk.show("events")) == kinds
-    assert [(row["kind"], row["round"]) for row in disk.show("events", last=4)] == [
-        ("committed", 2),
-        ("began", 0),
-        ("received", 1),
-        ("committed", 1),
-    ]
+    newest = [(row["kind"], row["round"]) for row in disk.show("events", last=4)]
+    assert newest == [("committed", 2), ("began", 0), ("received", 1), ("committed", 1)]
     assert [row["kind"] for row in disk.show("events", last=1)] == ["committed"]
     status = folder_documents.status_when_down(disk.folder)
     assert (status["generation"], status["committed"]) == (2, 1)
@@ -200,21 +172,16 @@ def test_events_leave_out_bulk_and_what_hardly_matters_and_keep_digests(disk: Di
 # --- transfers -------------------------------------------------------------------------------------------------------
 def test_egress_counts_what_left_and_what_may_have_left(disk: Disk) -> None:
     ledger = disk.ledger()
-    facts = {"peer": "europe", "purpose": "train", "kind": "model", "round": 1, "generation": 1, "sha256": "ab" * 32}
     for sent, outcome in ((100, "complete"), (30, "broken"), (None, ""), (None, "open")):
-        intent = ledger.intend(**facts, bytes=100)
+        intent = ledger.intend(**TRANSFER, bytes=100)
         if sent is not None:
             ledger.settle(intent, bytes=sent, outcome=outcome)
         if not outcome:
             ledger.close_open_intents()
     ledger.close()
     shown = disk.show("egress")
-    assert [(row["bytes"], row["outcome"]) for row in shown] == [
-        (100, "complete"),
-        (30, "broken"),
-        (100, "unknown"),
-        (100, "open"),
-    ]
+    sizes = [(row["bytes"], row["outcome"]) for row in shown]
+    assert sizes == [(100, "complete"), (30, "broken"), (100, "unknown"), (100, "open")]
     assert shown == disk.show("transfers")
     assert all(list(row) == list(documented("transfers")) for row in shown)
 
@@ -271,16 +238,7 @@ def test_the_status_of_a_stopped_site_tells_where_it_stood_and_why_it_stopped(di
     [
         ([("skipped", 5, {"from": 2, "publish": None})], 1, 4, "down"),
         ([("skipped", 5, {"from": 2, "publish": None}), committed(5)], 1, 5, "down"),
-        (
-            [
-                committed(3),
-                ("regenerated", 3, {"generation": 4, "reported_by": "europe", "their_round": 3}),
-                ("finished", 3, {}),
-            ],
-            4,
-            3,
-            "finished",
-        ),
+        ([committed(3), REGENERATED, ("finished", 3, {})], 4, 3, "finished"),
     ],
 )
 def test_the_newest_rows_say_the_same_as_all_of_them(
@@ -314,7 +272,7 @@ def test_everything_can_be_read_while_the_daemon_writes(disk: Disk) -> None:
     journal, ledger = disk.journal(1), disk.ledger()
     for round in range(1, 4):
         journal.append(*committed(round))
-        ledger.intend(peer="europe", purpose="train", kind="model", round=round, generation=1, sha256="ab", bytes=1)
+        ledger.intend(**{**TRANSFER, "round": round, "bytes": 1})
         assert [row["round"] for row in disk.show("rounds")] == list(range(1, round + 1))
         assert [row["round"] for row in disk.show("egress")] == list(range(1, round + 1))
         assert folder_documents.status_when_down(disk.folder)["committed"] == round
@@ -344,12 +302,21 @@ def test_a_home_of_any_name_can_be_read(tmp_path: Path) -> None:
     for name in ("per%20cent", "question?mode=memory", "hash#tag"):
         folder = tmp_path / name
         folder.mkdir()
-        journal = Journal(folder / "journal.db")
-        journal.append("began", 0, {})
-        journal.close()
-        again = Journal(folder / "journal.db", read_only=True)
-        assert not again.empty()
-        again.close()
+        with contextlib.closing(Journal(folder / "journal.db")) as journal:
+            journal.append("began", 0, {})
+        with contextlib.closing(Journal(folder / "journal.db", read_only=True)) as again:
+            assert not again.empty()
+
+
+INSERT_ROW = "INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)"
+
+
+def insert(path: Path, statement: str, rows: Iterable[Any]) -> None:
+    """Insert many rows without a sync for each."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.executemany(statement, rows)
+        connection.commit()
 
 
 # --- size ------------------------------------------------------------------------------------------------------------
@@ -373,12 +340,7 @@ def huge(disk: Disk) -> Disk:
         "discarded": {"sha256": "ab" * 32},
     }
     texts = {kind: json.dumps(body) for kind, body in bodies.items()}
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA synchronous = OFF")
-    rows = ((0.0, kind, round, text) for round in range(1, 11_112) for kind, text in texts.items())
-    connection.executemany("INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)", rows)
-    connection.commit()
-    connection.close()
+    insert(path, INSERT_ROW, ((0.0, kind, round, text) for round in range(1, 11_112) for kind, text in texts.items()))
     return disk
 
 
@@ -437,9 +399,7 @@ print(len(records), peak_kib() - before_kib)
 
 @pytest.fixture
 def large_manifests(disk: Disk) -> Disk:
-    """300 rounds with 9 peers: each sent an artifact with a signed manifest of 14 KiB, and received
-    one.
-    """
+    """300 rounds with 9 peers; each sent and received an artifact with a manifest of 14 KiB."""
     disk.journal(1).close()
     disk.ledger().close()
     tensors = [{"name": f"layer{index}.weight", "dtype": "F32", "shape": [64, 64, 3, 3]} for index in range(200)]
@@ -458,23 +418,10 @@ def large_manifests(disk: Disk) -> Disk:
         sources = [{"site": peer, "round": round, "sha256": "ab" * 32, "fallback": False} for peer in peers]
         body = {**ROUND, "sources": sources, "artifact": {"sha256": "ab" * 32, "tensors": tensors}}
         journal.append((float(round), "committed", round, json.dumps(body)))
-    for path, statement, rows in (
-        (
-            disk.folder.generation(1) / "journal.db",
-            "INSERT INTO row (time_s, kind, round, body) VALUES (?, ?, ?, ?)",
-            journal,
-        ),
-        (
-            disk.folder.egress_db,
-            "INSERT INTO ledger (body, hash) VALUES (?, '')",
-            [(json.dumps(row),) for row in ledger],
-        ),
-    ):
-        connection = sqlite3.connect(path)
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.executemany(statement, rows)
-        connection.commit()
-        connection.close()
+    insert(disk.folder.generation(1) / "journal.db", INSERT_ROW, journal)
+    insert(
+        disk.folder.egress_db, "INSERT INTO ledger (body, hash) VALUES (?, '')", [(json.dumps(row),) for row in ledger]
+    )
     return disk
 
 

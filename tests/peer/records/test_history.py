@@ -1,17 +1,14 @@
 """Committed rounds and transfers, and the estimate of the time left."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.sites import append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
 from peer.errors import StateError
-from peer.records.documents import RoundRecord
 from peer.records.history import (
     PACE_ROUNDS,
     CommittedRound,
@@ -23,13 +20,7 @@ from peer.records.history import (
 )
 from peer.records.journal import Journal
 
-COMMITTED: dict[str, Any] = {
-    **dict.fromkeys(RoundRecord.__annotations__),
-    "contributors": ["asia"],
-    "missing": {"europe": "silent"},
-    "metrics": {"loss": 0.1},
-    "duration_s": 2.5,
-}
+COMMITTED = round_body(missing={"europe": "silent"}, metrics={"loss": 0.1})
 
 
 def row(number: int, time_s: float) -> CommittedRound:
@@ -94,13 +85,11 @@ def test_a_duration_reads_well(seconds: float, text: str) -> None:
 def test_a_row_that_lacks_a_key_is_damage_that_names_the_journal(tmp_path: Path) -> None:
     folder = SiteFolder(tmp_path, "trial", SiteName("asia"))
     folder.path.mkdir(parents=True)
-    number = folder.create_generation()
-    with contextlib.closing(Journal(folder.generation(number) / "journal.db")) as journal:
-        journal.append("committed", 1, {"metrics": {}})
+    append_rows(folder, ("committed", 1, {"metrics": {}}))
     with pytest.raises(StateError, match=r"journal\.db is damaged: a row 'committed' of round 1: 'generation'"):
         History(folder, rounds=True).read_all()
     with (
-        contextlib.closing(Journal(folder.generation(number) / "journal.db", read_only=True)) as journal,
+        contextlib.closing(Journal(folder.generation(1) / "journal.db", read_only=True)) as journal,
         pytest.raises(StateError, match=r"journal\.db is damaged"),
     ):
         recent_rounds(journal)

@@ -1,12 +1,11 @@
 """Which changes of federation.toml and site.toml a generation refuses, and which it accepts."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 
 import pytest
 
+from fakes.sites import append_rows
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.config.site_folder import SiteFolder
 from peer.core.roster import SiteName
@@ -77,11 +76,9 @@ def test_a_federation_toml_that_was_edited_is_refused_by_digest(begun: SiteFolde
 
 
 def test_a_key_that_only_a_newer_program_knows_is_no_change_until_it_is_set(folder: SiteFolder) -> None:
-    folder.create_generation()
     settings = settings_to_keep(*load(folder))
     del settings["training.batch_size"]
-    with contextlib.closing(Journal(folder.generation(1) / "journal.db")) as journal:
-        journal.append("configured", 0, settings)
+    append_rows(folder, ("configured", 0, settings))
     assert would_refuse(folder) is None
     configure(folder)
     edit(folder.site_toml, "[training]", "[training]\nbatch_size = 3")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from peer import errors
-from peer.records.ledger import EMPTY, GENESIS, ChainVerifier, Head, Ledger, chain_hash
+from peer.records.ledger import EMPTY, GENESIS, ChainVerifier, Head, Ledger, SentArtifact, chain_hash
 
 WRITER = """
 import sys
@@ -264,6 +264,23 @@ def test_bytes_are_counted_as_sent_and_where_nobody_knows_as_meant(path: Path) -
     assert ledger.bytes_in_round(1, 3) == 1000 + 200 + 70 + 4
     assert ledger.bytes_in_round(1, 4) == 9
     assert ledger.bytes_in_round(2, 3) == 90_000
+
+
+def test_what_left_is_counted_for_each_peer_purpose_and_artifact(path: Path) -> None:
+    ledger = Ledger(path)
+    for peer, purpose, outcome in (
+        ("asia", "train", "complete"),
+        ("asia", "train", "broken"),
+        ("asia", "evaluate", "complete"),
+        ("africa", "train", "unknown"),
+    ):
+        facts = {"kind": "model", "round": 3, "generation": 1, "sha256": "ab", "bytes": 100}
+        ledger.settle(ledger.intend(peer=peer, purpose=purpose, **facts), bytes=40, outcome=outcome)
+    assert ledger.sent_in_round(1, 3) == [
+        SentArtifact("africa", "train", "ab", 100, transfers=1, complete=0),
+        SentArtifact("asia", "evaluate", "ab", 40, transfers=1, complete=1),
+        SentArtifact("asia", "train", "ab", 80, transfers=2, complete=1),
+    ]
 
 
 def test_counting_bytes_reads_no_more_than_the_round(path: Path) -> None:

@@ -1,7 +1,5 @@
 """A tiny experiment on synthetic images, and a worker that trains nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from peer.core import commands, events
 from peer.core.messages import Artifact
@@ -95,22 +92,6 @@ def experiment(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / "experiment.toml"
         path.write_text(text)
         return path
-
-    return write
-
-
-@pytest.fixture
-def public() -> Callable[[Path], Path]:
-    """Write SYNTHETIC images with masks in the form of the lung data set, and return their folder."""
-
-    def write(folder: Path) -> Path:
-        random = np.random.default_rng(0)
-        for index in range(12):
-            values = random.integers(1, 256, (16, 16), dtype=np.uint8)
-            for part, pixels in (("CXR_png", values), ("masks", 255 * np.uint8(values > 128))):
-                (folder / part).mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels).save(folder / part / f"MCUCXR_{index:04d}_0.png")
-        return folder
 
     return write
 

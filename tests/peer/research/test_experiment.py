@@ -1,7 +1,5 @@
 """What an experiment's file may say, and what is said about one that is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,7 +114,6 @@ def test_one_model_for_all_is_left_out_where_sites_differ(experiment: Write) -> 
     assert combinations == {("alike", "fedavg"), ("alike", "local"), ("mixed", "local")}
     text = loaded.federation_text("fedavg", "alike", ("asia", "europe"), seed=0)
     shared = FederationConfig.parse(text, "text").shared_model
-    assert shared is not None
     assert shared.name == "resnet5"
 
 
@@ -129,7 +126,6 @@ def test_titles_and_networks_of_any_form_reach_both_files(experiment: Write) -> 
     hyper = {"norm": ["INSTANCE", {"affine": True}], "act": {"name": "relu"}}
     federation = FederationConfig.parse(loaded.federation_text("fedavg", "alike", ("asia",), seed=0), "text")
     assert federation.description == loaded.title == '\N{GRINNING FACE} "Größe"\n'
-    assert federation.shared_model is not None
     assert federation.shared_model.__pydantic_extra__ == hyper
     site = toml.parse(loaded.site_text("asia", "alike", root=".", regions=None), "text")
     assert site["model"]["parameters"] == hyper

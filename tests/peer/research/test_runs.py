@@ -1,13 +1,12 @@
 """The runs of an experiment: whose data is where, and what is refused before anything is trained."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fakes.datasets import write_lungs
 from peer.data.datalist import inspect_datalist
 from peer.errors import DataError, StateError
 from peer.research.experiment import Experiment
@@ -153,16 +152,14 @@ def test_an_unknown_key_cannot_be_the_subject(experiment: Write, tmp_path: Path)
         gather(Experiment.load(path), tmp_path / "data")
 
 
-def test_region_masks_may_lie_where_a_public_set_was_unpacked(
-    experiment: Write, tmp_path: Path, public: Callable[[Path], Path]
-) -> None:
+def test_region_masks_may_lie_where_a_public_set_was_unpacked(experiment: Write, tmp_path: Path) -> None:
     changes = {
         'pool = "pool/pool.json"': 'dataset = "lung-masks"\nregions = true',
         'kind = "classification"': 'kind = "segmentation"',
         "test_share = 0.25": "test_share = 0.5",
     }
     loaded = Experiment.load(experiment("[methods.local]\n", replace=changes))
-    source = public(tmp_path / "unpacked")
+    source = write_lungs(tmp_path / "unpacked", 12, 16)
     with pytest.raises(DataError, match=r"unpacked holds no regions\.nii\.gz"):
         gather(loaded, tmp_path / "without", source=source)
     (source / "regions.nii.gz").touch()

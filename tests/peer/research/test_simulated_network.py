@@ -1,7 +1,5 @@
 """Sites in one process come to their end, whatever links are down, and go on after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -48,9 +46,7 @@ def test_every_method_comes_to_its_last_round(run: Callable[..., Any], method: s
         assert not any(body["missing"] for _, body in committed(rows))
 
 
-def test_who_receives_from_whom_is_the_schedule(
-    run: Callable[..., Any], rules_of: Callable[..., dict[SiteName, Rules]]
-) -> None:
+def test_who_receives_from_whom_is_the_schedule(run, rules_of) -> None:
     rules = rules_of(SITES)
     for name, rows in run().items():
         for round, body in committed(rows):

@@ -1,7 +1,5 @@
 """One run with real training: interrupted it goes on to the same bits, and what it leaves can be scored again."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Callable
@@ -76,9 +74,7 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
 
 
 @pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe"])
-def test_an_interrupted_run_goes_on_to_the_same_bits(
-    prepared: Callable[..., list[Run]], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
     execute(whole.folder)
     (run,) = prepared("interrupted", f"[methods.{method}]\n")
@@ -154,9 +150,7 @@ def test_a_pooled_model_is_shared_only_where_the_input_is_the_same(prepared: Cal
     assert digests["africa"] == digests["asia"] != digests["europe"]
 
 
-def test_what_comes_again_after_a_kill_is_counted_once(
-    prepared: Callable[..., list[Run]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_again_after_a_kill_is_counted_once(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = prepared("whole", "[methods.feddal]\n")
     expected = execute(whole.folder)["sites"]
     (run,) = prepared("killed", "[methods.feddal]\n")

@@ -1,7 +1,5 @@
 """Many runs: none twice, none lost, and a failing one keeps no other from its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

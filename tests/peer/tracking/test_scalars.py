@@ -1,27 +1,19 @@
 """The scalars of a site's rounds: tags, times, and the bytes of each round."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
 import pytest
 
+from fakes.sites import TRANSFER, append_rows, round_body
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 from peer.errors import ConfigError
-from peer.records.documents import RoundRecord
 from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.tracking.scalars import GenerationScalars, read_runs, stamp
 
-COMMITTED = {
-    **dict.fromkeys(RoundRecord.__annotations__),
-    "contributors": ["asia", "europe"],
-    "missing": {},
-    "duration_s": 2.5,
-    "metrics": {},
-}
+COMMITTED = round_body(contributors=["asia", "europe"])
 RECEIVED = {"peer": "europe", "purpose": "train", "kind": "model", "sha256": "ab" * 32, "outcome": "complete"}
 SETTINGS = {"federation": "", "model.name": "resnet10", "data.datalist": "secret/datalist.json"}
 
@@ -34,24 +26,12 @@ class WrittenHistory:
 
     def write(self, *rows: tuple[str, int, dict[str, Any]], generation: int = 1) -> None:
         if generation not in self.folder.generations():
-            self.folder.create_generation(generation)
             rows = (("configured", 0, {**SETTINGS, "federation": self.digest}), ("began", 0, {}), *rows)
-        with contextlib.closing(Journal(self.folder.generation(generation) / "journal.db")) as journal:
-            for row in rows:
-                journal.append(*row)
+        append_rows(self.folder, *rows, generation=generation)
 
-    def send(
-        self,
-        size: int,
-        *,
-        sent: int | None = None,
-        outcome: str = "complete",
-        purpose: str = "train",
-        generation: int = 1,
-    ) -> None:
-        facts = {"peer": "europe", "purpose": purpose, "kind": "model", "round": 1, "sha256": "cd" * 32}
+    def send(self, size: int, *, sent: int | None = None, outcome: str = "complete", **changes: Any) -> None:
         with contextlib.closing(Ledger(self.folder.egress_db)) as ledger:
-            intent = ledger.intend(**facts, generation=generation, bytes=size)
+            intent = ledger.intend(**{**TRANSFER, "bytes": size, **changes})
             ledger.settle(intent, bytes=size if sent is None else sent, outcome=outcome)
 
     def run(self, generation: int = 1) -> GenerationScalars:
@@ -92,17 +72,10 @@ def test_a_round_gives_losses_metrics_duration_contributors(history: WrittenHist
     )
     traffic = {(f"traffic/{way}_bytes", round): 0.0 for way in ("received", "sent") for round in (1, 2)}
     assert history.values() == traffic | {
-        ("train/total", 1): 0.25,
-        ("test/auc", 1): 0.5,
-        ("validation/auc", 1): 0.75,
-        ("round/duration_s", 1): 2.5,
-        ("round/contributors", 1): 2.0,
-        ("round/missing", 1): 0.0,
-        ("round/duration_s", 2): 2.5,
-        ("round/contributors", 2): 1.0,
-        ("round/missing", 2): 1.0,
-        ("test/auc", 2): 0.625,
-    }
+        ("train/total", 1): 0.25, ("test/auc", 1): 0.5, ("validation/auc", 1): 0.75, ("round/duration_s", 1): 2.5,
+        ("round/contributors", 1): 2.0, ("round/missing", 1): 0.0, ("round/duration_s", 2): 2.5,
+        ("round/contributors", 2): 1.0, ("round/missing", 2): 1.0, ("test/auc", 2): 0.625,
+    }  # fmt: skip
     times = {(scalar.tag, scalar.step): scalar.time_s for scalar in history.run().scalars}
     assert times[("train/total", 1)] == history.time_of("committed", 1)
     assert times[("test/auc", 1)] == history.time_of("evaluated", 1)

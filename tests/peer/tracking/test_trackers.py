@@ -1,7 +1,5 @@
 """TensorBoard and MLflow have each scalar once, in files of this machine only."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings
@@ -55,9 +53,7 @@ def board(tmp_path: Path) -> Callable[[], contextlib.closing[TensorBoard]]:
     return lambda: contextlib.closing(TensorBoard(tmp_path / "runs"))
 
 
-def test_tensorboard_reads_back_what_was_written_and_gets_nothing_twice(
-    board: Callable[[], contextlib.closing[TensorBoard]], tmp_path: Path
-) -> None:
+def test_tensorboard_reads_back_what_was_written_and_gets_nothing_twice(board, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "trial-12345678" / "asia"
     with board() as tracker:
         assert [tracker.add(run_of(1)), tracker.add(run_of(1, generation=2))] == [2, 2]
@@ -74,9 +70,7 @@ def test_tensorboard_reads_back_what_was_written_and_gets_nothing_twice(
     assert read_back(folder / "gen-0001") == points(run_of(4))
 
 
-def test_what_a_crash_cut_off_is_written_again(
-    board: Callable[[], contextlib.closing[TensorBoard]], tmp_path: Path
-) -> None:
+def test_what_a_crash_cut_off_is_written_again(board, tmp_path: Path) -> None:
     with board() as tracker:
         tracker.add(run_of(2))
     (path,) = (tmp_path / "runs").rglob("*tfevents*")
@@ -108,7 +102,6 @@ def test_mlflow_has_a_run_for_each_generation_and_resumes_it(tmp_path: Path, mon
 
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/ml.db")
     experiment = client.get_experiment_by_name("trial")
-    assert experiment is not None
     by_name = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert by_name.keys() == {"asia gen-0001", "asia gen-0002"}
     first, second = by_name["asia gen-0001"], by_name["asia gen-0002"]

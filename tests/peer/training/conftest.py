@@ -1,7 +1,5 @@
 """A small hospital for the tests of training."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -13,7 +11,5 @@ __all__ = ["facts", "make_setting", "signals"]
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen() -> None:
-    """As in a worker: a collection after each stage looks at the tests' objects, not at every
-    import's.
-    """
+    """As in a worker, collections look at the tests' objects and not at every import's."""
     gc.freeze()

@@ -1,7 +1,5 @@
 """Augmentation: the maps by hand, the sampling against torch's own grid, the same for the same seed."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

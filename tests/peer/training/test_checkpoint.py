@@ -1,8 +1,4 @@
-"""Checkpoints: written ones are read, a partial one replaces the one before, old rounds are
-deleted.
-"""
-
-from __future__ import annotations
+"""Checkpoints are read back, replaced when partial, and deleted with old rounds."""
 
 from pathlib import Path
 
@@ -61,7 +57,6 @@ def test_a_partial_checkpoint_replaces_the_one_before(store: Checkpoints) -> Non
     store.write_partial(12, make_checkpoint(2.0, step=12))
     assert [path.name for path in (store.folder / "partial").iterdir()] == ["step-00000012"]
     checkpoint = store.read_partial("w")
-    assert checkpoint is not None
     assert checkpoint.record["step"] == 12
     assert store.read_partial("another stage") is None
     store.clear_partial()
@@ -74,7 +69,6 @@ def test_of_two_partial_checkpoints_that_a_crash_left_the_newer_counts(store: Ch
     store.write_partial(12, make_checkpoint(2.0, step=12))
     (store.folder / "aside" / "step-00000005").rename(store.folder / "partial" / "step-00000005")
     checkpoint = store.read_partial("w")
-    assert checkpoint is not None
     assert checkpoint.record["step"] == 12
 
 

@@ -1,7 +1,5 @@
 """A site's data: refused datalists, skipped samples, batches that depend on their step alone."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -38,16 +36,9 @@ def edit(signals: Path, **splits: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **splits}))
 
 
-def batches(
-    data: SiteData, *, batch_size: int = 4, augmentation: AugmentationSettings = NONE, seed: int = 0
-) -> Batches:
-    return Batches(
-        data,
-        batch_size=batch_size,
-        augmentation=augmentation,
-        seed=lambda *parts: derive(seed, *parts),
-        device=torch.device("cpu"),
-    )
+def batches(data: SiteData, *, seed: int = 0, **options: Any) -> Batches:
+    options = {"batch_size": 4, "augmentation": NONE, "device": torch.device("cpu"), **options}
+    return Batches(data, seed=lambda *parts: derive(seed, *parts), **options)
 
 
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
@@ -91,9 +82,8 @@ def test_too_many_unreadable_samples_are_a_fault(make_setting, signals: Path) ->
     for index in range(4):
         (signals / f"training{index}.npz").write_bytes(b"")
     settings = TrainingSettings.of(make_setting(data={"unreadable_share_max": 0.2}))
-    with pytest.raises(
-        UnusableDataError, match=r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
-    ):
+    reason = r"4 of 16 samples cannot be read \(training0.npz, .*unreadable_share_max = 0.2"
+    with pytest.raises(UnusableDataError, match=reason):
         loaded(settings)
 
 
@@ -181,9 +171,7 @@ def test_every_cache_gives_the_same_targets(dense: Callable[..., TrainingSetting
         assert data.task == settings.task.kind
 
 
-def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
-    dense: Callable[..., TrainingSettings], signals: Path
-) -> None:
+def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(dense, signals: Path) -> None:
     settings = dense(cache="disk")
     _, before = loaded(settings).training.load(0)
     np.save(signals / "training0-label.npy", np.zeros((4, 6) if before.ndim == 2 else (8, 12)))
@@ -192,9 +180,7 @@ def test_a_label_file_that_changed_is_not_taken_from_the_disk_cache(
     assert after.count_nonzero() == 0
 
 
-def test_an_unreadable_label_is_an_unreadable_sample(
-    dense: Callable[..., TrainingSettings], signals: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_label_is_an_unreadable_sample(dense, signals: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.save(signals / "training3-label.npy", np.full((4, 6), 7.0))
     with caplog.at_level(logging.WARNING):
         data = loaded(dense(unreadable_share_max=0.2))
@@ -331,10 +317,7 @@ def test_steps_of_work_in_steps_and_in_epochs(data: SiteData) -> None:
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_a_batch_does_not_depend_on_what_was_asked_before(make_setting, cache: str) -> None:
     data = loaded(TrainingSettings.of(make_setting(data={"cache": cache})))
-    straight, late = (
-        batches(data, augmentation=AugmentationSettings()),
-        batches(data, augmentation=AugmentationSettings()),
-    )
+    straight, late = (batches(data, augmentation=AugmentationSettings()) for _ in range(2))
     for step in range(4):
         batch = straight[step]
     alone = late[3]

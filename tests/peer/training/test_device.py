@@ -1,7 +1,5 @@
 """Devices: chosen by name, refused by name, fixed so that bits agree."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

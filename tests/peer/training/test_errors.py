@@ -1,7 +1,5 @@
 """Faults: who can mend a failure, in one line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

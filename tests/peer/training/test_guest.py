@@ -1,13 +1,7 @@
-"""A lent model passes the checks of every artifact, is evaluated like the own model, and leaves no
-trace.
-"""
-
-from __future__ import annotations
+"""A lent model is checked as every artifact, evaluated like the own one, and leaves no trace."""
 
 import dataclasses
-import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +9,24 @@ import pytest
 import safetensors.torch
 import torch
 
+from fakes.training import artifact_path, copy_artifact, initialise, perform, spoil, train
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.worker_protocol import WorkerSetting
 from peer.training.errors import UnusableConfigurationError
 from peer.training.guest import GuestEvaluator
-from peer.training.tensors import pack
 from peer.training.trainer import Trainer
 
 
 def lend(setting: WorkerSetting, *, steps: bool = True) -> tuple[dict[str, float], Source]:
     """A site's own figures after a round of training, and its model as it is lent then."""
     trainer = Trainer(setting)
-    initialised = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(initialised, events.Initialised)
-    state = initialised.state
+    state = initialise(trainer).state
     if steps:
-        trained = trainer.perform(commands.Train(1, 1, 2, "train", state, ()))
-        assert isinstance(trained, events.Trained)
-        state = trained.state
-    event = trainer.perform(commands.Evaluate(1, 1, 3, state, (), lent=True))
-    assert isinstance(event, events.Evaluated)
+        state = train(trainer, state).state
+    event = perform(trainer, commands.Evaluate(1, 1, 3, state, (), lent=True))
     assert event.artifact is not None
     return dict(event.metrics), Source(trainer.settings.site, 1, event.artifact)
-
-
-def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:
-    """The same source, its file with the receiver."""
-    name = f"{source.artifact.sha256}.safetensors"
-    Path(receiver.home, "artifacts").mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(sender.home) / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
-    return source
 
 
 def measure(setting: WorkerSetting, source: Source) -> events.Measured:
@@ -58,26 +39,24 @@ def measure(setting: WorkerSetting, source: Source) -> events.Measured:
 @pytest.fixture
 def beta(make_setting: Any) -> WorkerSetting:
     """Another site, whose model is wider, with the same test split as alpha."""
-    setting: WorkerSetting = make_setting(site="beta", model={"parameters": {"width": 6}})
-    return setting
+    return make_setting(site="beta", model={"parameters": {"width": 6}})
 
 
 @pytest.fixture
 def alpha(make_setting: Any) -> WorkerSetting:
-    setting: WorkerSetting = make_setting()
-    return setting
+    return make_setting()
 
 
 def test_a_guest_does_abroad_as_it_does_at_home_on_the_same_samples(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     at_home, source = lend(beta)
-    assert measure(alpha, fetched(beta, alpha, source)).metrics == pytest.approx(at_home)
+    assert measure(alpha, copy_artifact(beta, alpha, source)).metrics == pytest.approx(at_home)
     assert at_home["samples"] == 6
 
 
 def test_what_is_lent_is_the_model_that_was_measured(beta: WorkerSetting) -> None:
     _, source = lend(beta)
     whole = safetensors.torch.load_file(Path(beta.home, "checkpoints", "round-000001", "train", "dam.safetensors"))
-    lent = safetensors.torch.load_file(Path(beta.home, "artifacts", f"{source.artifact.sha256}.safetensors"))
+    lent = safetensors.torch.load_file(artifact_path(beta, source.artifact))
     assert lent.keys() == whole.keys()
     assert all(torch.equal(lent[name], whole[name]) for name in whole)
     assert (source.artifact.kind, source.artifact.owner) == ("model", "beta")
@@ -88,28 +67,20 @@ def test_the_mean_is_lent_where_models_are_averaged(make_setting: Any) -> None:
     shared = {"name": "resnet10", "width": 4}
     setting = make_setting(method={"name": "fedavg"}, shared_model=shared)
     trainer = Trainer(setting)
-    initialised = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(initialised, events.Initialised)
-    trained = trainer.perform(commands.Train(1, 1, 2, "train", initialised.state, ()))
-    assert isinstance(trained, events.Trained)
+    trained = train(trainer, initialise(trainer).state)
     assert trained.artifact is not None
     _, other = lend(make_setting(site="beta", method={"name": "fedavg"}, shared_model=shared, learning_rate=0.1))
-    fetched(make_setting(site="beta", method={"name": "fedavg"}, shared_model=shared), setting, other)
-    mean = trainer.perform(commands.Aggregate(1, 1, 3, trained.state, (other,)))
-    assert isinstance(mean, events.Aggregated)
-    event = trainer.perform(commands.Evaluate(1, 1, 4, mean.state, (), lent=True))
-    assert isinstance(event, events.Evaluated)
-    assert event.artifact is not None
+    copy_artifact(make_setting(site="beta", method={"name": "fedavg"}, shared_model=shared), setting, other)
+    mean = perform(trainer, commands.Aggregate(1, 1, 3, trained.state, (other,)))
+    event = perform(trainer, commands.Evaluate(1, 1, 4, mean.state, (), lent=True))
     assert event.artifact.sha256 == mean.sha256 != trained.artifact.sha256
 
 
 def test_nothing_is_written_without_being_lent(beta: WorkerSetting) -> None:
     trainer = Trainer(beta)
-    initialised = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(initialised, events.Initialised)
+    state = initialise(trainer).state
     before = sorted(Path(beta.home).rglob("*"))
-    event = trainer.perform(commands.Evaluate(1, 1, 3, initialised.state))
-    assert isinstance(event, events.Evaluated)
+    event = perform(trainer, commands.Evaluate(1, 1, 3, state))
     assert event.artifact is None
     assert sorted(Path(beta.home).rglob("*")) == before
 
@@ -117,7 +88,7 @@ def test_nothing_is_written_without_being_lent(beta: WorkerSetting) -> None:
 def test_the_examiner_writes_nothing_and_clears_nothing(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     """It runs beside a trainer, whose half-written checkpoint is no stray."""
     _, source = lend(beta, steps=False)
-    fetched(beta, alpha, source)
+    copy_artifact(beta, alpha, source)
     half = Path(alpha.home) / "checkpoints" / "round-000001"
     half.mkdir(parents=True)
     (half / "train.tmp").write_bytes(b"half")
@@ -126,22 +97,10 @@ def test_the_examiner_writes_nothing_and_clears_nothing(alpha: WorkerSetting, be
     assert sorted(Path(alpha.home).rglob("*")) == before
 
 
-def spoilt(setting: WorkerSetting, source: Source, value: float) -> Source:
-    """The source with one bad value, under the digest of that."""
-    folder = Path(setting.home) / "artifacts"
-    state = safetensors.torch.load_file(folder / f"{source.artifact.sha256}.safetensors")
-    name = next(name for name, tensor in state.items() if tensor.is_floating_point())
-    state[name].flatten()[0] = value
-    content = pack(state)
-    digest = hashlib.sha256(content).hexdigest()
-    (folder / f"{digest}.safetensors").write_bytes(content)
-    return dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=digest))
-
-
 def test_values_that_are_not_finite_are_refused_before_anything_runs(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     _, source = lend(beta, steps=False)
-    bad = spoilt(beta, source, float("nan"))
-    event = measure(alpha, fetched(beta, alpha, bad))
+    bad = spoil(beta, source, float("nan"))
+    event = measure(alpha, copy_artifact(beta, alpha, bad))
     assert event.metrics == {}
     assert "holds a NaN or an infinity" in event.refused
 
@@ -158,14 +117,14 @@ def test_a_spec_that_is_not_the_file_s_or_not_allowed_is_refused(
     alpha: WorkerSetting, beta: WorkerSetting, changes: dict[str, Any], reason: str
 ) -> None:
     _, source = lend(beta, steps=False)
-    fetched(beta, alpha, source)
+    copy_artifact(beta, alpha, source)
     artifact = dataclasses.replace(source.artifact, spec={**source.artifact.spec, **changes})
     assert reason in measure(alpha, dataclasses.replace(source, artifact=artifact)).refused
 
 
 def test_a_file_with_other_bytes_is_refused(alpha: WorkerSetting, beta: WorkerSetting) -> None:
     _, source = lend(beta, steps=False)
-    path = Path(alpha.home, "artifacts", f"{source.artifact.sha256}.safetensors")
+    path = artifact_path(alpha, source.artifact)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(source.artifact.bytes))
     assert "does not have its digest" in measure(alpha, source).refused
@@ -179,7 +138,7 @@ def test_a_file_that_is_gone_is_no_fault_of_the_guest(alpha: WorkerSetting, beta
 
 def test_without_test_samples_there_is_nothing_to_say(alpha: WorkerSetting, beta: WorkerSetting, signals: Path) -> None:
     _, source = lend(beta, steps=False)
-    fetched(beta, alpha, source)
+    copy_artifact(beta, alpha, source)
     datalist = json.loads((signals / "datalist.json").read_text())
     (signals / "datalist.json").write_text(json.dumps({**datalist, "test": []}))
     assert measure(alpha, source).metrics == {}
@@ -191,7 +150,7 @@ def test_a_sample_that_cannot_be_read_is_left_out(
 ) -> None:
     _, source = lend(beta, steps=False)
     setting = make_setting(data={"cache": cache})
-    fetched(beta, setting, source)
+    copy_artifact(beta, setting, source)
     (signals / "test0.npz").write_bytes(b"no array")
     assert measure(setting, source).metrics["samples"] == 5
     assert "test0.npz" in caplog.text

@@ -1,7 +1,5 @@
 """Images of every kind of file, at the requested size and scale."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel

@@ -1,7 +1,5 @@
 """The loop: a stage's terms are minimised as declared, networks do not disturb each other, a resume is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

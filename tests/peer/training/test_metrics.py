@@ -1,7 +1,5 @@
 """Metrics against scikit-learn, MONAI and numpy, and their conventions by hand."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np
@@ -83,13 +81,9 @@ def test_dice_by_hand() -> None:
     metrics = segmentation(confusion(predicted, labels, classes=3))
     # Class 1: 2*2/(3+3) and 0/(1+1); class 2: 1, and 1 as both are empty.
     assert metrics == {
-        "dice": pytest.approx((2 / 3 + 0 + 1 + 1) / 4),
-        "dice_1": pytest.approx(1 / 3),
-        "dice_2": 1.0,
-        "pixel_accuracy": pytest.approx(8 / 12),
-        "empty": 1.0,
-        "samples": 2.0,
-    }
+        "dice": pytest.approx((2 / 3 + 0 + 1 + 1) / 4), "dice_1": pytest.approx(1 / 3), "dice_2": 1.0,
+        "pixel_accuracy": pytest.approx(8 / 12), "empty": 1.0, "samples": 2.0,
+    }  # fmt: skip
 
 
 def test_two_classes_have_one_dice() -> None:

@@ -1,7 +1,5 @@
 """MONAI comes without libraries that cost more than itself, and they can be had all the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

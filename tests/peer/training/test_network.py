@@ -1,7 +1,5 @@
 """The local model: from its seed, refused by name, proved on one image."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -88,10 +86,8 @@ def test_the_shared_model_is_the_file_s_or_the_method_s_own(make_setting) -> Non
         "name": "resnet10", "spatial_dims": 1, "in_channels": 2, "classes": 2, "hyper": {"width": 8},
     }  # fmt: skip
     own = shared_spec(TrainingSettings.of(make_setting(method={"name": "mh_pflid"})))
-    assert own is not None
     assert own["name"] == "messenger_time_series"
     assert shared_spec(TrainingSettings.of(make_setting())) is None
     foreign = {"name": "monai.networks.nets.ResNet", "head": "fc", "features": ["layer1"], "layers": [1, 1, 1, 1]}
     spec = shared_spec(TrainingSettings.of(make_setting(method={"name": "feddal"}, shared_model=foreign)))
-    assert spec is not None
     assert (spec["head"], spec["features"], spec["hyper"]) == ("fc", ["layer1"], {"layers": [1, 1, 1, 1]})

@@ -1,7 +1,5 @@
 """Adam and its state by parameter name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A rehearsal runs a step of each stage of every method, measures it, and finds what would fail in the night."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The recipe: the documents with the plan's defaults filled in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from peer.core.limits import CHECKPOINT_S

@@ -1,11 +1,5 @@
-"""A site's networks: equal or different starts, always equal to one checkpoint, the same bits after
-interruptions.
-"""
+"""A site's networks: their starts, one checkpoint, the same bits after interruptions."""
 
-from __future__ import annotations
-
-import itertools
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.core import commands, events
+from fakes.training import checkpoint_files, copy_artifact, initialise, interrupt, train
+from peer.core import commands
 from peer.core.commands import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
@@ -22,7 +17,7 @@ from peer.methods.method import DAM, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSM
 from peer.methods.registry import PLANS
 from peer.training.checkpoint import Checkpoints
 from peer.training.data import site_seed
-from peer.training.errors import UnusableConfigurationError, WorkInterrupted
+from peer.training.errors import UnusableConfigurationError
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
 from peer.training.trainer import Trainer
@@ -40,12 +35,10 @@ def make_networks(make_setting: Callable[..., WorkerSetting]) -> Callable[..., S
     """Makes a site's networks; a second object of the same site and method reads the same folder."""
 
     def make(method: str, site: str = "alpha", **parts: Any) -> SiteNetworks:
-        settings = TrainingSettings.of(
-            make_setting(site=site, method={"name": method, **parts.pop("parameters", {})}, **parts)
-        )
-        return SiteNetworks(
-            settings, Method.of(PLANS[method]), site_seed(settings), Checkpoints(settings.home / "checkpoints")
-        )
+        named = {"name": method, **parts.pop("parameters", {})}
+        settings = TrainingSettings.of(make_setting(site=site, method=named, **parts))
+        checkpoints = Checkpoints(settings.home / "checkpoints")
+        return SiteNetworks(settings, Method.of(PLANS[method]), site_seed(settings), checkpoints)
 
     return make
 
@@ -110,9 +103,8 @@ def test_what_is_kept_fits_the_local_and_the_shared_model(make_networks: Any) ->
 def test_a_shared_model_that_does_not_fit_is_named_each_time(make_networks: Any) -> None:
     networks = make_networks("mh_pflid", shared_model={"name": "messenger_segmentation", "width": 2})
     for _ in range(2):
-        with pytest.raises(
-            UnusableConfigurationError, match=r"^\[shared_model\]: messenger_segmentation takes sides that are"
-        ):
+        reason = r"^\[shared_model\]: messenger_segmentation takes sides that are"
+        with pytest.raises(UnusableConfigurationError, match=reason):
             _ = networks.networks
 
 
@@ -204,8 +196,8 @@ def test_a_checkpoint_of_other_networks_is_named(make_networks: Any, tmp_path: P
 
 
 # --- an interrupted stage continues -----------------------------------------------------------------------------------
-class Peers:
-    """Alpha's neighbours: what each sent at the beginning, by origin."""
+class InitialArtifacts:
+    """What alpha's peers sent at the beginning, by origin."""
 
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: Mapping[str, Any], **parts: Any) -> None:
         self.make, self.method, self.parts = make_setting, method, parts
@@ -215,35 +207,9 @@ class Peers:
         home = Path(receiver.home).with_name(f"{site}-{len(parts)}")
         setting = self.make(site=site, home=home, method=self.method, **{**self.parts, **parts})
         trainer = Trainer(setting)
-        artifact = trainer.artifact_exchange.send(
-            trainer.site_networks.artifact_network, owner=SiteName(site), steps=0, samples=10
-        )
-        name = f"{artifact.sha256}.safetensors"
-        shutil.copy(home / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
-        return Source(SiteName(site), 1, artifact)
-
-
-def train(trainer: Trainer, round: int, stage: str, base: str, sources: tuple[Source, ...]) -> events.Trained:
-    event = trainer.perform(commands.Train(1, round, 1, stage, base, sources))
-    assert isinstance(event, events.Trained), event
-    return event
-
-
-def interrupt(setting: WorkerSetting, command: commands.Train, *, after: int) -> None:
-    """Halt a trainer after a step; it leaves a partial checkpoint."""
-    steps: list[int] = []
-    ticks = itertools.count(1.0)
-    trainer = Trainer(
-        setting, report=lambda event: steps.append(event.step), halted=lambda: after in steps, clock=lambda: next(ticks)
-    )
-    with pytest.raises(WorkInterrupted):
-        trainer.perform(command)
-    assert steps[-1] == after
-
-
-def files(setting: WorkerSetting, state: str) -> dict[str, bytes]:
-    folder = Path(setting.home) / "checkpoints" / state
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+        network = trainer.site_networks.artifact_network
+        artifact = trainer.artifact_exchange.send(network, owner=SiteName(site), steps=0, samples=10)
+        return copy_artifact(setting, receiver, Source(SiteName(site), 1, artifact))
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...]]] = [
@@ -272,24 +238,22 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
         options["shared_model"] = {"name": "tcn", **DROPPING["parameters"]}
     straight = make_setting(site="alpha", **options)
     halted = make_setting(site="alpha", home=Path(straight.home).with_name("halted"), **options)
-    peers, results = Peers(make_setting, chosen, **parts), {}
+    peers, results = InitialArtifacts(make_setting, chosen, **parts), {}
     for setting in (straight, halted):
         sources: tuple[Source, ...] = ()
         if method.startswith("dflmoe"):
             sources = peers.source("beta", setting), peers.source("gamma", setting, model={"parameters": {"width": 2}})
         trainer = Trainer(setting)
-        started = trainer.perform(commands.Initialise(1, 1))
-        assert isinstance(started, events.Initialised)
-        state = started.state
+        state = initialise(trainer).state
         for round, stage in enumerate(stages[:-1], start=1):
-            state = train(trainer, round, stage, state, sources).state
+            state = train(trainer, state, *sources, round=round, stage=stage).state
         if setting is halted:
             for step in stops:
                 interrupt(setting, commands.Train(1, len(stages), 1, stages[-1], state, sources), after=step)
             torch.manual_seed(4242)
             trainer = Trainer(setting)
-        event = train(trainer, len(stages), stages[-1], state, sources)
-        results[setting is halted] = files(setting, event.state), event.metrics, event.artifact
+        event = train(trainer, state, *sources, round=len(stages), stage=stages[-1])
+        results[setting is halted] = checkpoint_files(setting, event.state), event.metrics, event.artifact
     assert results[True] == results[False]
     assert any(name.endswith(".adam.safetensors") for name in results[True][0])
 
@@ -297,21 +261,19 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
 # --- a head of another width ------------------------------------------------------------------------------------------
 def test_a_peer_that_comes_back_with_a_wider_head_is_learnt_anew(make_setting: Any) -> None:
     chosen = {"name": "dflmoe"}
-    setting, peers = make_setting(site="alpha", method=chosen), Peers(make_setting, chosen)
+    setting, peers = make_setting(site="alpha", method=chosen), InitialArtifacts(make_setting, chosen)
     before, other = peers.source("beta", setting, model=DROPPING), peers.source("gamma", setting)
     wider = peers.source("beta", setting, model={**DROPPING, "parameters": {"width": 6, "projection": 12}}, steps=4)
     trainer = Trainer(setting)
-    state = trainer.perform(commands.Initialise(1, 1)).state
-    state = train(trainer, 1, "decide", state, (before, other)).state
+    state = initialise(trainer).state
+    state = train(trainer, state, before, other, round=1, stage="decide").state
     known = states(trainer.site_networks)[MIXTURE]
-    state = train(trainer, 2, "local", state, (wider, other)).state
+    state = train(trainer, state, wider, other, round=2, stage="local").state
     with_experts = states(trainer.site_networks)[MIXTURE]
-    assert equal(
-        {name: tensor for name, tensor in known.items() if "site:beta" not in name},
-        {name: tensor for name, tensor in with_experts.items() if "site:beta" not in name},
-    )
+    others = ({name: value for name, value in of.items() if "site:beta" not in name} for of in (known, with_experts))
+    assert equal(*others)
     assert with_experts["transform.own.site:beta.weight"].shape == (12, 512)
-    state = train(trainer, 2, "decide", state, (wider, other)).state
+    state = train(trainer, state, wider, other, round=2, stage="decide").state
     moments = trainer.site_networks.moments[MIXTURE]
     assert moments["transform.own.site:beta.weight/exp_avg"].shape == (12, 512)
     steps = {name: moments[f"transform.own.site:{name}.weight/step"].item() for name in ("beta", "gamma")}

@@ -1,7 +1,5 @@
 """Samples of every kind of task as image and target, in one, two and three dimensions; all of them synthetic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nibabel

@@ -1,7 +1,5 @@
 """States as bytes and as averages."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

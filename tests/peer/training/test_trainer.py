@@ -1,12 +1,7 @@
-"""A site's training, command by command: the same bits after any interruption, no unusable artifact
-in a network.
-"""
-
-from __future__ import annotations
+"""A site's training by commands: the same bits after interruptions, no unusable artifact."""
 
 import dataclasses
 import gc
-import hashlib
 import itertools
 import json
 import shutil
@@ -19,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from fakes.training import artifact_path, checkpoint_files, copy_artifact, initialise, interrupt, perform, spoil, train
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.limits import STEPS_MAX
@@ -43,24 +39,6 @@ class Clock:
         return self.now_s
 
 
-def initialised(trainer: Trainer) -> events.Initialised:
-    event = trainer.perform(commands.Initialise(1, 1))
-    assert isinstance(event, events.Initialised)
-    return event
-
-
-def trained(trainer: Trainer, base: str, *sources: Source, round: int = 1, **more: Any) -> events.Trained:
-    event = trainer.perform(commands.Train(1, round, 2, "train", base, sources, **more))
-    assert isinstance(event, events.Trained), event
-    return event
-
-
-def files(setting: WorkerSetting, state: str) -> dict[str, bytes]:
-    """The tensors of a checkpoint, as bytes."""
-    folder = Path(setting.home) / "checkpoints" / state
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
-
-
 @pytest.fixture
 def alpha(make_setting) -> WorkerSetting:
     return make_setting(site="alpha", steps=STEPS)
@@ -70,67 +48,48 @@ def alpha(make_setting) -> WorkerSetting:
 def beta(make_setting) -> tuple[WorkerSetting, Source]:
     """Another site, with a wider network, and its first artifact."""
     setting = make_setting(site="beta", steps=STEPS, model={"parameters": {"width": WIDTHS["beta"]}})
-    artifact = initialised(Trainer(setting)).artifact
+    artifact = initialise(Trainer(setting)).artifact
     assert artifact is not None
     return setting, Source(SiteName("beta"), 1, artifact)
 
 
-def fetched(sender: WorkerSetting, receiver: WorkerSetting, source: Source) -> Source:
-    """The source, its file copied as the daemons do."""
-    name = f"{source.artifact.sha256}.safetensors"
-    shutil.copy(Path(sender.home) / "artifacts" / name, Path(receiver.home) / "artifacts" / name)
-    return source
-
-
 @pytest.fixture
 def received(alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]) -> Source:
-    return fetched(beta[0], alpha, beta[1])
+    return copy_artifact(beta[0], alpha, beta[1])
 
 
-def interrupt(setting: WorkerSetting, command: commands.Train, *, after: int) -> None:
-    """Halt a trainer after a step; it leaves a partial checkpoint."""
-    steps: list[int] = []
-
-    def report(event: events.Event) -> None:
-        assert isinstance(event, events.Progressed)
-        steps.append(event.step)
-
-    trainer = Trainer(setting, report=report, halted=lambda: after in steps, clock=Clock(tick_s=1.0))
-    with pytest.raises(WorkInterrupted):
-        trainer.perform(command)
-    assert steps[-1] == after
-    assert (Path(setting.home) / "checkpoints" / "partial" / f"step-{after:08d}").exists()
+def start(setting: WorkerSetting) -> tuple[Trainer, str]:
+    """A trainer and its first state."""
+    trainer = Trainer(setting)
+    return trainer, initialise(trainer).state
 
 
 # --- initialise -----------------------------------------------------------------------------------------------------
 def test_a_site_starts_from_its_seed(make_setting, alpha: WorkerSetting, tmp_path: Path) -> None:
-    first = initialised(Trainer(alpha))
+    first = initialise(Trainer(alpha))
     assert first.state == "round-000000/initial"
     assert first.samples == {"training": 10, "test": 6, "unreadable": 0}
     assert (first.threads, first.device) == (1, "cpu")
-    assert first.artifact is not None
     assert (first.artifact.kind, first.artifact.owner, first.artifact.steps) == ("model", "alpha", 0)
     assert first.artifact.training_samples is None
     torch.manual_seed(12345)
-    elsewhere = initialised(Trainer(make_setting(site="alpha", home=tmp_path / "again")))
+    elsewhere = initialise(Trainer(make_setting(site="alpha", home=tmp_path / "again")))
     assert elsewhere == first
-    other = initialised(Trainer(make_setting(site="gamma")))
-    assert other.artifact is not None
+    other = initialise(Trainer(make_setting(site="gamma")))
     assert other.artifact.sha256 != first.artifact.sha256
 
 
 def test_the_artifact_is_the_whole_state_of_the_model(alpha: WorkerSetting) -> None:
-    event = initialised(Trainer(alpha))
-    assert event.artifact is not None
-    tensors = safetensors.torch.load_file(Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors")
+    event = initialise(Trainer(alpha))
+    tensors = safetensors.torch.load_file(artifact_path(alpha, event.artifact))
     assert {spec.name for spec in event.artifact.tensors} == set(tensors)
     assert "bn1.running_mean" in tensors
     assert "bn1.num_batches_tracked" in tensors
-    assert files(alpha, event.state)["dam.safetensors"] == safetensors.torch.save(tensors)
+    assert checkpoint_files(alpha, event.state)["dam.safetensors"] == safetensors.torch.save(tensors)
 
 
 def test_initialise_again_answers_from_disk(alpha: WorkerSetting, signals: Path) -> None:
-    first = initialised(Trainer(alpha))
+    first = initialise(Trainer(alpha))
     shutil.rmtree(signals)
     again = Trainer(alpha).perform(commands.Initialise(1, 9))
     assert again == dataclasses.replace(first, attempt=9)
@@ -138,17 +97,16 @@ def test_initialise_again_answers_from_disk(alpha: WorkerSetting, signals: Path)
 
 def test_the_training_set_size_is_in_the_artifact_only_if_it_may(make_setting) -> None:
     setting = make_setting(site="open", weighting="samples", egress={"training_set_size": True})
-    artifact = initialised(Trainer(setting)).artifact
-    assert artifact is not None
+    artifact = initialise(Trainer(setting)).artifact
     assert artifact.training_samples == 10
 
 
 def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
     setting = make_setting(method={"name": "local"})
     trainer = Trainer(setting)
-    first = initialised(trainer)
+    first = initialise(trainer)
     assert first.artifact is None
-    assert trained(trainer, first.state).artifact is None
+    assert train(trainer, first.state).artifact is None
     assert list((Path(setting.home) / "artifacts").iterdir()) == []
 
 
@@ -163,30 +121,29 @@ def test_a_method_that_shares_nothing_has_no_artifact(make_setting) -> None:
 )
 def test_a_configuration_that_cannot_work_is_named(make_setting, parts: dict, reason: str) -> None:
     with pytest.raises(UnusableConfigurationError, match=reason):
-        initialised(Trainer(make_setting(**parts)))
+        initialise(Trainer(make_setting(**parts)))
 
 
 def test_data_that_cannot_work_is_named(make_setting, signals: Path) -> None:
     (signals / "training4.npz").unlink()
     with pytest.raises(UnusableDataError, match=r"training4\.npz"):
-        initialised(Trainer(make_setting()))
+        initialise(Trainer(make_setting()))
 
 
 # --- train ----------------------------------------------------------------------------------------------------------
 def test_a_round_with_a_received_model(alpha: WorkerSetting, received: Source) -> None:
     reports: list[events.Event] = []
     trainer = Trainer(alpha, report=reports.append)
-    first = initialised(trainer)
-    event = trained(trainer, first.state, received)
+    first = initialise(trainer)
+    event = train(trainer, first.state, received)
     assert (event.state, event.stage, event.round, event.attempt) == ("round-000001/train", "train", 1, 2)
-    assert event.artifact is not None
     assert (event.artifact.owner, event.artifact.steps) == ("alpha", STEPS)
     assert event.artifact.sha256 != first.artifact.sha256
     terms = {"total", "ce_dam", "ce_ktm", "batch", "position"}
     expected = {f"train_{name}{last}" for name in terms for last in ("", "_last")}
     assert set(event.metrics) == expected | {"train_steps", "train_distillation_ratio"}
     assert event.metrics["train_steps"] == STEPS
-    assert set(files(alpha, event.state)) == {"dam.safetensors", "dam.adam.safetensors"}
+    assert set(checkpoint_files(alpha, event.state)) == {"dam.safetensors", "dam.adam.safetensors"}
     newest = reports[-1]
     assert isinstance(newest, events.Progressed)
     assert (newest.step, newest.steps, set(newest.losses)) == (STEPS, STEPS, terms)
@@ -195,23 +152,21 @@ def test_a_round_with_a_received_model(alpha: WorkerSetting, received: Source) -
 
 
 def test_what_is_sent_next_is_what_was_trained(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    event = trained(trainer, initialised(trainer).state, received)
-    assert event.artifact is not None
-    artifact_file = (Path(alpha.home) / "artifacts" / f"{event.artifact.sha256}.safetensors").read_bytes()
-    assert artifact_file == files(alpha, event.state)["dam.safetensors"]
+    event = train(*start(alpha), received)
+    artifact_file = artifact_path(alpha, event.artifact).read_bytes()
+    assert artifact_file == checkpoint_files(alpha, event.state)["dam.safetensors"]
 
 
 def test_gamma_zero_is_local_training_bit_by_bit(make_setting, beta: tuple[WorkerSetting, Source]) -> None:
     distilled = make_setting(site="alpha", home=None, method={"name": "fedskd", "gamma": 0.0})
-    source = fetched(beta[0], distilled, beta[1])
+    source = copy_artifact(beta[0], distilled, beta[1])
     alone = make_setting(site="alpha", home=Path(distilled.home).with_name("alone"), method={"name": "local"})
     results = []
     for setting, sources in ((distilled, [source]), (alone, [])):
-        trainer = Trainer(setting)
-        event = trained(trainer, initialised(trainer).state, *sources)
-        event = trained(trainer, event.state, *sources, round=2)
-        results.append(files(setting, event.state))
+        trainer, state = start(setting)
+        event = train(trainer, state, *sources)
+        event = train(trainer, event.state, *sources, round=2)
+        results.append(checkpoint_files(setting, event.state))
         assert event.metrics["train_ce_dam"] > 0
     assert results[0].keys() == {"dam.safetensors", "dam.adam.safetensors"}
     assert results[0] == results[1]
@@ -221,11 +176,10 @@ def test_gamma_changes_what_is_learnt(
     make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], received: Source
 ) -> None:
     other = make_setting(site="alpha", home=Path(alpha.home).with_name("other"), method={"name": "fedskd", "gamma": 50})
-    fetched(beta[0], other, received)
+    copy_artifact(beta[0], other, received)
     states = []
     for setting in (alpha, other):
-        trainer = Trainer(setting)
-        states.append(files(setting, trained(trainer, initialised(trainer).state, received).state))
+        states.append(checkpoint_files(setting, train(*start(setting), received).state))
     assert states[0] != states[1]
 
 
@@ -239,15 +193,14 @@ def test_the_received_model_is_gone_after_the_round(alpha: WorkerSetting, receiv
         return build(context)
 
     trainer.method = dataclasses.replace(trainer.method, stages={"train": watched})
-    trained(trainer, initialised(trainer).state, received)
+    train(trainer, initialise(trainer).state, received)
     gc.collect()
     assert len(networks) == 1
     assert networks[0]() is None
 
 
 def test_without_a_source_the_labels_alone_train_as_long(alpha: WorkerSetting) -> None:
-    trainer = Trainer(alpha)
-    event = trained(trainer, initialised(trainer).state)
+    event = train(*start(alpha))
     assert event.metrics["train_steps"] == STEPS
     assert "train_ce_ktm" not in event.metrics
     assert event.artifact is not None
@@ -256,11 +209,11 @@ def test_without_a_source_the_labels_alone_train_as_long(alpha: WorkerSetting) -
 def course(setting: WorkerSetting, *sources: Source, anew: Callable[[Trainer], Trainer]) -> list[dict[str, bytes]]:
     """Three rounds, the trainer exchanged for another one before each."""
     trainer = anew(Trainer(setting))
-    state, results = initialised(trainer).state, []
+    state, results = initialise(trainer).state, []
     for round in (1, 2, 3):
         trainer = anew(trainer)
-        state = trained(trainer, state, *sources, round=round).state
-        results.append(files(setting, state))
+        state = train(trainer, state, *sources, round=round).state
+        results.append(checkpoint_files(setting, state))
     return results
 
 
@@ -268,7 +221,7 @@ def test_memory_and_disk_give_the_same_bits(
     make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source]
 ) -> None:
     restarted = make_setting(site="alpha", home=Path(alpha.home).with_name("restarted"), steps=STEPS)
-    sources = [fetched(beta[0], setting, beta[1]) for setting in (alpha, restarted)]
+    sources = [copy_artifact(beta[0], setting, beta[1]) for setting in (alpha, restarted)]
     results = course(alpha, sources[0], anew=lambda trainer: trainer)
     assert results == course(restarted, sources[1], anew=lambda trainer: Trainer(restarted))
     assert results[0] != results[1]
@@ -278,36 +231,33 @@ def test_memory_and_disk_give_the_same_bits(
 def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
     make_setting, alpha: WorkerSetting, beta: tuple[WorkerSetting, Source], stops: tuple[int, ...]
 ) -> None:
-    straight = Trainer(alpha)
-    undisturbed = trained(straight, initialised(straight).state, fetched(beta[0], alpha, beta[1]))
+    undisturbed = train(*start(alpha), copy_artifact(beta[0], alpha, beta[1]))
     setting = make_setting(site="alpha", home=Path(alpha.home).with_name("halted"), steps=STEPS)
-    source = fetched(beta[0], setting, beta[1])
-    state = initialised(Trainer(setting)).state
+    source = copy_artifact(beta[0], setting, beta[1])
+    state = initialise(Trainer(setting)).state
     for step in stops:
         interrupt(setting, commands.Train(1, 1, 2, "train", state, (source,)), after=step)
     torch.manual_seed(4242)
     reports: list[Any] = []
-    resumed = trained(Trainer(setting, report=reports.append), state, source)
+    resumed = train(Trainer(setting, report=reports.append), state, source)
     assert reports[0].step == stops[-1] + 1
-    assert files(setting, resumed.state) == files(alpha, undisturbed.state)
+    assert checkpoint_files(setting, resumed.state) == checkpoint_files(alpha, undisturbed.state)
     assert resumed.artifact == undisturbed.artifact
     assert resumed.metrics == undisturbed.metrics
     assert not (Path(setting.home) / "checkpoints" / "partial").exists()
 
 
 def test_a_partial_checkpoint_of_other_work_is_not_gone_on_with(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    straight = trained(trainer, state)
+    trainer, state = start(alpha)
+    straight = train(trainer, state)
     shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
     interrupt(alpha, commands.Train(1, 1, 1, "train", state, (received,)), after=2)
-    assert trained(Trainer(alpha), state).artifact == straight.artifact
+    assert train(Trainer(alpha), state).artifact == straight.artifact
 
 
 def test_a_finished_stage_is_answered_at_once(alpha: WorkerSetting, received: Source, signals: Path) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    first = trained(trainer, state, received)
+    trainer, state = start(alpha)
+    first = train(trainer, state, received)
     shutil.rmtree(signals)
     reports: list[events.Event] = []
     again = Trainer(alpha, report=reports.append).perform(commands.Train(1, 1, 7, "train", state, (received,)))
@@ -316,51 +266,47 @@ def test_a_finished_stage_is_answered_at_once(alpha: WorkerSetting, received: So
 
 
 def test_a_finished_stage_whose_artifact_is_lost_is_done_again(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    first = trained(trainer, state, received)
-    assert first.artifact is not None
-    lost = Path(alpha.home) / "artifacts" / f"{first.artifact.sha256}.safetensors"
+    trainer, state = start(alpha)
+    first = train(trainer, state, received)
+    lost = artifact_path(alpha, first.artifact)
     lost.unlink()
-    assert trained(Trainer(alpha), state, received).artifact == first.artifact
+    assert train(Trainer(alpha), state, received).artifact == first.artifact
     assert lost.exists()
 
 
 def test_other_sources_are_other_work(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    first = trained(trainer, state, received)
-    second = trained(trainer, state)
+    trainer, state = start(alpha)
+    first = train(trainer, state, received)
+    second = train(trainer, state)
     assert first.artifact != second.artifact
-    assert files(alpha, second.state)
+    assert checkpoint_files(alpha, second.state)
 
 
 def test_old_checkpoints_go(alpha: WorkerSetting) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
+    trainer, state = start(alpha)
     for round in range(1, 5):
-        state = trained(trainer, state, round=round).state
+        state = train(trainer, state, round=round).state
     rounds = sorted(path.name for path in (Path(alpha.home) / "checkpoints").iterdir())
     assert rounds == ["round-000003", "round-000004"]
 
 
 def test_a_base_that_is_not_there_is_named(alpha: WorkerSetting) -> None:
     with pytest.raises(UnusableConfigurationError, match="'round-000009/train' is not in"):
-        trained(Trainer(alpha), "round-000009/train")
+        train(Trainer(alpha), "round-000009/train")
 
 
 def test_a_base_of_another_model_is_named(make_setting, alpha: WorkerSetting) -> None:
-    state = initialised(Trainer(alpha)).state
+    state = initialise(Trainer(alpha)).state
     changed = make_setting(site="alpha", model={"parameters": {"width": 5}})
     with pytest.raises(UnusableConfigurationError, match=r"checkpoint round-000000/initial does not fit \[model\]"):
-        trained(Trainer(changed), state)
+        train(Trainer(changed), state)
 
 
 # --- progress, partial checkpoints ----------------------------------------------------------------------------------
 def test_progress_is_reported_five_times_a_second_and_at_the_end(make_setting) -> None:
     reports: list[Any] = []
     trainer = Trainer(make_setting(steps=30), report=reports.append, clock=Clock(tick_s=1 / 16))
-    trained(trainer, initialised(trainer).state)
+    train(trainer, initialise(trainer).state)
     steps = [report.step for report in reports]
     assert steps[0] == 1
     assert steps[-1] == 30
@@ -372,22 +318,22 @@ def test_partial_checkpoints_come_by_the_clock_and_survive_a_crash(make_setting)
         pass
 
     setting = make_setting(steps=8, training={"checkpoint_s": 2.0})
-    state = initialised(Trainer(setting)).state
+    state = initialise(Trainer(setting)).state
 
     def crash_at_seven(event: Any) -> None:
         if event.step == 7:
             raise CrashError
 
     with pytest.raises(CrashError):
-        trained(Trainer(setting, report=crash_at_seven, clock=Clock(tick_s=1.0)), state)
+        train(Trainer(setting, report=crash_at_seven, clock=Clock(tick_s=1.0)), state)
     partial_checkpoints = sorted(path.name for path in (Path(setting.home) / "checkpoints" / "partial").iterdir())
     assert len(partial_checkpoints) == 1
     reports: list[Any] = []
-    resumed = trained(Trainer(setting, report=reports.append), state)
+    resumed = train(Trainer(setting, report=reports.append), state)
     assert f"step-{reports[0].step - 1:08d}" == partial_checkpoints[0]
     assert reports[0].step > 1
     straight = make_setting(site="alpha", home=Path(setting.home).with_name("straight"), steps=8)
-    assert trained(Trainer(straight), initialised(Trainer(straight)).state).artifact == resumed.artifact
+    assert train(Trainer(straight), initialise(Trainer(straight)).state).artifact == resumed.artifact
 
 
 # --- received artifacts are checked -----------------------------------------------------------------------------------
@@ -399,132 +345,101 @@ def rejected(trainer: Trainer, state: str, source: Source) -> events.ArtifactRej
     return event
 
 
-def spoilt(setting: WorkerSetting, source: Source, value: float) -> Source:
-    """The source with one weight replaced."""
-    folder = Path(setting.home) / "artifacts"
-    tensors = safetensors.torch.load_file(folder / f"{source.artifact.sha256}.safetensors")
-    tensors["layer1.0.conv1.weight"].fill_(value)
-    content = safetensors.torch.save(tensors)
-    digest = Sha256(hashlib.sha256(content).hexdigest())
-    (folder / f"{digest}.safetensors").write_bytes(content)
-    return dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=digest))
-
-
 def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    event = rejected(trainer, state, spoilt(alpha, received, float("nan")))
+    trainer, state = start(alpha)
+    event = rejected(trainer, state, spoil(alpha, received, float("nan")))
     assert event.reason == "tensor 'layer1.0.conv1.weight' holds a NaN or an infinity"
     lost = dataclasses.replace(received, artifact=dataclasses.replace(received.artifact, sha256=Sha256("0" * 64)))
     assert "cannot be read" in rejected(trainer, state, lost).reason
-    straight = trained(Trainer(alpha), state, received)
+    straight = train(Trainer(alpha), state, received)
     shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
-    assert trained(trainer, state, received).artifact == straight.artifact
+    assert train(trainer, state, received).artifact == straight.artifact
 
 
 def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    before = files(alpha, state)
-    event = rejected(trainer, state, spoilt(alpha, received, 3e38))
+    trainer, state = start(alpha)
+    before = checkpoint_files(alpha, state)
+    event = rejected(trainer, state, spoil(alpha, received, 3e38))
     assert "NaN" in event.reason or "diverged" in event.reason
-    assert files(alpha, state) == before
-    assert trained(trainer, state).artifact == trained(Trainer(alpha), state).artifact
+    assert checkpoint_files(alpha, state) == before
+    assert train(trainer, state).artifact == train(Trainer(alpha), state).artifact
 
 
 def test_a_model_without_a_chosen_stage_is_rejected(make_setting, beta: tuple[WorkerSetting, Source]) -> None:
     setting = make_setting(site="alpha", method={"name": "fedskd", "taps": [9]})
-    trainer = Trainer(setting)
-    event = rejected(trainer, initialised(trainer).state, fetched(beta[0], setting, beta[1]))
+    event = rejected(*start(setting), copy_artifact(beta[0], setting, beta[1]))
     assert event.reason == "taps [9] choose no stage that 4 and 4 have in common"
 
 
 def test_a_site_that_diverges_alone_is_itself_to_blame(make_setting) -> None:
-    trainer = Trainer(make_setting(method={"name": "local"}, learning_rate=1e30))
-    with pytest.raises(
-        UnusableConfigurationError, match=r"diverged in round 1: .*lower \[stages.train\] learning_rate"
-    ):
-        trained(trainer, initialised(trainer).state)
+    trainer, state = start(make_setting(method={"name": "local"}, learning_rate=1e30))
+    reason = r"diverged in round 1: .*lower \[stages.train\] learning_rate"
+    with pytest.raises(UnusableConfigurationError, match=reason):
+        train(trainer, state)
 
 
 # --- circulate and adopt --------------------------------------------------------------------------------------------
 def test_a_visitor_is_trained_and_the_local_model_is_not(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    first = trained(trainer, state)
-    passed = trained(trainer, first.state, received, round=2, circulate=SiteName("beta"))
-    assert passed.artifact is not None
+    trainer, state = start(alpha)
+    first = train(trainer, state)
+    passed = train(trainer, first.state, received, round=2, circulate=SiteName("beta"))
     assert (passed.artifact.owner, passed.artifact.steps) == ("beta", STEPS)
     assert passed.artifact.spec == received.artifact.spec
     assert passed.artifact.sha256 != received.artifact.sha256
-    assert set(passed.metrics) == {
-        f"train_{n}" for n in ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")
-    }
-    assert files(alpha, passed.state) == files(alpha, first.state)
-    after = trained(trainer, passed.state, round=3)
-    assert after.artifact is not None
+    names = ("total", "total_last", "ce_visitor", "ce_visitor_last", "steps")
+    assert set(passed.metrics) == {f"train_{name}" for name in names}
+    assert checkpoint_files(alpha, passed.state) == checkpoint_files(alpha, first.state)
+    after = train(trainer, passed.state, round=3)
     assert after.artifact.steps == 2 * STEPS
-    assert trained(Trainer(alpha), passed.state, round=3) == after
+    assert train(Trainer(alpha), passed.state, round=3) == after
 
 
 def test_a_claim_of_too_many_steps_leaves_an_artifact_that_may_travel(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
     artifact = dataclasses.replace(received.artifact, steps=STEPS_MAX)
     claimed = dataclasses.replace(received, artifact=artifact)
-    passed = trained(trainer, initialised(trainer).state, claimed, circulate=SiteName("beta")).artifact
-    assert passed is not None
+    passed = train(*start(alpha), claimed, circulate=SiteName("beta")).artifact
     assert passed.steps == STEPS_MAX
 
 
 def test_every_parameter_of_a_visitor_is_trained(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    passed = trained(trainer, initialised(trainer).state, received, circulate=SiteName("beta")).artifact
-    assert passed is not None
-    folder = Path(alpha.home) / "artifacts"
-    before, after = (
-        safetensors.torch.load_file(folder / f"{digest}.safetensors")
-        for digest in (received.artifact.sha256, passed.sha256)
-    )
+    passed = train(*start(alpha), received, circulate=SiteName("beta")).artifact
+    paths = (artifact_path(alpha, artifact) for artifact in (received.artifact, passed))
+    before, after = (safetensors.torch.load_file(path) for path in paths)
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
     assert not torch.equal(before["conv1.weight"], after["conv1.weight"])
 
 
 def test_a_slot_without_any_copy_is_the_site_s_own_or_nothing(alpha: WorkerSetting) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    own = trained(trainer, state, circulate=SiteName("alpha"))
-    assert own.artifact is not None
+    trainer, state = start(alpha)
+    own = train(trainer, state, circulate=SiteName("alpha"))
     assert (own.artifact.owner, own.artifact.steps) == ("alpha", STEPS)
-    assert files(alpha, own.state) == files(alpha, state)
+    assert checkpoint_files(alpha, own.state) == checkpoint_files(alpha, state)
     with pytest.raises(UnusableConfigurationError, match="moves beta's model, of which there is no copy here"):
-        trained(trainer, state, round=2, circulate=SiteName("beta"))
+        train(trainer, state, round=2, circulate=SiteName("beta"))
 
 
 def test_a_model_that_comes_home_replaces_the_local_one(make_setting, alpha: WorkerSetting) -> None:
     """Alpha's model was trained at beta and comes back."""
     host = make_setting(site="beta", steps=STEPS)
     home, abroad = Trainer(alpha), Trainer(host)
-    state = trained(home, initialised(home).state).state
-    own = initialised(Trainer(alpha)).artifact
+    state = train(home, initialise(home).state).state
+    own = initialise(Trainer(alpha)).artifact
     assert own is not None
-    fetched_source = fetched(alpha, host, Source(SiteName("alpha"), 1, own))
-    trained_there = trained(abroad, initialised(abroad).state, fetched_source, circulate=SiteName("alpha")).artifact
+    fetched_source = copy_artifact(alpha, host, Source(SiteName("alpha"), 1, own))
+    trained_there = train(abroad, initialise(abroad).state, fetched_source, circulate=SiteName("alpha")).artifact
     assert trained_there is not None
-    returned = fetched(host, alpha, Source(SiteName("beta"), 2, trained_there))
-    event = home.perform(commands.Adopt(1, 1, 5, state, returned))
-    assert isinstance(event, events.Adopted)
+    returned = copy_artifact(host, alpha, Source(SiteName("beta"), 2, trained_there))
+    event = perform(home, commands.Adopt(1, 1, 5, state, returned))
     assert event.state == "round-000001/adopt"
     assert event.artifact == trained_there
-    assert set(files(alpha, event.state)) == {"dam.safetensors"}  # a fresh Adam
+    assert set(checkpoint_files(alpha, event.state)) == {"dam.safetensors"}  # a fresh Adam
     assert Trainer(alpha).perform(commands.Adopt(1, 1, 5, state, returned)) == event
-    after = trained(home, event.state, round=2)
-    assert after.artifact is not None
+    after = train(home, event.state, round=2)
     assert after.artifact.steps == 2 * STEPS
 
 
 def test_a_foreign_model_does_not_come_home(alpha: WorkerSetting, received: Source) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
+    trainer, state = start(alpha)
     event = trainer.perform(commands.Adopt(1, 1, 5, state, received))
     assert isinstance(event, events.ArtifactRejected)
     assert event.reason == "it is not of this site's [model]"
@@ -533,45 +448,41 @@ def test_a_foreign_model_does_not_come_home(alpha: WorkerSetting, received: Sour
 # --- evaluate, aggregate --------------------------------------------------------------------------------------------
 def test_the_local_model_is_measured_on_the_test_split(make_setting) -> None:
     trainer = Trainer(make_setting(steps=60, data={"augmentation": {"flip": 0.0}, "validation_share": 0.4}))
-    first = initialised(trainer).state
-    last = trained(trainer, first).state
-    event = trainer.perform(commands.Evaluate(1, 1, 4, last))
-    assert isinstance(event, events.Evaluated)
+    first = initialise(trainer).state
+    last = train(trainer, first).state
+    event = perform(trainer, commands.Evaluate(1, 1, 4, last))
     names = {"auc", "auc_undefined", "accuracy", "f1_macro", "loss", "samples"}
     assert set(event.metrics) == names | {f"validation_{name}" for name in names}
     assert event.metrics["samples"] == 6
     assert event.metrics["validation_samples"] == 4
-    before = trainer.perform(commands.Evaluate(1, 1, 5, first))
-    assert isinstance(before, events.Evaluated)
+    before = perform(trainer, commands.Evaluate(1, 1, 5, first))
     assert event.metrics["loss"] < before.metrics["loss"]
     assert event.metrics["auc"] == 1.0  # two frequencies are easily told apart
 
 
 def test_measuring_changes_nothing(alpha: WorkerSetting) -> None:
-    trainer = Trainer(alpha)
-    state = initialised(trainer).state
-    straight = trained(trainer, state).artifact
+    trainer, state = start(alpha)
+    straight = train(trainer, state).artifact
     shutil.rmtree(Path(alpha.home) / "checkpoints" / "round-000001")
     other = Trainer(alpha)
     other.perform(commands.Evaluate(1, 0, 1, state))
-    assert trained(other, state).artifact == straight
+    assert train(other, state).artifact == straight
 
 
 def test_without_test_samples_there_are_no_metrics(make_setting, signals: Path) -> None:
     path = signals / "datalist.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "test": []}))
-    trainer = Trainer(make_setting())
-    state = initialised(trainer).state
+    trainer, state = start(make_setting())
     assert trainer.perform(commands.Evaluate(1, 1, 1, state)) == events.Evaluated(1, 1, 1, {})
 
 
 def test_a_halt_ends_a_measurement(alpha: WorkerSetting) -> None:
-    state = initialised(Trainer(alpha)).state
+    state = initialise(Trainer(alpha)).state
     with pytest.raises(WorkInterrupted):
         Trainer(alpha, halted=lambda: True).perform(commands.Evaluate(1, 1, 1, state))
 
 
 def test_artifacts_travel_as_json_with_all_their_numbers(alpha: WorkerSetting) -> None:
-    event = initialised(Trainer(alpha))
+    event = initialise(Trainer(alpha))
     assert decode(encode(event), FROM_WORKER) == event
     assert isinstance(event.artifact, Artifact)

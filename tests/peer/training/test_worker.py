@@ -1,7 +1,5 @@
 """The worker: commands in, events out, a halt in the middle of the work, never alive without its daemon."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -16,8 +14,9 @@ from typing import IO, Any
 
 import pytest
 
+from peer import landlock
 from peer.core import commands, events
-from peer.core.worker_protocol import FROM_WORKER, WorkerSetting, decode, encode
+from peer.core.worker_protocol import FROM_WORKER, StillWorking, WorkerSetting, decode, encode
 from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, work
 
 FOREVER = 10**6
@@ -41,7 +40,7 @@ class Daemon:
             event = decode(line, FROM_WORKER)
             if isinstance(event, kind):
                 return event
-            assert isinstance(event, events.Progressed), event
+            assert isinstance(event, events.Progressed | StillWorking), event
         raise AssertionError(f"the worker ended without a {kind.__name__}")
 
     def close(self) -> None:
@@ -53,7 +52,7 @@ class Daemon:
 def worker_thread() -> Iterator[tuple[Daemon, threading.Event]]:
     """A worker in a thread; the event is set when it noticed that its daemon is gone."""
     daemon, daemon_ended = Daemon(), threading.Event()
-    inbox = Inbox(daemon.theirs, ended=daemon_ended.set)
+    inbox = Inbox(daemon.theirs.makefile("rb"), ended=daemon_ended.set)
 
     def run() -> None:
         try:
@@ -100,6 +99,18 @@ def test_a_halt_ends_the_work_in_hand_and_what_waits_behind_it(make_setting) -> 
         assert daemon.next(events.Halted).attempt == 7
 
 
+def test_work_without_steps_gives_signs_of_progress_too(make_setting) -> None:
+    """Reading the data and measuring are long; each sample and batch of them is a sign."""
+    with worker_thread() as (daemon, _):
+        for order in (commands.Initialise(1, 1), commands.Evaluate(1, 1, 2, "initial")):
+            daemon.send(*([make_setting()] if isinstance(order, commands.Initialise) else []), order)
+            kinds = []
+            while not kinds or kinds[-1] is StillWorking:
+                kinds.append(type(decode(next(daemon.lines), FROM_WORKER)))
+            if isinstance(order, commands.Initialise):
+                assert StillWorking in kinds
+
+
 def test_a_worker_whose_duty_is_to_measure_trains_nothing(make_setting) -> None:
     setting = dataclasses.replace(make_setting(), duty="measure")
     with worker_thread() as (daemon, _):
@@ -144,7 +155,7 @@ def test_what_cannot_be_understood_is_a_crash(first: bytes, reason: str) -> None
 def test_the_end_of_the_socket_is_noticed_at_once() -> None:
     daemon_ended = threading.Event()
     daemon = Daemon()
-    Inbox(daemon.theirs, ended=daemon_ended.set)
+    Inbox(daemon.theirs.makefile("rb"), ended=daemon_ended.set)
     daemon.close()
     assert daemon_ended.wait(30)
     daemon.theirs.close()
@@ -152,7 +163,7 @@ def test_the_end_of_the_socket_is_noticed_at_once() -> None:
 
 # --- as a process ---------------------------------------------------------------------------------------------------
 @contextmanager
-def worker_process() -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
+def worker_process(**environment: str) -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
     daemon = Daemon()
     descriptor = daemon.theirs.fileno()
     process = subprocess.Popen(
@@ -160,7 +171,7 @@ def worker_process() -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
         pass_fds=[descriptor],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     daemon.theirs.close()
     try:
@@ -196,13 +207,56 @@ def test_a_failed_worker_exits_with_one_and_logs_why() -> None:
         assert b"work failed: command=Initialise" in log
 
 
+INTRUDER = """
+from pathlib import Path
+
+site = Path({site!r})
+results = []
+for name, action in [
+    ("read the key", lambda: (site / "pki" / "key.pem").read_bytes()),
+    ("read another site's key", lambda: (site.parent / "other" / "pki" / "key.pem").read_bytes()),
+    ("write the journal", lambda: (site / "gen-0001" / "journal.db").write_text("x")),
+    ("read the datalist", lambda: Path({datalist!r}).read_bytes()),
+    ("write an artifact", lambda: (site / "gen-0001" / "artifacts" / "x").write_text("x")),
+]:
+    try:
+        action()
+    except PermissionError:
+        results.append(name + ": no")
+    else:
+        results.append(name + ": yes")
+raise RuntimeError("; ".join(results))
+"""
+
+
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock, or it is switched off")
+def test_network_code_reads_no_key_and_writes_only_into_the_worker_s_folders(make_setting, tmp_path: Path) -> None:
+    site, setting = tmp_path / "trial" / "asia", make_setting(model={"name": "intruder:Net"})
+    for folder in ("asia/pki", "other/pki", "asia/gen-0001/artifacts", "asia/gen-0001/checkpoints"):
+        (site.parent / folder).mkdir(parents=True)
+    for folder in (site, site.parent / "other"):
+        (folder / "pki" / "key.pem").write_text("secret")
+    (site / "gen-0001" / "journal.db").write_text("rows")
+    datalist = str(Path(setting.base_folder) / setting.site["data"]["datalist"])
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "intruder.py").write_text(INTRUDER.format(site=str(site), datalist=datalist))
+    setting = dataclasses.replace(setting, base_folder=str(site), home=str(site / "gen-0001"))
+    setting.site["data"]["datalist"] = datalist
+    (tmp_path / "temporary").mkdir()
+    environment = {"PYTHONPATH": f"{tmp_path / 'code'}{os.pathsep}{Path.cwd()}", "TMPDIR": str(tmp_path / "temporary")}
+    with worker_process(**environment) as (daemon, _):
+        daemon.send(setting, commands.Initialise(1, 1))
+        reason = daemon.next(events.WorkFailed).reason
+    assert "read the key: no; read another site's key: no; write the journal: no" in reason
+    assert "read the datalist: yes; write an artifact: yes" in reason
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_a_worker_dies_with_its_parent() -> None:
     child = "import signal; from peer.training.worker import die_with_parent; die_with_parent(); "
     child += "print(1, flush=True); signal.pause()"
     parent = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"1\n"
         process.kill()
         assert process.stdout.read() == b""  # ends only when the child, too, let go of it

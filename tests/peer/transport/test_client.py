@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import json
@@ -17,12 +18,13 @@ import grpc
 import pytest
 
 from peer.core import limits
-from peer.core.messages import Heartbeat, Unavailable
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, SignedManifest, Unavailable
 from peer.errors import CertificateError
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import tls, wire
+from peer.transport.bounds import WireError
 from peer.transport.client import Misbehaved, Refused, Unreachable
 from peer.transport.manifest import sign_manifest
 from peer.transport.server import Refusal, Status
@@ -42,6 +44,16 @@ async def offered(network, wanted, *, numbers=500_000):
     sample = network.sample(numbers=numbers)
     europe.service.publish(sample)
     return europe, africa, sample, await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "grpc_proxy", "http_proxy"])
+async def test_no_call_goes_through_a_proxy_of_the_environment(network, wanted, monkeypatch, variable):
+    """Nothing listens at the proxy's port: gRPC alone would dial it, also for 127.0.0.1."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    europe, africa = await network.serve("europe"), network.dial("africa")
+    assert await africa.beat(europe.name, PULSE) == PULSE
 
 
 # What a peer may say of an artifact, and what is believed of it.
@@ -114,6 +126,74 @@ async def test_a_manifest_is_parsed_only_after_its_signature_holds(network, want
     europe.service.reply = sign_manifest(own, b"\xff\xff")
     with pytest.raises(Misbehaved, match=r"manifest: manifest is not a message of mhfl\.v1"):
         await africa.get_manifest(europe.name, wanted(), wait_s=0.0)
+
+
+GARBAGE = b"\x0a\xff\xff\xff\xff\x0f"  # a field that is longer than the message
+
+
+async def test_manifests_are_compared_where_the_peer_compares_them(network):
+    shown = []
+
+    async def compare(caller, signed):
+        shown.append((caller, signed))
+        return signed[1:]
+
+    europe, asia = await network.serve("europe", compare=compare), await network.serve("asia")
+    africa = network.dial("africa")
+    one, other = (europe.service.publish(network.sample(numbers=4)) for _ in range(2))
+    assert await africa.compare_manifests(europe.name, (one, other)) == [other]
+    assert shown == [("africa", [one, other])]
+    with pytest.raises(Refused, match="this site compares no manifests"):
+        await africa.compare_manifests(asia.name, (one,))
+
+
+def test_no_more_manifests_are_compared_than_fit_into_a_message():
+    large = SignedManifest(bytes(limits.MANIFEST_BYTES_MAX), b"signature", b"certificate")
+    assert wire.encode_manifests((large,)).manifests
+    with pytest.raises(WireError, match=r"manifests has \d+ bytes, over the limit"):
+        wire.encode_manifests((large, large))
+    small = pb.SignedManifests(manifests=[pb.SignedManifest(body=b"b", signature=b"s", certificate_der=b"c")] * 3)
+    with pytest.raises(WireError, match="manifests has 3 entries, over the limit of 2"):
+        wire.decode_manifests(small)
+
+
+@contextlib.asynccontextmanager
+async def garbled(network):
+    """Europe's certificate before a server whose answers to every call are no messages."""
+    pki, server = network.authority.admit("europe"), grpc.aio.server()
+
+    async def answer(request, context):
+        return GARBAGE
+
+    async def stream(request, context):
+        yield GARBAGE
+
+    unary = dict.fromkeys(("Hello", "Beat", "GetManifest", "PutMetrics"), grpc.unary_unary_rpc_method_handler(answer))
+    methods = {**unary, "FetchArtifact": grpc.unary_stream_rpc_method_handler(stream)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("mhfl.v1.Exchange", methods),))
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials(pki))
+    await server.start()
+    network.addresses["europe"] = f"127.0.0.1:{port}"
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("call", ["hello", "beat", "get_manifest", "put_report", "fetch"])
+async def test_an_answer_that_is_no_message_is_a_breach_of_the_peer(network, wanted, call):
+    _, africa, _, offer = await offered(network, wanted)
+    digest = "ab" * 32
+    calls = {
+        "hello": lambda: africa.hello("europe", Hello(1, digest, digest, 1, 0.0)),
+        "beat": lambda: africa.beat("europe", PULSE),
+        "get_manifest": lambda: africa.get_manifest("europe", wanted()),
+        "put_report": lambda: africa.put_report("europe", EvaluationResult(1, 1, digest)),
+        "fetch": lambda: africa.fetch(offer, network.inbox()),
+    }
+    async with garbled(network):
+        with pytest.raises(Misbehaved, match=r"europe: its answer is no message of mhfl\.v1"):
+            await asyncio.wait_for(calls[call](), 30)
 
 
 async def test_a_signature_without_the_label_is_refused(network, wanted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -113,3 +114,44 @@ def test_a_file_shorter_than_the_length_field_is_refused(tmp_path, artifact):
     path.write_bytes(b"\x01")
     with pytest.raises(WireError, match="safetensors header"):
         check_safetensors_header(path, replace(artifact, bytes=1))
+
+
+EMPTY_LISTS = b'{"a":[' + b"[]," * 1_390_000 + b"[]]}"
+LONG_NAME = "[" * (limits.TENSOR_NAME_BYTES_MAX - 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "header"),
+    [
+        (1, EMPTY_LISTS),
+        (limits.TENSORS_MAX, EMPTY_LISTS),
+        (limits.TENSORS_MAX, b"{" + b'"a":{},' * 400_000 + b'"a":{}}'),
+        (1, b'{"__metadata__":{"format":"' + b"x" * 3_000_000 + b'"}}'),
+    ],
+    ids=["empty lists", "empty lists, many tensors", "objects, many tensors", "metadata"],
+)
+def test_a_header_that_no_manifest_allows_is_refused_before_it_is_parsed(tmp_path, artifact, tensors, header):
+    path = written(tmp_path, header)
+    manifest = tuple(TensorSpec(f"t{number}", "F32", (1,)) for number in range(tensors))
+    artifact = replace(artifact, tensors=manifest, bytes=path.stat().st_size)
+    tracemalloc.start()
+    with pytest.raises(WireError, match=r"safetensors header has .* over the limit of"):
+        check_safetensors_header(path, artifact)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize("name", [LONG_NAME, "é" * 126, "😀" * 60, '"' * 200, ":,{" * 80])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_long_and_strange_names_of_a_manifest_are_allowed(tmp_path, artifact, name, indent):
+    """A writer may escape every character, and may put spaces between them."""
+    shape = (1,) * limits.TENSOR_DIMS_MAX
+    names = [f"{number}{name}" for number in range(50)]
+    header = {
+        each: {"dtype": "F32", "shape": [*shape], "data_offsets": [4 * number, 4 * number + 4]}
+        for number, each in enumerate(names)
+    }
+    path = written(tmp_path, json.dumps(header, indent=indent).encode(), data=bytes(200))
+    manifest = tuple(TensorSpec(each, "F32", shape) for each in names)
+    check_safetensors_header(path, replace(artifact, tensors=manifest, bytes=path.stat().st_size))

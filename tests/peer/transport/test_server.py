@@ -14,14 +14,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from peer.core import limits
-from peer.core.messages import EvaluationResult, Heartbeat, Hello
+from peer.core.messages import EvaluationResult, Heartbeat, Hello, Unavailable
 from peer.errors import CertificateError, PortInUse
 from peer.identity import certificates
 from peer.pb import peer_pb2 as pb
 from peer.pb import peer_pb2_grpc as rpc
 from peer.transport import wire
 from peer.transport.client import Refused, Unreachable
-from peer.transport.server import SERVICE, Refusal, Status, TokenBucket
+from peer.transport.rates import TokenBucket
+from peer.transport.server import SERVICE, Refusal, Status
 
 PULSE = Heartbeat(1, 3, "train", 0.5, 3, 2)
 GREETING = Hello(1, "fe" * 32, "0a" * 32, 1, 1_700_000_000.0)
@@ -38,7 +39,7 @@ def credentials(pki, *, with_certificate=True):
 
 @contextlib.asynccontextmanager
 async def dialled(port, secret):
-    options = [("grpc.ssl_target_name_override", "europe")]
+    options = [("grpc.ssl_target_name_override", "europe"), ("grpc.use_local_subchannel_pool", 1)]
     address = f"127.0.0.1:{port}"
     plain = grpc.aio.insecure_channel(address)
     async with plain if secret is None else grpc.aio.secure_channel(address, secret, options=options) as channel:
@@ -176,14 +177,109 @@ async def test_a_message_outside_the_limits_is_refused_by_name_and_reported(netw
     assert europe.service.calls == []
 
 
-@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x1a" + b"\xff" * (limits.MESSAGE_BYTES_MAX + 1)])
-async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(network, message):
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "the request's bytes are no message of this call"),
+        (b"\x1a" + b"\xff" * limits.REQUEST_BYTES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
+    ],
+)
+async def test_bytes_that_are_no_message_or_too_many_never_reach_the_desk(network, message, code, text):
     europe, pki = await network.serve("europe"), network.authority.admit("africa")
     async with dialled(europe.port, credentials(pki)) as channel:
-        code = await status_of(channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=5))
-        assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        with pytest.raises(grpc.aio.AioRpcError, match=text) as caught:
+            await channel.unary_unary("/mhfl.v1.Exchange/Beat")(message, timeout=5)
+        assert caught.value.code() is code
         await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5)
     assert europe.service.calls == [("beat", "africa")]
+
+
+@pytest.mark.parametrize("caller", ["unlisted", "refused", "expired", "over its rate"])
+async def test_nothing_of_a_request_is_parsed_before_the_caller_is_admitted(network, caller):
+    """The certificate expires after the handshake: the server's clock is moved."""
+    pki = network.authority.admit("mars" if caller == "unlisted" else "africa")
+    digest = certificates.certificate_sha256(certificates.certificate_der(pki.load().certificate))
+    days = 0
+    own = replace(
+        network.authority.admit("europe", days=90),
+        clock=lambda: datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days),
+    )
+    europe = await network.serve("europe", pki=own, refused={digest} if caller == "refused" else (), clock=lambda: 0.0)
+    days = 60 if caller == "expired" else 0
+    async with dialled(europe.port, credentials(pki)) as channel:
+        if caller == "over its rate":
+            for _ in range(limits.CALLS_BURST):
+                await rpc.ExchangeStub(channel).Beat(wire.encode_pulse(PULSE), timeout=5)
+        for method in ("/mhfl.v1.Exchange/Beat", "/mhfl.v1.Exchange/Nothing", "/grpc.health.v1.Health/Watch"):
+            code = await status_of(channel.unary_unary(method)(b"\xff\xff\xff", timeout=5))
+            admitted = grpc.StatusCode.UNAVAILABLE if caller == "over its rate" else grpc.StatusCode.UNAUTHENTICATED
+            assert code is admitted
+    reasons = {reason for _, _, reason in europe.service.refused_calls}
+    expected = {
+        "unlisted": "'mars' is not in the roster",
+        "refused": f"africa: its certificate {digest} is refused here",
+        "over its rate": "over 50 calls a second",
+    }
+    assert reasons == {expected[caller]} if caller in expected else "expired" in reasons.pop()
+
+
+@pytest.mark.parametrize("method", ["/mhfl.v1.Exchange/Nothing", "/grpc.health.v1.Health/Watch", "/a/b"])
+async def test_a_method_that_no_site_answers_tells_nothing_of_the_inside(network, method):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    async with dialled(europe.port, credentials(pki)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method)(b"", timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert caught.value.details() == "this site does not answer this method"
+
+
+async def test_a_request_that_does_not_arrive_is_not_waited_for(network, monkeypatch):
+    monkeypatch.setattr(limits, "REQUEST_WAIT_S", 0.05)
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    async with dialled(europe.port, credentials(pki)) as channel:
+        call = channel.stream_unary("/mhfl.v1.Exchange/Beat")()
+        await call.wait_for_connection()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"the request did not arrive within 0\.05 s"):
+            await call
+        empty = channel.stream_unary("/mhfl.v1.Exchange/Beat")(iter(()))
+        with pytest.raises(grpc.aio.AioRpcError, match="the call has no request"):
+            await empty
+
+
+async def test_one_caller_s_refused_calls_take_no_other_caller_s_rows(network):
+    europe = await network.serve("europe", clock=lambda: 0.0)
+    for site in ("africa", "asia"):
+        async with dialled(europe.port, credentials(network.authority.admit(site))) as channel:
+            for _ in range(30):
+                await status_of(rpc.ExchangeStub(channel).Beat(pb.Pulse(), timeout=5))
+    callers = [caller for caller, _, _ in europe.service.refused_calls]
+    assert callers == ["africa"] * 20 + ["asia"] * 20
+
+
+async def test_a_caller_has_so_many_calls_at_once_and_others_are_answered(network, wanted):
+    europe, pki = await network.serve("europe"), network.authority.admit("africa")
+    waiting, all_wait, release = 0, asyncio.Event(), asyncio.Event()
+
+    async def wait_for_release(caller, request, *, wait_s):
+        nonlocal waiting
+        waiting += 1
+        if waiting == limits.CALLS_AT_ONCE_MAX:
+            all_wait.set()
+        await release.wait()
+        return Unavailable.NOT_YET
+
+    europe.service.manifest = wait_for_release
+    request = wire.encode_manifest_request(wanted(), wait_s=20.0)
+    async with dialled(europe.port, credentials(pki)) as channel, dialled(europe.port, credentials(pki)) as another:
+        stub = rpc.ExchangeStub(channel)
+        calls = [asyncio.ensure_future(stub.GetManifest(request, timeout=30)) for _ in range(limits.CALLS_AT_ONCE_MAX)]
+        await asyncio.wait_for(all_wait.wait(), 30)
+        with pytest.raises(grpc.aio.AioRpcError, match="16 calls from africa are under way"):
+            await rpc.ExchangeStub(another).GetManifest(request, timeout=30)
+        await network.dial("asia").beat(europe.name, PULSE)
+        release.set()
+        await asyncio.gather(*calls)
+        await stub.Beat(wire.encode_pulse(PULSE), timeout=5)
 
 
 async def test_a_fault_of_this_site_leaks_nothing(network, caplog):

@@ -126,4 +126,4 @@ def test_pings_are_slower_than_what_a_server_bears():
     assert tls.KEEPALIVE_S > tls.PING_INTERVAL_MIN_S
     assert dict(tls.CLIENT_OPTIONS)["grpc.keepalive_time_ms"] == 5000
     assert dict(tls.SERVER_OPTIONS)["grpc.http2.min_recv_ping_interval_without_data_ms"] == 2000
-    assert dict(tls.SERVER_OPTIONS)["grpc.http2.max_ping_strikes"] == 0
+    assert dict(tls.SERVER_OPTIONS)["grpc.http2.max_ping_strikes"] > 0  # 0 would bear every flood of pings

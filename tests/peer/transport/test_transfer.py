@@ -240,6 +240,23 @@ async def test_an_artifact_leaves_the_reserve_free(folder, monkeypatch, spare, f
         assert names(folder) == []
 
 
+async def test_a_full_disk_is_nobodys_artifact(folder, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, 31 << 20))
+    with pytest.raises(DiskError, match=r"the disk of .* is full"):
+        await receive(folder, CONTENT)
+
+
+async def test_artifacts_that_are_under_way_have_their_room(folder, monkeypatch):
+    free = len(CONTENT) + limits.DISK_RESERVE_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 39, free))
+    async with IncomingArtifact(folder, sha256=SHA256, size=len(CONTENT)):
+        with pytest.raises(InsufficientSpace, match="1 bytes are needed, 0 are free"):
+            async with IncomingArtifact(folder, sha256="ab" * 32, size=1):
+                pass
+    async with IncomingArtifact(folder, sha256="ab" * 32, size=1):
+        pass
+
+
 async def test_a_disk_that_fills_up_meanwhile_costs_this_artifact_only(folder, monkeypatch):
     def write(descriptor, data):
         raise OSError(errno.ENOSPC, "No space left on device")

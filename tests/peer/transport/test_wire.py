@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from peer.core import limits
 from peer.core.limits import COUNT_MAX
 from peer.core.messages import (
+    FEATURES,
     PURPOSES,
     Heartbeat,
     Hello,
     Seen,
     SignedManifest,
+    SignedRound,
     Unavailable,
 )
 from peer.core.plan import KINDS
@@ -25,6 +27,8 @@ from peer.transport.bounds import WireError
 
 GREETING = Hello(1, "fe" * 32, "0a" * 32, 2, 1_700_000_000.25, Seen(1, 9, "0b" * 32), "mhfl-peer 0.1.0")
 PULSE = Heartbeat(2, 7, "train", 0.5, 7, 6)
+
+SIGNED = SignedManifest(b"body", b"signature", b"certificate")
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -41,10 +45,12 @@ texts = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=
         digests,
         st.integers(0, 99),
         st.floats(0, 1e10),
-        st.none() | st.builds(Seen, rounds, rounds, digests),
+        st.none() | st.builds(Seen, rounds, rounds, digests, st.none() | st.just(SIGNED)),
         st.just("") | texts,
         digests,
         st.none() | st.booleans(),
+        st.just(0) | st.integers(9, 99),
+        st.lists(st.from_regex("[a-z0-9-]{1,32}", fullmatch=True), max_size=limits.FEATURES_MAX).map(tuple),
     )
 )
 def test_a_greeting_survives_the_wire(greeting):
@@ -53,7 +59,13 @@ def test_a_greeting_survives_the_wire(greeting):
 
 @given(
     st.builds(
-        Heartbeat, *[st.integers(0, 99)] * 2, texts, st.floats(0, 1), *[st.integers(0, 99)] * 2, st.none() | digests
+        Heartbeat,
+        *[st.integers(0, 99)] * 2,
+        texts,
+        st.floats(0, 1),
+        *[st.integers(0, 99)] * 2,
+        st.none() | digests,
+        st.none() | st.just(SignedRound(b"body", b"signature", b"certificate")),
     )
 )
 def test_a_pulse_survives_the_wire(pulse):
@@ -112,6 +124,11 @@ def changed(message, changes):
             ({"clock_s": float("inf")}, "greeting.clock_s = inf"),
             ({"clock_s": -1.0}, "greeting.clock_s = -1.0 is outside 0"),
             ({"software": "x" * 1025}, "greeting.software has 1025 bytes"),
+            ({"protocol": 3, "protocol_max": 2}, "greeting.protocol_max = 2 is outside 3"),
+            ({"features": ["a"] * 65}, "greeting.features has 65 entries, over the limit of 64"),
+            ({"features": ["UPPER"]}, "greeting.features 'UPPER' is not 1 to 32 of a-z, 0-9 and -"),
+            ({"features": ["x" * 33]}, "greeting.features 'x.*' is not 1 to 32"),
+            ({"features": [""]}, "greeting.features '' is not 1 to 32"),
         ]
     ]
     + [
@@ -133,6 +150,37 @@ def test_a_greeting_or_pulse_outside_a_limit_is_refused_by_name(encode, decode, 
     message = changed(encode(fact), changes)
     with pytest.raises(WireError, match=reason):
         decode(message)
+
+
+GREETING_OF_0_2_0 = bytes.fromhex(
+    f"08011220{'fe' * 32}1a20{'0a' * 32}20022900001040fc54d9413226080110091a20{'0b' * 32}"
+    f"3a0f6d68666c2d7065657220302e322e304220{'0c' * 32}4801"
+)
+PULSE_OF_0_2_0 = bytes.fromhex(f"080210071a05747261696e21000000000000e03f280730063a20{'0d' * 32}")
+
+
+def test_the_recorded_messages_of_release_0_2_0_are_read_as_they_were_meant():
+    greeting = wire.decode_greeting(pb.Greeting.FromString(GREETING_OF_0_2_0))
+    assert greeting == replace(GREETING, software="mhfl-peer 0.2.0", round_key_tag="0c" * 32, evaluates=True)
+    assert (greeting.protocol_max, greeting.features) == (0, ())
+    assert wire.decode_pulse(pb.Pulse.FromString(PULSE_OF_0_2_0)) == replace(PULSE, aggregate="0d" * 32)
+
+
+def test_what_release_0_2_0_reads_of_a_message_is_written_as_it_was():
+    """Fields that a receiver does not know follow those that it knows, and are left out where they are empty."""
+    known = replace(GREETING, software="mhfl-peer 0.2.0", round_key_tag="0c" * 32, evaluates=True)
+    assert wire.encode_greeting(known).SerializeToString() == GREETING_OF_0_2_0
+    told = replace(known, protocol_max=1, features=FEATURES)
+    assert wire.encode_greeting(told).SerializeToString().startswith(GREETING_OF_0_2_0)
+    proven = replace(PULSE, aggregate="0d" * 32, proof=SignedRound(b"body", b"signature", b"certificate"))
+    assert wire.encode_pulse(proven).SerializeToString().startswith(PULSE_OF_0_2_0)
+
+
+def test_a_proof_of_a_round_is_bounded():
+    message = wire.encode_pulse(replace(PULSE, proof=SignedRound(b"body", b"signature", b"certificate")))
+    message.proof.body = b"b" * (limits.ROUND_CLAIM_BYTES_MAX + 1)
+    with pytest.raises(WireError, match=r"pulse\.proof\.body has 257 bytes"):
+        wire.decode_pulse(message)
 
 
 def test_what_a_greeting_saw_is_checked():

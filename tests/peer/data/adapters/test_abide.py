@@ -1,12 +1,11 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_table, write_volume
 from peer.data.adapters import abide
-from peer.errors import DataError, UsageError
+from peer.errors import UsageError
 from peer.research.partition.kinds import ABIDE, ABIDE_REGIONS, canonical_spelling
 
 MAPS = ("reho", "degree_weighted", "lfcd", "vmhc")
@@ -37,20 +36,19 @@ def row(number: int, site: str, file: str, autism: bool, sex: int, raters: str) 
 
 
 @pytest.fixture
-def source(tmp_path: Path, table: Callable[..., Path], volume: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     """The layout of the project's bucket, with another pipeline beside."""
     base = tmp_path / "in"
-    table(base / "Phenotypic_V1_0b_preprocessed1.csv", [row(*subject) for subject in SUBJECTS])
+    write_table(base / "Phenotypic_V1_0b_preprocessed1.csv", [row(*subject) for subject in SUBJECTS])
     for _, _, file, *_ in SUBJECTS:
         for name in (*MAPS, "degree_binarize"):
-            volume(base / "Outputs" / "ccs" / "filt_noglobal" / name / f"{file}_{name}.nii.gz")
-    volume(base / "Outputs" / "cpac" / "filt_noglobal" / "reho" / "Pitt_0050003_reho.nii.gz")
+            write_volume(base / "Outputs" / "ccs" / "filt_noglobal" / name / f"{file}_{name}.nii.gz")
+    write_volume(base / "Outputs" / "cpac" / "filt_noglobal" / "reho" / "Pitt_0050003_reho.nii.gz")
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = abide.prepare(tmp_path / "out", source=source)
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(abide, tmp_path, source=source)
     assert not test
     assert training[0] == {
         "image": [
@@ -77,14 +75,11 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
         assert warning in summary["warnings"]
 
 
-def test_all_maps_in_one_folder_and_the_other_degree(
-    tmp_path: Path, source: Path, volume: Callable[..., Path], check: Callable[..., Any]
-) -> None:
+def test_all_maps_in_one_folder_and_the_other_degree(tmp_path: Path, source: Path) -> None:
     folder = source / "Outputs" / "ccs" / "filt_noglobal"
     for path in list(folder.glob("*/*.nii.gz")):
         path.rename(folder / path.name)
-    summary = abide.prepare(tmp_path / "out", source=source.parent, degree="degree_binarize")
-    training, _ = check(tmp_path / "out", summary)
+    _, training, _ = prepare(abide, tmp_path, source=source.parent, degree="degree_binarize")
     assert training[0]["image"][1] == str(folder / "Pitt_0050003_degree_binarize.nii.gz")
 
 
@@ -102,25 +97,18 @@ def test_the_regions_are_those_of_the_partition() -> None:
         assert abide.region_of(site_id) == (ABIDE[canonical_spelling(site_id)], institution)
 
 
-def test_what_is_no_abide_is_named(tmp_path: Path, source: Path, table: Callable[..., Path]) -> None:
+def test_what_is_no_abide_is_named(tmp_path: Path, source: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="degree is 'eigenvector', none of degree_weighted"):
-        abide.prepare(tmp_path / "out", source=source, degree="eigenvector")
-    with pytest.raises(
-        DataError, match=r"empty holds no Phenotypic_V1_0b_preprocessed1\.csv; give --source the folder"
-    ):
-        abide.prepare(tmp_path / "out", source=tmp_path / "empty")
+    refuses(abide, source, "degree is 'eigenvector', none of degree_weighted", UsageError, degree="eigenvector")
+    refuses(abide, tmp_path / "empty", r"empty holds no Phenotypic_V1_0b_preprocessed1\.csv; give --source the folder")
     phenotypes = source / "Phenotypic_V1_0b_preprocessed1.csv"
-    table(phenotypes, [row(29006, "ABIDEII-IU_1", "IU_29006", True, 1, "OK OK OK OK OK")])
-    with pytest.raises(DataError, match="29006 has SITE_ID ABIDEII-IU_1 and DX_GROUP 1, unknown in ABIDE I"):
-        abide.prepare(tmp_path / "out", source=source)
-    table(phenotypes, [{"SUB_ID": 1, "SITE_ID": "NYU"}])
-    with pytest.raises(DataError, match="has no column AGE_AT_SCAN, DX_GROUP, FILE_ID"):
-        abide.prepare(tmp_path / "out", source=source)
+    write_table(phenotypes, [row(29006, "ABIDEII-IU_1", "IU_29006", True, 1, "OK OK OK OK OK")])
+    refuses(abide, source, "29006 has SITE_ID ABIDEII-IU_1 and DX_GROUP 1, unknown in ABIDE I")
+    write_table(phenotypes, [{"SUB_ID": 1, "SITE_ID": "NYU"}])
+    refuses(abide, source, "has no column AGE_AT_SCAN, DX_GROUP, FILE_ID")
     (source / "Outputs").rename(source / "elsewhere")
     (source / "elsewhere" / "ccs").rename(source / "elsewhere" / "niak")
-    with pytest.raises(DataError, match="holds no ccs/filt_noglobal"):
-        abide.prepare(tmp_path / "out", source=source)
+    refuses(abide, source, "holds no ccs/filt_noglobal")
 
 
 def test_the_published_numbers_of_the_regions_add_up() -> None:

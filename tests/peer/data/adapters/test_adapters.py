@@ -1,7 +1,5 @@
 """The data sets of this program and of installed packages, and the published counts of all sets."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 

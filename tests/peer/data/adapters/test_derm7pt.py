@@ -1,11 +1,9 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_picture, write_table
 from peer.data.adapters import derm7pt
-from peer.errors import DataError
 
 CASES = [
     # diagnosis, file in the meta-data, file on disk, sex
@@ -18,7 +16,7 @@ CASES = [
 
 
 @pytest.fixture
-def source(tmp_path: Path, table: Callable[..., Path], picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in" / "release_v0"
     rows = [
         {
@@ -27,17 +25,16 @@ def source(tmp_path: Path, table: Callable[..., Path], picture: Callable[..., Pa
         }
         for number, (diagnosis, listed, _, sex) in enumerate(CASES, start=1)
     ]  # fmt: skip
-    table(base / "meta" / "meta.csv", rows)
+    write_table(base / "meta" / "meta.csv", rows)
     for side, indexes in (("train", (0, 3)), ("valid", (1,)), ("test", (4, 2))):
-        table(base / "meta" / f"{side}_indexes.csv", [{"indexes": index} for index in indexes])
+        write_table(base / "meta" / f"{side}_indexes.csv", [{"indexes": index} for index in indexes])
     for _, _, stored, _ in CASES:
-        picture(base / "images" / stored)
+        write_picture(base / "images" / stored)
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = derm7pt.prepare(tmp_path / "out", source=tmp_path / "in")
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(derm7pt, tmp_path, source=tmp_path / "in")
     assert not test
     assert training[0] == {
         "image": str(source / "images" / "NEL" / "Nel025.jpg"), "label": 0, "subject": "case-1", "site": "derm7pt",
@@ -60,21 +57,15 @@ def test_there_are_20_diagnoses_and_the_counts_add_up() -> None:
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"images holds no meta/meta\.csv; give --source the folder with meta/meta\.csv"
-    ):
-        derm7pt.prepare(tmp_path / "out", source=source / "images")
+    refuses(derm7pt, source / "images", r"images holds no meta/meta\.csv; give --source the folder with meta/meta\.csv")
     (source / "images" / "NHL" / "Nhl2.jpg").unlink()
     summary = derm7pt.prepare(tmp_path / "a", source=source)
     assert "1 listed files are not there: NHL/Nhl2.jpg" in summary["warnings"]
     assert summary["sites"]["derm7pt"]["training"]["samples"] == 4
     meta = source / "meta" / "meta.csv"
     meta.write_text(meta.read_text().replace("melanosis", "freckle"))
-    with pytest.raises(DataError, match=r"meta\.csv: case 4 has the unknown diagnosis 'freckle'"):
-        derm7pt.prepare(tmp_path / "b", source=source)
+    refuses(derm7pt, source, r"meta\.csv: case 4 has the unknown diagnosis 'freckle'")
     (source / "meta" / "test_indexes.csv").write_text("indexes\nlast\n")
-    with pytest.raises(DataError, match=r"test_indexes\.csv has the index 'last'"):
-        derm7pt.prepare(tmp_path / "c", source=source)
+    refuses(derm7pt, source, r"test_indexes\.csv has the index 'last'")
     (source / "meta" / "test_indexes.csv").unlink()
-    with pytest.raises(DataError, match=r"test_indexes\.csv cannot be read"):
-        derm7pt.prepare(tmp_path / "c", source=source)
+    refuses(derm7pt, source, r"test_indexes\.csv cannot be read")

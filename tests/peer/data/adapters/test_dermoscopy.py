@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fakes.datasets import check_full_folder, check_seeds
 from peer.data.adapters import dermoscopy
 from peer.data.datalist import inspect_datalist
-from peer.errors import DataError, StateError
+from peer.errors import DataError
 
 SCALES = {"scale-2": 2, "scale-4": 4, "scale-8": 8}
 
@@ -20,9 +22,7 @@ def patch(number: int) -> dermoscopy.Patch:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """SYNTHETIC patches of 12 images, two each, in the package's layout; "b" patches are there and
-    unlike them.
-    """
+    """SYNTHETIC patches of 12 images in the package's layout; "b" patches are unlike theirs."""
     random = np.random.default_rng(0)
     folder = tmp_path / "patches"
     for kind in ("Similar", "nonSimilar"):
@@ -103,24 +103,12 @@ def test_the_floor_is_high_for_what_is_smooth_and_low_for_what_is_not() -> None:
     )
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(source: Path, tmp_path: Path) -> None:
-    written = []
-    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
-        dermoscopy.prepare(tmp_path / name, seed=seed, source=source)
-        written.append(contents(tmp_path / name))
-    assert written[0] == written[1]
-    assert written[0].keys() != written[2].keys()
+    check_seeds(partial(dermoscopy.prepare, source=source), tmp_path)
 
 
 def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(source: Path) -> None:
-    before = contents(source)
-    with pytest.raises(StateError, match="not empty"):
-        dermoscopy.prepare(source, source=source)
-    assert contents(source) == before
+    check_full_folder(partial(dermoscopy.prepare, source=source), source)
 
 
 @pytest.fixture(scope="module")

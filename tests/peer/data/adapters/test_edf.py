@@ -1,10 +1,10 @@
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.datasets import annotation_signal, write_recording
 from peer.data.adapters import edf
 from peer.errors import DataError
 
@@ -13,9 +13,9 @@ def eeg(records: int = 3) -> dict[str, Any]:
     return {"label": "EEG Fpz-Cz", "stored": np.arange(4 * records).reshape(records, 4) - 5}
 
 
-def test_a_signal_is_taken_out_of_its_records_and_scaled(tmp_path: Path, recording: Callable[..., Path]) -> None:
+def test_a_signal_is_taken_out_of_its_records_and_scaled(tmp_path: Path) -> None:
     other = {"label": "Temp", "unit": "C", "low": 0, "high": 100, "stored": np.full((3, 2), 2047)}
-    path = recording(tmp_path / "a.edf", [other, eeg()], record_s=2)
+    path = write_recording(tmp_path / "a.edf", [other, eeg()], record_s=2)
     values, rate_hz, unit = edf.read_signal(path, "EEG Fpz-Cz")
     # -2048..2047 stands for -192..192
     np.testing.assert_allclose(values, (np.arange(12) - 5 + 2048) * (384 / 4095) - 192, rtol=1e-5)
@@ -23,17 +23,15 @@ def test_a_signal_is_taken_out_of_its_records_and_scaled(tmp_path: Path, recordi
     np.testing.assert_allclose(edf.read_signal(path, "Temp")[0], 100)
 
 
-def test_the_header_is_read(tmp_path: Path, recording: Callable[..., Path]) -> None:
-    header = edf.read_header(recording(tmp_path / "a.edf", [eeg()], patient="X M X Male_40yr"))
+def test_the_header_is_read(tmp_path: Path) -> None:
+    header = edf.read_header(write_recording(tmp_path / "a.edf", [eeg()], patient="X M X Male_40yr"))
     assert (header.patient, header.begins, header.record_s) == ("X M X Male_40yr", "24.04.89 16.13.00", 30)
     assert [(signal.label, signal.samples) for signal in header.signals] == [("EEG Fpz-Cz", 4)]
 
 
-def test_annotations_have_onset_length_and_texts(
-    tmp_path: Path, recording: Callable[..., Path], annotation: Callable[..., Mapping[str, Any]]
-) -> None:
+def test_annotations_have_onset_length_and_texts(tmp_path: Path) -> None:
     notes = [(0, 30630, "Sleep stage W"), (30630, 120.5, "Sleep stage 1"), (30750.5, 0, "Lights off\x14Zähler")]
-    path = recording(tmp_path / "a.edf", [annotation(notes)], record_s=0)
+    path = write_recording(tmp_path / "a.edf", [annotation_signal(notes)], record_s=0)
     assert edf.read_annotations(path) == [
         (0, 30630, "Sleep stage W"),
         (30630, 120.5, "Sleep stage 1"),
@@ -42,8 +40,8 @@ def test_annotations_have_onset_length_and_texts(
     ]
 
 
-def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path, recording: Callable[..., Path]) -> None:
-    path = recording(tmp_path / "a.edf", [eeg()])
+def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = write_recording(tmp_path / "a.edf", [eeg()])
     path.write_bytes(path.read_bytes()[:-3])
     assert edf.read_signal(path, "EEG Fpz-Cz")[0].shape == (8,)
     path.write_bytes(path.read_bytes()[:514])
@@ -51,8 +49,8 @@ def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path, recording: Callab
         edf.read_signal(path, "EEG Fpz-Cz")
 
 
-def test_what_is_no_recording_is_named(tmp_path: Path, recording: Callable[..., Path]) -> None:
-    path = recording(tmp_path / "a.edf", [eeg()])
+def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
+    path = write_recording(tmp_path / "a.edf", [eeg()])
     with pytest.raises(DataError, match=r"a\.edf has no signal 'EEG Pz-Oz': EEG Fpz-Cz"):
         edf.read_signal(path, "EEG Pz-Oz")
     with pytest.raises(DataError, match=r"a\.edf has no annotations"):

@@ -1,14 +1,16 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fakes.datasets import check_full_folder, check_seeds, refuses
 from peer.data.adapters import eeg
 from peer.data.datalist import inspect_datalist
-from peer.errors import DataError, StateError
+from peer.errors import DataError
 
 SMALL = eeg.Recordings(
     stem="Small", channels=2, steps=3, rate_hz=1, unit=10.0, normalise="none", classes=("down", "up"),
@@ -122,17 +124,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(small: Path, tmp_path: Path) -> None:
-    written = []
-    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
-        eeg.prepare(tmp_path / name, seed=seed, recordings="blink", source=small)
-        written.append(contents(tmp_path / name))
-    assert written[0] == written[1]
-    assert written[0].keys() != written[2].keys()
+    check_seeds(partial(eeg.prepare, recordings="blink", source=small), tmp_path)
 
 
 def test_prepare_writes_what_its_summary_says(small: Path, tmp_path: Path) -> None:
@@ -163,15 +156,11 @@ def test_too_few_cases_for_four_sites_are_refused(tmp_path: Path) -> None:
     lines = [":".join([",".join([str(index)] * 510)] * 4 + ["LongBlink"]) for index in range(40)]
     for end in ("TRAIN", "TEST"):
         write(tmp_path / f"Blink_{end}.ts", *lines[: 40 if end == "TRAIN" else 1])
-    with pytest.raises(DataError, match=r"Blink_TRAIN\.ts holds too few cases of a class for 4 sites"):
-        eeg.prepare(tmp_path / "out", recordings="blink", source=tmp_path)
+    refuses(eeg, tmp_path, r"Blink_TRAIN\.ts holds too few cases of a class for 4 sites", recordings="blink")
 
 
 def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").touch()
-    with pytest.raises(StateError, match="not empty"):
-        eeg.prepare(tmp_path, recordings="blink", source=small)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    check_full_folder(partial(eeg.prepare, recordings="blink", source=small), tmp_path)
 
 
 @pytest.mark.data

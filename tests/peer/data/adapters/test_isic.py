@@ -1,12 +1,10 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_picture, write_table
 from peer.data.adapters import isic
-from peer.errors import DataError
 
 IMAGES = [
     # image, target, centre, fold, lesion
@@ -23,30 +21,27 @@ IMAGES = [
 
 
 @pytest.fixture
-def source(tmp_path: Path, table: Callable[..., Path], picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in"
     rows = [
         {"image": image, "MEL": float(target == 0), "UNK": 0.0, "target": target, "center": centre, "fold": fold,
          "fold2": f"{fold}_{centre}"}
         for image, target, centre, fold, _ in IMAGES
     ]  # fmt: skip
-    table(base / "train_test_split", rows)
+    write_table(base / "train_test_split", rows)
     known = [
         {"image": image, "age_approx": "55.0" if index else "", "anatom_site_general": "anterior torso",
          "lesion_id": lesion, "sex": "female"}
         for index, (image, *_, lesion) in enumerate(IMAGES)
     ]  # fmt: skip
-    table(base / "ISIC_2019_Training_Metadata.csv", known)
+    write_table(base / "ISIC_2019_Training_Metadata.csv", known)
     for image, *_ in IMAGES:
-        picture(base / "ISIC_2019_Training_Input_preprocessed" / f"{image}.jpg")
+        write_picture(base / "ISIC_2019_Training_Input_preprocessed" / f"{image}.jpg")
     return base
 
 
-def test_the_published_split_is_kept_and_its_leak_counted(
-    tmp_path: Path, source: Path, check: Callable[..., Any]
-) -> None:
-    summary = isic.prepare(tmp_path / "out", source=source)
-    training, test = check(tmp_path / "out", summary)
+def test_the_published_split_is_kept_and_its_leak_counted(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(isic, tmp_path, source=source)
     assert (len(training), len(test)) == (6, 3)
     assert training[1] == {
         "image": str(source / "ISIC_2019_Training_Input_preprocessed" / "ISIC_0053454.jpg"), "label": 1,
@@ -63,8 +58,8 @@ def test_the_published_split_is_kept_and_its_leak_counted(
     assert any(w.startswith("ham-rosendahl, test: 452 expected, none found;") for w in summary["warnings"])
 
 
-def test_lesions_apart(tmp_path: Path, source: Path, table: Callable[..., Path]) -> None:
-    table(
+def test_lesions_apart(tmp_path: Path, source: Path) -> None:
+    write_table(
         source / "ISIC_2019_Training_Metadata.csv",
         [{"image": image, "lesion_id": lesion.replace("MSK4_0000003", "BCN_0002")} for image, *_, lesion in IMAGES],
     )
@@ -75,16 +70,14 @@ def test_lesions_apart(tmp_path: Path, source: Path, table: Callable[..., Path])
     assert not any("lesions" in warning for warning in summary["warnings"])
 
 
-def test_without_metadata_lesions_are_not_known(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
+def test_without_metadata_lesions_are_not_known(tmp_path: Path, source: Path) -> None:
     (source / "ISIC_2019_Training_Metadata.csv").unlink()
     (source / "train_test_split").rename(source / "train_test_split.csv")
     (source / "ISIC_2019_Training_Input_preprocessed").rename(source / "ISIC_2019_Training_Input")
-    summary = isic.prepare(tmp_path / "out", source=source)
-    training, _ = check(tmp_path / "out", summary)
+    summary, training, _ = prepare(isic, tmp_path, source=source)
     assert training[0].keys() == {"image", "label", "subject", "site"}
     assert "ISIC_2019_Training_Metadata.csv is not there: lesion, sex and age are not known" in summary["warnings"]
-    with pytest.raises(DataError, match=r"holds no ISIC_2019_Training_Metadata\.csv, which names the lesions"):
-        isic.prepare(tmp_path / "out2", source=source, lesions_apart=True)
+    refuses(isic, source, r"holds no ISIC_2019_Training_Metadata\.csv, which names the lesions", lesions_apart=True)
 
 
 def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> None:
@@ -96,8 +89,6 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> No
     whole = path.read_text()
     for wrong in ('"1","9","train"', '"x","1","train"', '"1","1","valid"'):
         path.write_text(whole.replace('"1","1","train"', wrong))
-        with pytest.raises(DataError, match="train_test_split: ISIC_0024306 has target"):
-            isic.prepare(tmp_path / f"b{wrong[1]}{wrong[5]}{wrong[9]}", source=source)
+        refuses(isic, source, "train_test_split: ISIC_0024306 has target")
     path.unlink()
-    with pytest.raises(DataError, match=r"no train_test_split and no train_test_split\.csv; give --source the folder"):
-        isic.prepare(tmp_path / "c", source=source)
+    refuses(isic, source, r"no train_test_split and no train_test_split\.csv; give --source the folder")

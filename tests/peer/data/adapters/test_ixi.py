@@ -1,13 +1,11 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.datasets import prepare, refuses, write_table, write_volume
 from peer.data.adapters import ixi
-from peer.errors import DataError
 
 SUBJECTS = {
     "IXI002-Guys-0828": "test", "IXI012-HH-1211": "test", "IXI013-HH-1212": "train", "IXI016-Guys-0697": "train",
@@ -16,30 +14,29 @@ SUBJECTS = {
 
 
 @pytest.fixture
-def source(tmp_path: Path, table: Callable[..., Path], volume: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in"
     sample = base / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample"
     for name in SUBJECTS:
-        volume(sample / name / "T1" / f"{name}-T1.nii.gz")
+        write_volume(sample / name / "T1" / f"{name}-T1.nii.gz")
         brain = np.zeros((3, 4, 5), dtype=np.uint8)
         brain[1] = 1
-        volume(sample / name / "label" / f"{name}-T1_mask.nii.gz", brain)
+        write_volume(sample / name / "label" / f"{name}-T1_mask.nii.gz", brain)
     (sample / "IXI.xls").touch()
     (sample / "notes").mkdir()
     rows = [{"Patient ID": int(name[3:6]), "Manufacturer": 0, "Split": split} for name, split in SUBJECTS.items()]
-    table(base / "metadata_tiny.csv", rows)
+    write_table(base / "metadata_tiny.csv", rows)
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
+def test_prepare(tmp_path: Path, source: Path) -> None:
     (source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI035-IOP-0873").rename(
         source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI014-HH-1236"
     )
     path = source / "metadata_tiny.csv"
     path.write_text(path.read_text() + '"14","1","train"\n')
     (source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample" / "IXI999-HH-0001" / "T1").mkdir(parents=True)
-    summary = ixi.prepare(tmp_path / "out", source=source)
-    training, test = check(tmp_path / "out", summary)
+    summary, training, test = prepare(ixi, tmp_path, source=source)
     sample = source / "IXI Sample Dataset" / "7kd5wj7v7p-3" / "IXI_sample"
     assert [entry["subject"] for entry in training] == ["IXI013", "IXI014", "IXI016"]
     assert test[0] == {
@@ -59,7 +56,5 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> No
     path.write_text(path.read_text().replace('"2","0","test"', '"2","0","later"'))
     assert ixi.prepare(tmp_path / "a", source=source)["dropped"] == {"not in metadata_tiny.csv": 1}
     path.unlink()
-    with pytest.raises(DataError, match=r"in holds no metadata_tiny\.csv; .*flamby/datasets/fed_ixi/metadata"):
-        ixi.prepare(tmp_path / "b", source=source)
-    with pytest.raises(DataError, match="absent is no folder"):
-        ixi.prepare(tmp_path / "b", source=tmp_path / "absent")
+    refuses(ixi, source, r"in holds no metadata_tiny\.csv; .*flamby/datasets/fed_ixi/metadata")
+    refuses(ixi, tmp_path / "absent", "absent is no folder")

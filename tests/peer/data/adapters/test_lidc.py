@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 from monai.data import NibabelReader
 
+from fakes.datasets import AnnotationBase, check_full_folder, check_seeds
 from peer.data.adapters import lidc
 from peer.data.adapters.nodule import READERS_MAX, SIDE, Nodule, NoduleReading, Scan
 from peer.data.datalist import inspect_datalist
-from peer.errors import StateError
 
 SHARES = {"africa": 0.15, "america": 0.35, "asia": 0.60, "europe": 0.85}
 
@@ -80,8 +81,9 @@ def test_shells_are_labels_from_the_centre_outwards() -> None:
 
 
 @pytest.fixture
-def small(annotations) -> Path:
+def small(tmp_path: Path) -> Path:
     """A SYNTHETIC data base: 10 patients at every site, boxes that are long when malignant."""
+    annotations = AnnotationBase(tmp_path / "annotations.sqlite")
     for thickness in (1.0, 1.25, 2.0, 3.0):
         for index in range(10):
             scan = annotations.scan(f"p{thickness}-{index}", thickness=thickness)
@@ -92,17 +94,8 @@ def small(annotations) -> Path:
     return annotations.close()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(small: Path, tmp_path: Path) -> None:
-    written = []
-    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
-        lidc.prepare(tmp_path / name, seed=seed, training_max=6, database=small)
-        written.append(contents(tmp_path / name))
-    assert written[0] == written[1]
-    assert written[0].keys() != written[2].keys()
+    check_seeds(partial(lidc.prepare, training_max=6, database=small), tmp_path)
 
 
 def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -> None:
@@ -119,9 +112,7 @@ def test_prepare_says_what_became_of_every_nodule(small: Path, tmp_path: Path) -
 
 
 def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="not empty"):
-        lidc.prepare(tmp_path, database=small)
-    assert [path.name for path in tmp_path.iterdir()] == [small.name]
+    check_full_folder(partial(lidc.prepare, database=small), tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,19 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fakes.datasets import prepare, refuses, write_picture
 from peer.data.adapters import lungs
-from peer.errors import DataError, StateError
+from peer.errors import StateError
 
 MASK = np.zeros((6, 8), dtype=np.uint8)
 MASK[1:5, 1:3] = MASK[1:5, 5:7] = 255
 
 
 @pytest.fixture
-def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in" / "Lung Segmentation"
     for name, mode, mask, reading in (
         ("CHNCXR_0001_0", "RGB", "CHNCXR_0001_0_mask", "Male 45yrs\nnormal"),
@@ -23,18 +22,17 @@ def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
         ("MCUCXR_0001_0", "L", "MCUCXR_0001_0", "Patient's Sex: F\nPatient's Age: 027Y\n\nnormal"),
         ("MCUCXR_0002_0", "L", "MCUCXR_0002_0", None),
     ):
-        picture(base / "CXR_png" / f"{name}.png", mode)
+        write_picture(base / "CXR_png" / f"{name}.png", mode)
         if mask:
-            picture(base / "masks" / f"{mask}.png", "L", MASK)
+            write_picture(base / "masks" / f"{mask}.png", "L", MASK)
         if reading:
             (base / "ClinicalReadings").mkdir(exist_ok=True)
             (base / "ClinicalReadings" / f"{name}.txt").write_text(reading)
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = lungs.prepare(tmp_path / "out", source=tmp_path / "in")
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(lungs, tmp_path, source=tmp_path / "in")
     assert not test
     assert training == [
         {
@@ -65,16 +63,12 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
     ]  # fmt: skip
 
 
-def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path, source: Path, picture: Callable[..., Path]) -> None:
-    picture(source / "CXR_png" / "copy.png")
+def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path, source: Path) -> None:
+    write_picture(source / "CXR_png" / "copy.png")
     assert lungs.prepare(tmp_path / "a", source=source)["dropped"] == {"no mask": 1, "a name of another form": 1}
-    with pytest.raises(StateError, match="is not empty"):
-        lungs.prepare(tmp_path / "a", source=source)
-    with pytest.raises(DataError, match="masks holds no CXR_png; give --source the folder with CXR_png and masks"):
-        lungs.prepare(tmp_path / "b", source=source / "masks")
-    picture(source / "masks" / "MCUCXR_0001_0.png", "L", MASK[:5])
-    with pytest.raises(DataError, match=r"MCUCXR_0001_0\.png has 8 x 5 pixels, its picture 8 x 6"):
-        lungs.prepare(tmp_path / "b", source=source)
+    refuses(lungs, source, "is not empty", StateError, out=tmp_path / "a")
+    refuses(lungs, source / "masks", "masks holds no CXR_png; give --source the folder with CXR_png and masks")
+    write_picture(source / "masks" / "MCUCXR_0001_0.png", "L", MASK[:5])
+    refuses(lungs, source, r"MCUCXR_0001_0\.png has 8 x 5 pixels, its picture 8 x 6")
     (source / "masks").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="holds no sample of lung-masks"):
-        lungs.prepare(tmp_path / "c", source=source)
+    refuses(lungs, source, "holds no sample of lung-masks")

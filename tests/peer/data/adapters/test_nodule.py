@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from fakes.datasets import AnnotationBase, rectangle
 from peer.data.adapters.nodule import (
     RADIUS,
     SIDE,
@@ -23,16 +24,6 @@ TARGET = 4 / 3 * np.pi * RADIUS**3
 SCAN = Scan(id=7, patient="p", slice_thickness_mm=2.0, pixel_mm=0.5, slices_mm=np.array([-3.0, -1.0, 1.0, 3.0]))
 
 
-def rectangle(x: int, y: int, width: int, height: int) -> np.ndarray:
-    """The corners and edges of a rectangle, pixel by pixel; width and height count its edge's
-    pixels less one.
-    """
-    line = [(x + step, y) for step in range(width)] + [(x + width, y + step) for step in range(height)]
-    line += [(x + width - step, y + height) for step in range(width)]
-    line += [(x, y + height - step) for step in range(height)]
-    return np.array([*line, line[0]])
-
-
 def reading(id: int, start: Sequence[int], shape: Sequence[int], malignancy: int = 5) -> NoduleReading:
     return NoduleReading(id, malignancy, np.array(start), np.ones(shape, dtype=bool))
 
@@ -49,7 +40,7 @@ def partial(voxels: np.ndarray) -> int:
 
 
 def test_fill_excludes_the_outline_and_keeps_x_before_y() -> None:
-    start, mask = fill([Outline(True, 4, rectangle(10, 20, 4, 3))])
+    start, mask = fill([Outline(True, 4, np.array(rectangle(10, 20, 4, 3)))])
     assert start.tolist() == [10, 20, 4]
     expected = np.zeros((5, 4, 1), dtype=bool)
     expected[1:4, 1:3] = True
@@ -57,13 +48,15 @@ def test_fill_excludes_the_outline_and_keeps_x_before_y() -> None:
 
 
 def test_fill_puts_each_outline_into_its_slice() -> None:
-    start, mask = fill([Outline(True, 6, rectangle(0, 0, 4, 4)), Outline(True, 4, rectangle(1, 1, 2, 2))])
+    start, mask = fill(
+        [Outline(True, 6, np.array(rectangle(0, 0, 4, 4))), Outline(True, 4, np.array(rectangle(1, 1, 2, 2)))]
+    )
     assert start.tolist() == [0, 0, 4]
     assert mask.sum(axis=(0, 1)).tolist() == [1, 0, 9]
 
 
 def test_a_hole_is_what_its_outline_encloses_whichever_is_listed_first() -> None:
-    outlines = [Outline(False, 0, rectangle(2, 2, 3, 3)), Outline(True, 0, rectangle(0, 0, 8, 8))]
+    outlines = [Outline(False, 0, np.array(rectangle(2, 2, 3, 3))), Outline(True, 0, np.array(rectangle(0, 0, 8, 8)))]
     _, mask = fill(outlines)
     expected = np.zeros((9, 9), dtype=bool)
     expected[1:8, 1:8] = True
@@ -153,7 +146,8 @@ def test_what_is_longer_than_the_cube_is_cut_off_and_said() -> None:
     assert drawing.voxels[0].max() == pytest.approx(1)
 
 
-def test_read_nodules_reads_positions_readers_and_ratings(annotations) -> None:
+def test_read_nodules_reads_positions_readers_and_ratings(tmp_path: Path) -> None:
+    annotations = AnnotationBase(tmp_path / "annotations.sqlite")
     scan = annotations.scan("LIDC-IDRI-0001", thickness=2.5, pixel=0.5)
     annotations.reading(scan, 4)
     annotations.reading(scan, 5, at=(51, 60))

@@ -1,11 +1,9 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_picture
 from peer.data.adapters import oct2017
-from peer.errors import DataError
 
 FILES = [
     "train/CNV/CNV-1016042-1.jpeg",
@@ -19,17 +17,16 @@ FILES = [
 
 
 @pytest.fixture
-def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in" / "OCT2017 " / "OCT2017"
     for file in FILES:
-        picture(base / file, "L")
+        write_picture(base / file, "L")
     (base / "train" / "CNV" / ".DS_Store").touch()
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = oct2017.prepare(tmp_path / "out", source=tmp_path / "in")
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(oct2017, tmp_path, source=tmp_path / "in")
     assert not test
     assert training[0] == {
         "image": str(source / FILES[0]), "label": 0, "subject": "1016042", "site": "oct2017",
@@ -42,10 +39,8 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
     assert "published split test: 968 expected, 1 found" in summary["warnings"]
 
 
-def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path, picture: Callable[..., Path]) -> None:
-    picture(source / "train" / "CNV" / "copy.jpeg", "L")
+def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> None:
+    write_picture(source / "train" / "CNV" / "copy.jpeg", "L")
     assert oct2017.prepare(tmp_path / "a", source=source)["dropped"] == {"a name of another form": 1}
-    with pytest.raises(DataError, match="test holds no train/CNV; give --source the folder with"):
-        oct2017.prepare(tmp_path / "b", source=source / "test")
-    with pytest.raises(DataError, match="absent is no folder"):
-        oct2017.prepare(tmp_path / "b", source=tmp_path / "absent")
+    refuses(oct2017, source / "test", "test holds no train/CNV; give --source the folder with")
+    refuses(oct2017, tmp_path / "absent", "absent is no folder")

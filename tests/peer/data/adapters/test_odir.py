@@ -1,11 +1,9 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fakes.datasets import prepare, refuses, write_picture, write_table
 from peer.data.adapters import odir
-from peer.errors import DataError
 
 
 def row(patient: int, eye: str, code: str, sex: str = "Female") -> dict[str, object]:
@@ -18,21 +16,20 @@ def row(patient: int, eye: str, code: str, sex: str = "Female") -> dict[str, obj
 
 
 @pytest.fixture
-def source(tmp_path: Path, table: Callable[..., Path], picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     base = tmp_path / "in"
-    table(
+    write_table(
         base / "full_df.csv",
         [row(0, "right", "N"), row(0, "left", "C"), row(1, "left", "D", "Male"), row(2, "right", "O")],
     )
     for name in ("0_right", "0_left", "1_left", "2_right"):
-        picture(base / "ODIR-5K" / "ODIR-5K" / "Training Images" / f"{name}.jpg")
-        picture(base / "preprocessed_images" / f"{name}.jpg")
+        write_picture(base / "ODIR-5K" / "ODIR-5K" / "Training Images" / f"{name}.jpg")
+        write_picture(base / "preprocessed_images" / f"{name}.jpg")
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = odir.prepare(tmp_path / "out", source=source)
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(odir, tmp_path, source=source)
     assert not test
     assert training[1] == {
         "image": str(source / "ODIR-5K" / "ODIR-5K" / "Training Images" / "0_left.jpg"), "label": 3, "subject": "0",
@@ -44,9 +41,9 @@ def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> Non
     assert "samples: 6392 expected, 4 found" in summary["warnings"]
 
 
-def test_the_cut_pictures_will_do(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
+def test_the_cut_pictures_will_do(tmp_path: Path, source: Path) -> None:
     (source / "ODIR-5K").rename(tmp_path / "elsewhere")
-    training, _ = check(tmp_path / "out", odir.prepare(tmp_path / "out", source=source))
+    _, training, _ = prepare(odir, tmp_path, source=source)
     assert training[0]["image"] == str(source / "preprocessed_images" / "0_right.jpg")
 
 
@@ -57,11 +54,8 @@ def test_what_is_missing_or_unknown_is_named(tmp_path: Path, source: Path) -> No
     assert "1 listed files are not there: 1_left.jpg" in summary["warnings"]
     table = source / "full_df.csv"
     table.write_text(table.read_text().replace("['D']", "['X']"))
-    with pytest.raises(DataError, match=r"full_df\.csv: 1_left\.jpg has the labels \"\['X'\]\", not one of"):
-        odir.prepare(tmp_path / "b", source=source)
-    with pytest.raises(DataError, match=r"holds no full_df\.csv; .*\(data\.xlsx has no label an eye\)"):
-        odir.prepare(tmp_path / "c", source=pictures)
+    refuses(odir, source, r"full_df\.csv: 1_left\.jpg has the labels \"\['X'\]\", not one of")
+    refuses(odir, pictures, r"holds no full_df\.csv; .*\(data\.xlsx has no label an eye\)")
     pictures.rename(tmp_path / "elsewhere")
     (source / "preprocessed_images").rename(tmp_path / "elsewhere2")
-    with pytest.raises(DataError, match="holds no Training Images and no preprocessed_images"):
-        odir.prepare(tmp_path / "c", source=source)
+    refuses(odir, source, "holds no Training Images and no preprocessed_images")

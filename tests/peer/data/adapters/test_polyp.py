@@ -1,21 +1,20 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fakes.datasets import prepare, refuses, write_picture
 from peer.data.adapters import polyp
-from peer.errors import DataError, StateError
+from peer.errors import StateError
 
 MASK = np.zeros((6, 8), dtype=np.uint8)
 MASK[1:4, 2:6] = 255
 
 
 @pytest.fixture
-def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
+def source(tmp_path: Path) -> Path:
     """The four collections as their publishers unpack them, ClinicDB with TIFF and PNG."""
     base = tmp_path / "in"
     for images, masks, names in (
@@ -26,16 +25,15 @@ def source(tmp_path: Path, picture: Callable[..., Path]) -> Path:
         ("Kvasir-SEG/images/{}.jpg", "Kvasir-SEG/masks/{}.jpg", ("cju0qkwl35piu0993l0dewei2",)),
     ):
         for name in names:
-            picture(base / images.format(name))
-            picture(base / masks.format(name), "RGB" if "Kvasir" in masks else "L", MASK)
-    picture(base / "CVC-ColonDB" / "images" / "without-mask.png")
+            write_picture(base / images.format(name))
+            write_picture(base / masks.format(name), "RGB" if "Kvasir" in masks else "L", MASK)
+    write_picture(base / "CVC-ColonDB" / "images" / "without-mask.png")
     (base / "Kvasir-SEG" / "kavsir_bboxes.json").touch()
     return base
 
 
-def test_prepare(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
-    summary = polyp.prepare(tmp_path / "out", source=source)
-    training, test = check(tmp_path / "out", summary)
+def test_prepare(tmp_path: Path, source: Path) -> None:
+    summary, training, test = prepare(polyp, tmp_path, source=source)
     assert not test
     assert list(summary["sites"]) == ["cvc-colondb", "etis", "cvc-clinicdb", "kvasir"]
     assert [entry["site"] for entry in training] == [
@@ -78,22 +76,17 @@ def test_the_sequences_are_29_in_order_of_612_frames() -> None:
     assert polyp.subject_of("cvc-clinicdb", "frame") is None
 
 
-def test_a_collection_that_is_not_there_is_a_warning(tmp_path: Path, source: Path, check: Callable[..., Any]) -> None:
+def test_a_collection_that_is_not_there_is_a_warning(tmp_path: Path, source: Path) -> None:
     (source / "ETIS-LaribPolypDB").rename(tmp_path / "elsewhere")
-    summary = polyp.prepare(tmp_path / "out", source=source)
-    check(tmp_path / "out", summary)
+    summary, _, _ = prepare(polyp, tmp_path, source=source)
     assert any(w.startswith("etis: 196 expected, none found; give --source the folder") for w in summary["warnings"])
     assert not (tmp_path / "out" / "etis").exists()
 
 
-def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path, source: Path, picture: Callable[..., Path]) -> None:
-    with pytest.raises(DataError, match="absent is no folder; give --source the folder with a folder for each"):
-        polyp.prepare(tmp_path / "a", source=tmp_path / "absent")
+def test_what_is_missing_or_does_not_fit_is_named(tmp_path: Path, source: Path) -> None:
+    refuses(polyp, tmp_path / "absent", "absent is no folder; give --source the folder with a folder for each")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no sample of polyp"):
-        polyp.prepare(tmp_path / "a", source=tmp_path / "empty")
-    with pytest.raises(StateError, match="is not empty"):
-        polyp.prepare(source, source=source)
-    picture(source / "CVC-ColonDB" / "masks" / "2.png", "L", MASK[:, :7])
-    with pytest.raises(DataError, match=r"the mask .*2\.png has 7 x 6 pixels, its picture 8 x 6"):
-        polyp.prepare(tmp_path / "b", source=source)
+    refuses(polyp, tmp_path / "empty", "empty holds no sample of polyp")
+    refuses(polyp, source, "is not empty", StateError, out=source)
+    write_picture(source / "CVC-ColonDB" / "masks" / "2.png", "L", MASK[:, :7])
+    refuses(polyp, source, r"the mask .*2\.png has 7 x 6 pixels, its picture 8 x 6")

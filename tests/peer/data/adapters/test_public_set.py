@@ -1,11 +1,11 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fakes.datasets import refuses, write_picture
 from peer.data.adapters import public_set
 from peer.data.adapters.public_set import Adapter, Publication, PublicSet, PublishedCount, by_class
 from peer.errors import DataError, StateError, UsageError
@@ -32,7 +32,7 @@ ENTRIES = (
 def fill_pool(out: Path, *counts: PublishedCount) -> PublicSet:
     pool = PublicSet(dataclasses.replace(PUBLICATION, counts=counts), out, out)
     for entry, side in zip(ENTRIES, ("training", "training", "test"), strict=True):
-        pool.add(dict(entry), side=side)
+        pool.add(side=side, **entry)
     return pool
 
 
@@ -124,24 +124,21 @@ def test_locate_names_what_is_not_there(tmp_path: Path) -> None:
 def test_an_adapter_finds_its_places_before_it_makes_the_folder(tmp_path: Path) -> None:
     def gather(pool: PublicSet, table: Path, images: Path, *, side: str = "training") -> None:
         assert (table.name, images.name) == ("table.csv", "images")
-        pool.add(dict(ENTRIES[1]), side=side)
+        pool.add(side=side, **ENTRIES[1])
         assert pool.match(re.compile("a+"), "aa")
         assert pool.match(re.compile("a+"), "aab") is None
 
     source, out = tmp_path / "in", tmp_path / "out"
     adapter = Adapter(PUBLICATION, gather, [["table", "table.csv"], ["images"]])
-    with pytest.raises(DataError, match="in is no folder; give --source"):
-        adapter.prepare(out, source=source)
+    refuses(adapter, source, "in is no folder; give --source", out=out)
     (source / "images").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"holds no table and no table\.csv"):
-        adapter.prepare(out, source=source)
+    refuses(adapter, source, r"holds no table and no table\.csv", out=out)
     assert not out.exists()
     (source / "table.csv").touch()
     summary = adapter.prepare(out, source=source, side="test")
     assert summary["dropped"] == {"a name of another form": 1}
     assert json.loads((out / "north" / "datalist.json").read_text())["test"][0]["subject"] == "p1"
-    with pytest.raises(StateError, match="is not empty"):
-        adapter.prepare(out, source=source)
+    refuses(adapter, source, "is not empty", StateError, out=out)
 
 
 def test_read_table(tmp_path: Path) -> None:
@@ -157,9 +154,9 @@ def test_read_table(tmp_path: Path) -> None:
         public_set.read_table(path, ("name",))
 
 
-def test_pictures_are_in_order_and_without_debris(tmp_path: Path, picture: Callable[..., Path]) -> None:
+def test_pictures_are_in_order_and_without_debris(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpeg", "._a.jpeg"):
-        picture(tmp_path / name)
+        write_picture(tmp_path / name)
     (tmp_path / "notes.txt").touch()
     assert [path.name for path in public_set.list_pictures(tmp_path)] == ["a.jpeg", "b.PNG"]
     assert public_set.list_pictures(tmp_path / "absent") == []

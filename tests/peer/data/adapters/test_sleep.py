@@ -1,10 +1,10 @@
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.datasets import annotation_signal, prepare, refuses, write_recording
 from peer.data.adapters import sleep
 from peer.errors import DataError, StateError, UsageError
 
@@ -14,32 +14,27 @@ LABELS = [0] * 60 + [1] * 2 + [2] * 3 + [3] * 3 + [4] * 2 + [0] * 60
 """The labels of that night: 30 minutes of wake on either side, without the movement."""
 
 
-@pytest.fixture
-def night(recording: Callable[..., Path], annotation: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
+def write_night(folder: Path, name: str = "SC4001E", **head: Any) -> None:
     """Write a night's two files; every value of an epoch is the epoch's number as it is stored."""
-
-    def write(folder: Path, name: str = "SC4001E", **head: Any) -> None:
-        notes, onset = [], 0
-        for stage, epochs in NIGHT:
-            notes.append((onset, 30 * epochs, stage if stage.startswith("M") else f"Sleep stage {stage}"))
-            onset += 30 * epochs
-        epochs = np.arange(sum(epochs for _, epochs in NIGHT) - 90)[:, None]
-        signals = [
-            {"label": "EEG Fpz-Cz", "stored": np.broadcast_to(epochs, (len(epochs), 3000))},
-            {"label": "EMG submental", "stored": np.zeros((len(epochs), 30))},
-        ]
-        recording(folder / f"{name}0-PSG.edf", signals, **head)
-        recording(folder / f"{name}C-Hypnogram.edf", [annotation(notes)], record_s=0)
-
-    return write
+    notes, onset = [], 0
+    for stage, epochs in NIGHT:
+        notes.append((onset, 30 * epochs, stage if stage.startswith("M") else f"Sleep stage {stage}"))
+        onset += 30 * epochs
+    epochs = np.arange(sum(epochs for _, epochs in NIGHT) - 90)[:, None]
+    signals = [
+        {"label": "EEG Fpz-Cz", "stored": np.broadcast_to(epochs, (len(epochs), 3000))},
+        {"label": "EMG submental", "stored": np.zeros((len(epochs), 30))},
+    ]
+    write_recording(folder / f"{name}0-PSG.edf", signals, **head)
+    write_recording(folder / f"{name}C-Hypnogram.edf", [annotation_signal(notes)], record_s=0)
 
 
 def microvolts(stored: float) -> float:
     return (stored + 2048) * 384 / 4095 - 192
 
 
-def test_read_night_keeps_what_is_scored_and_half_an_hour_around(tmp_path: Path, night: Callable[..., None]) -> None:
-    night(tmp_path)
+def test_read_night_keeps_what_is_scored_and_half_an_hour_around(tmp_path: Path) -> None:
+    write_night(tmp_path)
     epochs, labels, indices = sleep.read_night(tmp_path / "SC4001E0-PSG.edf", tmp_path / "SC4001EC-Hypnogram.edf")
     assert (epochs.shape, epochs.dtype) == ((len(LABELS), 3000), np.float32)
     assert labels.tolist() == LABELS
@@ -47,16 +42,15 @@ def test_read_night_keeps_what_is_scored_and_half_an_hour_around(tmp_path: Path,
     np.testing.assert_allclose(epochs[:, 17], [microvolts(index) for index in indices], rtol=1e-4, atol=1e-3)
 
 
-def test_prepare(tmp_path: Path, night: Callable[..., None], check: Callable[..., Any]) -> None:
+def test_prepare(tmp_path: Path) -> None:
     base = tmp_path / "sleep-edfx" / "sleep-cassette"
-    night(base)
-    night(base, "SC4112F", patient="X M X Male_71yr")
+    write_night(base)
+    write_night(base, "SC4112F", patient="X M X Male_71yr")
     (base / "SC4112FC-Hypnogram.edf").rename(base / "SC4112FJ-Hypnogram.edf")
-    night(base, "SC4201E")
+    write_night(base, "SC4201E")
     (base / "SC4201EC-Hypnogram.edf").unlink()
     (base.parent / "sleep-telemetry").mkdir()
-    summary = sleep.prepare(tmp_path / "out", source=tmp_path)
-    training, test = check(tmp_path / "out", summary)
+    summary, training, test = prepare(sleep, tmp_path, source=tmp_path)
     assert (len(training), len(test)) == (2 * len(LABELS), 0)
     assert training[60] == {
         "image": "signals/SC4001/0100.npy", "label": 1, "subject": "SC400", "site": "sleep-edf", "recording": "SC4001",
@@ -75,9 +69,9 @@ def test_prepare(tmp_path: Path, night: Callable[..., None], check: Callable[...
         assert warning in summary["warnings"]
 
 
-def test_only_the_first_subjects_are_taken(tmp_path: Path, night: Callable[..., None]) -> None:
+def test_only_the_first_subjects_are_taken(tmp_path: Path) -> None:
     for name in ("SC4001E", "SC4002E", "SC4011E"):
-        night(tmp_path / "in", name)
+        write_night(tmp_path / "in", name)
     for subject in range(2, 22):
         (tmp_path / "in" / f"SC4{subject:02d}1E0-PSG.edf").touch()  # without a hypnogram, not opened
     summary = sleep.prepare(tmp_path / "out", source=tmp_path / "in")
@@ -92,34 +86,30 @@ def test_the_published_counts_add_up() -> None:
         assert sum(by_name[name] for name in sleep.CLASSES) == by_name["samples"]
 
 
-def test_faults_are_named(
-    tmp_path: Path,
-    night: Callable[..., None],
-    recording: Callable[..., Path],
-    annotation: Callable[..., Mapping[str, Any]],
-) -> None:
+def test_faults_are_named(tmp_path: Path) -> None:
     files = (tmp_path / "SC4001E0-PSG.edf", tmp_path / "SC4001EC-Hypnogram.edf")
-    night(tmp_path, begins="24.04.8916.13.30")
+    write_night(tmp_path, begins="24.04.8916.13.30")
     with pytest.raises(DataError, match=r"SC4001E0-PSG\.edf and SC4001EC-Hypnogram\.edf begin at different times"):
         sleep.read_night(*files)
-    recording(files[0], [{"label": "EEG Fpz-Cz", "stored": np.zeros((4, 6000))}])
+    write_recording(files[0], [{"label": "EEG Fpz-Cz", "stored": np.zeros((4, 6000))}])
     with pytest.raises(DataError, match="EEG Fpz-Cz has 200 Hz and uV, not 100 Hz and uV"):
         sleep.read_night(*files)
-    recording(files[0], [{"label": "EEG Fpz-Cz", "stored": np.zeros((4, 3000))}])
-    recording(files[1], [annotation([(0, 120, "Sleep stage W")])], record_s=0)
+    write_recording(files[0], [{"label": "EEG Fpz-Cz", "stored": np.zeros((4, 3000))}])
+    write_recording(files[1], [annotation_signal([(0, 120, "Sleep stage W")])], record_s=0)
     with pytest.raises(DataError, match=r"SC4001EC-Hypnogram\.edf has no epoch of sleep"):
         sleep.read_night(*files)
 
 
 def test_another_source_folder_or_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent is no folder; give --source the folder with SC4\*-PSG\.edf"):
-        sleep.prepare(tmp_path / "out", source=tmp_path / "absent")
+    refuses(
+        sleep,
+        tmp_path / "absent",
+        r"absent is no folder; give --source the folder with SC4\*-PSG\.edf",
+        out=tmp_path / "out",
+    )
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match=r"in holds no SC4\*-PSG\.edf"):
-        sleep.prepare(tmp_path / "out", source=tmp_path / "in")
+    refuses(sleep, tmp_path / "in", r"in holds no SC4\*-PSG\.edf", out=tmp_path / "out")
     (tmp_path / "in" / "SC4001E0-PSG.edf").touch()
-    with pytest.raises(StateError, match="is not empty"):
-        sleep.prepare(tmp_path, source=tmp_path / "in")
-    with pytest.raises(UsageError, match="subjects is 21, none of 20, 78"):
-        sleep.prepare(tmp_path / "out", source=tmp_path / "in", subjects=21)
+    refuses(sleep, tmp_path / "in", "is not empty", StateError, out=tmp_path)
+    refuses(sleep, tmp_path / "in", "subjects is 21, none of 20, 78", UsageError, out=tmp_path / "out", subjects=21)
     assert not (tmp_path / "out").exists()

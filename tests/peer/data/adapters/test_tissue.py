@@ -1,5 +1,6 @@
 import gzip
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,10 @@ import nibabel
 import numpy as np
 import pytest
 
+from fakes.datasets import check_full_folder, check_seeds
 from peer.data.adapters import tissue
 from peer.data.datalist import inspect_datalist
-from peer.errors import DataError, StateError
+from peer.errors import DataError
 
 SITES = ("axial", "axial-inverted", "coronal", "sagittal")
 CORNER_MM = (-98, -134, -72)
@@ -26,9 +28,7 @@ def save(folder: Path, kind: str, volume: np.ndarray, affine: np.ndarray | None 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SYNTHETIC template: a ball of grey (T1 150) around one of white (T1 250), with a dark core
-    (T1 50) in it.
-    """
+    """A SYNTHETIC template: grey (T1 150) around white (T1 250) around a dark core (T1 50)."""
     folder = tmp_path_factory.mktemp("synthetic")
     x, y, z = np.ogrid[-98:99, -120:113, -80:109]
     shells = np.digitize(x**2 + y**2 + z**2, [10**2, 50**2, 70**2, 75**2])
@@ -151,17 +151,8 @@ def test_the_floor_knows_grey_levels_only() -> None:
     assert tissue.grey_level_baseline({"training": training, "test": tests}) == pytest.approx(2 / 3)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_prepare_gives_the_same_bytes_for_a_seed_and_others_for_another(source: Path, tmp_path: Path) -> None:
-    written = []
-    for name, seed in (("first", 0), ("second", 0), ("third", 1)):
-        tissue.prepare(tmp_path / name, seed=seed, size=32, source=source)
-        written.append(contents(tmp_path / name))
-    assert written[0] == written[1]
-    assert written[0].keys() != written[2].keys()
+    check_seeds(partial(tissue.prepare, size=32, source=source), tmp_path)
 
 
 def test_prepare_refuses_what_is_not_the_template(source: Path, tmp_path: Path) -> None:
@@ -186,10 +177,7 @@ def test_prepare_refuses_what_is_not_the_template(source: Path, tmp_path: Path) 
 
 
 def test_prepare_touches_nothing_in_a_folder_that_is_not_empty(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").touch()
-    with pytest.raises(StateError, match="not empty"):
-        tissue.prepare(tmp_path, source=source)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    check_full_folder(partial(tissue.prepare, source=source), tmp_path)
 
 
 @pytest.fixture(scope="module")

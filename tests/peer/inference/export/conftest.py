@@ -1,7 +1,5 @@
 """Sites with a first state, a task each, and the facts of their journals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""The comparison: of the site's own images where they are readable, and of every difference that
-matters.
-"""
-
-from __future__ import annotations
+"""The comparison, on the site's readable images, shows every difference that matters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +26,9 @@ def test_what_is_equal_is_recorded() -> None:
 
     record = compare("one beside another", run, probabilities, IMAGES)
     assert record == {
-        "what": "one beside another",
-        "difference": pytest.approx(3e-5, rel=1e-2),
-        "tolerance": 1e-4,
-        "samples": 3,
+        "what": "one beside another", "difference": pytest.approx(3e-5, rel=1e-2), "tolerance": 1e-4, "samples": 3,
         "source": READ,
-    }
+    }  # fmt: skip
     assert shapes == [(1, 1, 4)] * 3 + [(2, 1, 4)]
 
 
@@ -64,9 +57,7 @@ def test_a_difference_of_large_values_is_relative() -> None:
     )
 
 
-def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them(
-    make_hospital: Callable[[str], Any],
-) -> None:
+def test_the_images_are_the_first_that_can_be_read_as_a_prediction_prepares_them(make_hospital) -> None:
     hospital = make_hospital("time_series")
     (hospital.data / "test0.npz").write_bytes(b"broken")
     settings = hospital.trainer().settings

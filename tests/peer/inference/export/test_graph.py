@@ -1,8 +1,4 @@
-"""Networks as graphs: the same numbers for every batch, in ``.pt2`` and in ONNX; an error names a
-network without a graph.
-"""
-
-from __future__ import annotations
+"""Networks as graphs: equal numbers for every batch in ``.pt2`` and ONNX, or a named error."""
 
 import io
 import json

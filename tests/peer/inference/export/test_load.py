@@ -1,7 +1,5 @@
 """The digest of an export is that of `sha256sum`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -167,9 +165,7 @@ def changed(folder: Path, *keys: str, value: Any) -> None:
         (("site",), None, "site: expected str"),
     ],
 )
-def test_a_card_that_says_what_cannot_be_is_refused(
-    folder: Path, keys: tuple[str, ...], value: Any, reason: str
-) -> None:
+def test_a_card_that_says_what_cannot_be_is_refused(folder: Path, keys: tuple[str, ...], value, reason: str) -> None:
     changed(folder, *keys, value=value)
     with pytest.raises(UnusableConfigurationError, match=reason):
         open_model(folder)
@@ -204,9 +200,7 @@ def test_an_onnx_file_of_another_program_has_no_card(tmp_path: Path) -> None:
         open_model(tmp_path / "other.onnx")
 
 
-def test_a_mixture_that_takes_all_memory_is_not_made(
-    make_mixing: Callable[..., Any], facts: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_mixture_that_takes_all_memory_is_not_made(make_mixing, facts: dict[str, Any], tmp_path: Path) -> None:
     site = make_mixing()
     export(Trainer(site.setting), site.state, site.sources, form="bundle", out=tmp_path / "bundle", facts=facts)
     changed(tmp_path / "bundle", "network", "mixture", "features", value=10**12)

@@ -1,7 +1,5 @@
 """The model card: its facts, its text, and the settings for a prediction."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

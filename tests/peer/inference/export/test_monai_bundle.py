@@ -1,7 +1,5 @@
 """A bundle, read, checked and run by MONAI's own tools: it predicts as the site does."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

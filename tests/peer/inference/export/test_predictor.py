@@ -1,7 +1,5 @@
 """A site's predictor: the same predictions, and no part of a site that did not agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +20,7 @@ IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
     [("dflmoe", {"mixing": "gate"}), ("dflmoe_models", {})],
     ids=["heads", "models"],
 )
-def test_a_mixture_is_what_the_site_predicts_with(
-    make_mixing: Callable[..., Any], name: str, parameters: dict[str, Any]
-) -> None:
+def test_a_mixture_is_what_the_site_predicts_with(make_mixing, name: str, parameters: dict[str, Any]) -> None:
     site = make_mixing(name, **parameters)
     trainer = Trainer(site.setting)
     trainer.load(site.state, site.sources)

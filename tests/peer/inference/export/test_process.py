@@ -1,7 +1,5 @@
 """The process that exports: its answer, its metrics, and one line for an error."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json
@@ -42,13 +40,9 @@ def test_it_answers_with_the_card_and_the_digest_and_leaves_the_site_alone(
         assert json.loads(archive.read(f"m/{monai_bundle.CARD}")) == answer["card"]
         assert archive.read(f"m/{monai_bundle.README}").decode().startswith("# Model of alpha")
     assert names == {
-        monai_bundle.METADATA,
-        monai_bundle.INFERENCE,
-        monai_bundle.WEIGHTS,
-        monai_bundle.README,
-        monai_bundle.CARD,
+        monai_bundle.METADATA, monai_bundle.INFERENCE, monai_bundle.WEIGHTS, monai_bundle.README, monai_bundle.CARD,
         monai_bundle.LICENCE,
-    }
+    }  # fmt: skip
     assert not (tmp_path / "m").exists()
     assert sorted(Path(hospital.setting.home).rglob("*")) == before
 

@@ -1,7 +1,5 @@
 """Pools of entries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options that are wrong are named, with what would be right, before there is any data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Folds and holdouts: every class everywhere, a subject on one side, or a refusal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

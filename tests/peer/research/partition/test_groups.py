@@ -1,7 +1,5 @@
 """The table of who has how much of what has all its cells."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The ABIDE map has the paper's institutions and the archive's ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -32,17 +30,11 @@ IDS = (
 def test_twenty_ids_are_seventeen_institutions_in_four_regions() -> None:
     assert len(IDS) == 20
     assert Counter(ABIDE[canonical_spelling(name)] for name in IDS) == {
-        "west-us": 7,
-        "europe": 5,
-        "central-us": 4,
-        "east-us": 4,
-    }
+        "west-us": 7, "europe": 5, "central-us": 4, "east-us": 4,
+    }  # fmt: skip
     assert {region: len(members) for region, members in ABIDE_REGIONS.items()} == {
-        "europe": 4,
-        "west-us": 6,
-        "central-us": 3,
-        "east-us": 4,
-    }
+        "europe": 4, "west-us": 6, "central-us": 3, "east-us": 4,
+    }  # fmt: skip
     assert ABIDE.keys() == {canonical_spelling(name) for name in (*IDS, *ABIDE_SAMPLES)}
 
 
@@ -212,11 +204,8 @@ def test_a_published_mapping_is_known_by_its_name() -> None:
         published="abide",
     )
     assert {site: [entry["institution"] for entry in part] for site, part in sites.items()} == {
-        "europe": ["max-mun"],
-        "west-us": ["UCLA"],
-        "central-us": ["UM_1"],
-        "east-us": ["KKI", "NYU"],
-    }
+        "europe": ["max-mun"], "west-us": ["UCLA"], "central-us": ["UM_1"], "east-us": ["KKI", "NYU"],
+    }  # fmt: skip
 
 
 def test_entries_of_no_site_are_refused_unless_they_are_to_be_dropped() -> None:

@@ -1,7 +1,5 @@
 """Leaks: by subject and by the bytes of images, named with both places."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders of synthetic runs: what `simulate` leaves, with random numbers instead of training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +12,9 @@ SITES = ("africa", "america", "asia", "europe")
 QUALITY = {"local": 0.70, "centralised": 0.86, "fedskd": 0.84, "fedcross": 0.78, "dflmoe": 0.8, "feddal": 0.77}
 """How far apart the classes are for a method."""
 METHODS = {
-    "Centralised": "centralised",
-    "Local": "local",
-    "FedCross": "fedcross",
-    "FedSKD": "fedskd",
-    "dFLMoE": "dflmoe",
-    "FedDAL": "feddal",
-    "ProxyFL": "proxyfl",
-    "MH-pFLID": "mh_pflid",
-}
+    "Centralised": "centralised", "Local": "local", "FedCross": "fedcross", "FedSKD": "fedskd", "dFLMoE": "dflmoe",
+    "FedDAL": "feddal", "ProxyFL": "proxyfl", "MH-pFLID": "mh_pflid",
+}  # fmt: skip
 UNDISTURBED_LINKS = ({"name": "all", "loss": 0.0, "removed": []},)
 ROUNDS = 12
 TEST = 36
@@ -188,12 +180,8 @@ def _classify(
             arrays[f"p/{model}/{site}"] = chances.astype(np.float32)
             score = quality * (1.0 if site == model else 0.9) + float(draw.normal(0, 0.02))
             facts["matrix"][model][site] = {
-                "auc": score,
-                "accuracy": score - 0.1,
-                "f1_macro": score - 0.12,
-                "loss": 0.5,
-                "samples": float(TEST),
-            }
+                "auc": score, "accuracy": score - 0.1, "f1_macro": score - 0.12, "loss": 0.5, "samples": float(TEST),
+            }  # fmt: skip
     np.savez_compressed(home / "predictions.npz", **arrays)
 
 

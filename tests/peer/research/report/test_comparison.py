@@ -1,7 +1,5 @@
 """The main tables: rows, published figures beside them, marks and what is said below."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any
@@ -39,15 +37,9 @@ def test_published_rows_stand_below_ours_and_what_was_not_run_at_the_end(make) -
         make(sites=REGIONS, methods=THREE, reference=ASD, not_run=missing, folds=2, classes=2)
     )
     assert list(texts_by_label(comparison)) == [
-        "Centralised",
-        "Centralised (published)",
-        "Local",
-        "Local (published)",
-        "FedSKD",
-        "FedSKD (published)",
-        "FedCross (published, not run here)",
-        "FedMD (not run here)",
-    ]
+        "Centralised", "Centralised (published)", "Local", "Local (published)", "FedSKD", "FedSKD (published)",
+        "FedCross (published, not run here)", "FedMD (not run here)",
+    ]  # fmt: skip
     heads = [f"{column.group}: {column.name}" for column in comparison.table.columns]
     cells = dict(zip(heads, texts_by_label(comparison)["FedSKD (published)"], strict=True))
     assert cells["Local Test: west-us"] == "76.14 ± 4.30"

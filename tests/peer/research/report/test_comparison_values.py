@@ -1,7 +1,5 @@
 """Local and Global Test from runs, by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +29,6 @@ def test_the_mean_is_over_sites_inside_a_fold_and_then_over_folds(make) -> None:
     folder = make(methods=LOCAL, folds=2, seeds=(0,), sites=("a", "b"))
     rewrite(folder, lambda fold, seed, model, site: fold / 10 + (0.5 if model == site else 0.3) + (model == "b") * 0.1)
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
-    assert summary is not None
     assert summary.units == (0, 1)
     assert summary.local.cells["a"].mean == pytest.approx(0.55)
     assert summary.local.cells["b"].mean == pytest.approx(0.65)
@@ -46,14 +43,12 @@ def test_seeds_are_averaged_inside_their_fold(make) -> None:
     folder = make(methods=LOCAL, folds=2, seeds=(0, 1), sites=("a", "b"))
     rewrite(folder, lambda fold, seed, model, site: 0.5 + 0.1 * fold + 0.2 * seed)
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
-    assert summary is not None
     assert summary.local.mean.folds == pytest.approx((0.6, 0.7))
 
 
 def test_without_folds_the_spread_is_over_seeds(make) -> None:
     folder = make(methods=LOCAL, seeds=(5, 7, 9), sites=("a", "b"))
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
-    assert summary is not None
     assert summary.units == (5, 7, 9)
 
 
@@ -61,7 +56,6 @@ def test_an_undefined_value_is_left_out_and_counted(make) -> None:
     folder = make(methods=LOCAL, seeds=(0,), sites=("a", "b"))
     rewrite(folder, lambda fold, seed, model, site: None if site == "b" else 0.8)
     summary = summarise_method(read(folder), SETTING, "Local", "auc")
-    assert summary is not None
     assert summary.local.mean.mean == pytest.approx(0.8)
     assert summary.local.mean.undefined == 1
     assert summary.overall.cells["b"].mean == pytest.approx(0.8)
@@ -69,7 +63,6 @@ def test_an_undefined_value_is_left_out_and_counted(make) -> None:
 
 def test_a_model_that_cannot_be_tried_everywhere_has_no_global_test(make) -> None:
     summary = summarise_method(read(make(kind="super_resolution", methods=LOCAL, seeds=(0,))), SETTING, "Local", "psnr")
-    assert summary is not None
     assert summary.local.mean.mean == pytest.approx(27.0)
     assert summary.overall.mean.mean is None
 
@@ -78,7 +71,6 @@ def test_some_sites_can_be_left_out(make) -> None:
     folder = make(methods=LOCAL, seeds=(0,), sites=("a", "b", "c"))
     rewrite(folder, lambda fold, seed, model, site: {"a": 0.2, "b": 0.4, "c": 0.9}[site])
     summary = summarise_method(read(folder), SETTING, "Local", "auc", without=("c",))
-    assert summary is not None
     assert summary.local.mean.mean == pytest.approx(0.3)
     assert summary.overall.mean.mean == pytest.approx(0.3)
 

@@ -1,7 +1,5 @@
 """Paired differences and the bootstrap."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -25,7 +23,6 @@ def test_every_method_is_compared_with_the_best(make) -> None:
     results = read(make(methods=TWO, folds=5, seeds=(0,)))
     comparison = compare_methods(results)
     table = paired_table(results, comparison, name="p")
-    assert table is not None
     rows = {row.label: row.cells for row in table.rows}
     ours, best = (comparison.methods[label].local.mean.mean for label in ("Local", "FedSKD"))
     assert rows["Local"][0].value == pytest.approx(ours - best)
@@ -45,9 +42,7 @@ def test_the_interval_holds_the_mean_over_sites_of_the_auc(make) -> None:
     by_hand = []
     for site in run.sites:
         pair = run.predictions(site, site)
-        assert pair is not None
         by_hand.append(auc(*pair))
-    assert interval is not None
     assert interval.value == pytest.approx(np.mean(by_hand))
     assert interval.low is not None
     assert interval.high is not None
@@ -58,14 +53,12 @@ def test_the_interval_holds_the_mean_over_sites_of_the_auc(make) -> None:
 def test_the_same_subjects_are_drawn_in_every_seed(make) -> None:
     results = read(make(methods=TWO, seeds=(0, 1)))
     interval = local_interval(results, results.select(SETTING, "Local"), resamples=10)
-    assert interval is not None
     assert interval.subjects == 4 * 18
 
 
 def test_dense_tasks_take_the_scores_of_their_samples(make) -> None:
     results = read(make(kind="segmentation", methods=TWO, seeds=(0,)))
     table = bootstrap_table(results, compare_methods(results, "dice"), SETTING, resamples=20, name="b")
-    assert table is not None
     (run,) = results.select(SETTING, "Local")
     by_hand = np.mean([np.mean([score["dice"] for score in scores]) for scores in run.scores.values()])
     assert {row.label: row.cells[0].value for row in table.rows}["Local"] == pytest.approx(by_hand)
@@ -87,5 +80,4 @@ def test_a_subject_that_is_at_two_sites_is_one(make) -> None:
         path.write_text(json.dumps(samples))
     results = read(folder)
     interval = local_interval(results, results.select(SETTING, "Local"), resamples=10)
-    assert interval is not None
     assert interval.subjects == 18

@@ -1,7 +1,5 @@
 """Bytes, steps, sizes of networks, and samples."""
 
-from __future__ import annotations
-
 import pytest
 
 from peer.research.report import costs
@@ -33,7 +31,6 @@ def test_networks_with_an_unknown_cost(make) -> None:
 
 def test_samples_by_split_and_class(make) -> None:
     table = costs.samples(read(make(methods=TWO, classes=3)), "sites", name="t")
-    assert table is not None
     heads = [f"{column.group}: {column.name}" for column in table.columns]
     assert heads[:2] == ["samples: training", "samples: test"]
     assert "class, test: 2" in heads

@@ -1,7 +1,5 @@
 """Values by round."""
 
-from __future__ import annotations
-
 import pytest
 
 from peer.research.report.curves import by_site, mean_over_sites

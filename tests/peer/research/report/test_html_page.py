@@ -1,7 +1,5 @@
 """HTML of tables and words."""
 
-from __future__ import annotations
-
 from peer.research.report.contents import ReportContents, Section
 from peer.research.report.html_page import LONG_ROWS, render_html
 from peer.research.report.table import Cell, Column, Table, TableRow

@@ -1,7 +1,5 @@
 """Lost links and removed sites."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -26,7 +24,6 @@ def test_lost_links_by_share_and_removed_sites_beside_the_whole_federation(make)
     assert [column.name for column in links.columns] == ["none", "50%", "none", "50%"]
     assert [column.group for column in sites.columns] == ["Local Test, without asia"] * 2
     whole = summarise_method(results, SETTING, "FedSKD", "auc", without=["asia"])
-    assert whole is not None
     (row,) = [row for row in sites.rows if row.label == "FedSKD"]
     assert row.cells[0].value == pytest.approx(whole.local.mean.mean)
     assert row.cells[0].value != pytest.approx(comparison.methods["FedSKD"].local.mean.mean)

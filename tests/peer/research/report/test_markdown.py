@@ -1,7 +1,5 @@
 """Markdown of tables and words."""
 
-from __future__ import annotations
-
 from peer.research.report.contents import ReportContents, Section
 from peer.research.report.markdown import render_markdown
 from peer.research.report.table import Cell, Column, Table, TableRow

@@ -1,7 +1,5 @@
 """Slices and scores of dense tasks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Style, colours and SVG."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

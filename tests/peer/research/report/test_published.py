@@ -1,7 +1,5 @@
 """The papers' figures: complete, consistent but for what is written down, and beside the right experiment."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path
@@ -76,7 +74,6 @@ def test_the_named_table_and_what_else_the_paper_shows_of_the_data() -> None:
 def test_without_a_setting_the_networks_decide() -> None:
     tables = reference_tables({key: value for key, value in ASD.items() if key != "setting"})
     comparison = choose_comparison(tables, ("sites", "homogeneous"), "auc")
-    assert comparison is not None
     assert comparison.setting == "homogeneous"
     assert choose_comparison(tables, ("sites", "others"), "auc") is None
     assert choose_comparison(tables, ("sites", "homogeneous"), "dice") is None
@@ -85,7 +82,6 @@ def test_without_a_setting_the_networks_decide() -> None:
 def test_the_partition_decides_between_variants_of_the_data() -> None:
     tables = reference_tables({"paper": "FedSKD", "table": "III", "dataset": "FedSkin", "setting": "heterogeneous"})
     comparison = choose_comparison(tables, ("alpha-0.5", "heterogeneous"), "auc")
-    assert comparison is not None
     assert comparison.dataset == "FedSkin alpha=0.5"
 
 

@@ -1,7 +1,5 @@
 """Reading a folder of runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,6 @@ def test_runs_are_found_by_setting_label_and_links(make) -> None:
 def test_pooled_training_data_is_nobodys(make) -> None:
     results = read(make(methods={"Centralised": "centralised", "Local": "local"}, seeds=(2, 1)))
     run = results.representative_run("sites")
-    assert run is not None
     assert (run.method, run.seed) == ("Local", 1)
     assert results.representative_run("others") is None
 
@@ -48,7 +45,6 @@ def test_what_is_not_there_is_known(make) -> None:
 def test_predictions_come_as_probabilities_and_labels(make) -> None:
     (run, *_) = read(make(methods=TWO, classes=4)).runs
     predictions = run.predictions("africa", "asia")
-    assert predictions is not None
     assert predictions[0].shape == (36, 4)
     assert predictions[1].dtype == np.int64
     assert run.predictions("africa", "nowhere") is None

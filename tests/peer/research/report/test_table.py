@@ -1,7 +1,5 @@
 """Cells, marks and CSV."""
 
-from __future__ import annotations
-
 import pytest
 
 from peer.research.report.table import Cell, Column, Table, TableRow, unit_of

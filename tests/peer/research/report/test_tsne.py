@@ -1,7 +1,5 @@
 """Neighbours in feature space, and t-SNE."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

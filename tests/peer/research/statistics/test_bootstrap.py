@@ -1,7 +1,5 @@
 """Intervals over subjects: whole ones are drawn, seeded, and what is undefined is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

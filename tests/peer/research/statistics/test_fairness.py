@@ -1,7 +1,5 @@
 """Subgroups: their AUC, the gap between two as FedSKD prints it, and gains over a baseline."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -94,11 +92,8 @@ def test_what_a_class_gains() -> None:
     sure = np.array([[0.8, 0.1, 0.1, 0.0], [0.1, 0.8, 0.1, 0.0], [0.1, 0.1, 0.8, 0.0], [0.1, 0.1, 0.8, 0.0]])
     result = class_gains(sure, np.full((4, 4), 0.25), labels)
     assert {label: (gain.gain, gain.samples) for label, gain in result.items()} == {
-        0: (0.5, 1),
-        1: (0.5, 1),
-        2: (0.5, 2),
-        3: (None, 0),
-    }
+        0: (0.5, 1), 1: (0.5, 1), 2: (0.5, 2), 3: (None, 0),
+    }  # fmt: skip
 
 
 def test_every_sample_has_a_value() -> None:

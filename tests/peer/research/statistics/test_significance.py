@@ -1,7 +1,5 @@
 """The paired test against scipy's, by hand, and where there is nothing to test."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -53,13 +51,8 @@ def test_undefined_pairs_are_left_out() -> None:
 def test_without_two_pairs_there_is_no_test() -> None:
     result = paired_t([0.5, None], [0.25, 0.1])
     assert (result.pairs, result.undefined, result.difference, result.t, result.p, result.low) == (
-        1,
-        1,
-        0.25,
-        None,
-        None,
-        None,
-    )
+        1, 1, 0.25, None, None, None,
+    )  # fmt: skip
     assert paired_t([], []).difference is None
 
 

@@ -1,7 +1,5 @@
 """The tables' arithmetic: by hand, and on the figures that FedSKD prints."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,4 @@
-"""Three real trainers, and a fixture that runs their rounds, on signals and on digits; a test file
-for each method.
-"""
-
-from __future__ import annotations
+"""Three real trainers, and a fixture that runs their rounds on signals and on digits."""
 
 import dataclasses
 import json
@@ -18,6 +14,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from fakes.training import initialise, perform
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -40,19 +37,11 @@ MESSENGER = {"name": "messenger_classification", "width": 4}
 PROJECTED = {site: {**model, "parameters": {**model["parameters"], "projection": 10}} for site, model in MODELS.items()}
 """The same families, whose heads all take ten features."""
 CASES: Mapping[str, Mapping[str, Any]] = {
-    "local": {},
-    "fedskd": {},
-    "mh_pflid": {"shared_model": MESSENGER},
-    "feddal": {"shared_model": SHARED},
-    "dflmoe": {},
-    "dflmoe_models": {},
-    "dflmoe_averaged": {"models": PROJECTED},
-    "proxyfl": {"shared_model": SHARED},
-    "fedavg": {"shared_model": SHARED},
-    "fedprox": {"shared_model": SHARED},
-    "fedbn": {"shared_model": SHARED},
+    "local": {}, "fedskd": {}, "mh_pflid": {"shared_model": MESSENGER}, "feddal": {"shared_model": SHARED},
+    "dflmoe": {}, "dflmoe_models": {}, "dflmoe_averaged": {"models": PROJECTED}, "proxyfl": {"shared_model": SHARED},
+    "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
     "lg_fedavg": {"models": PROJECTED},
-}
+}  # fmt: skip
 
 State = dict[str, Tensor]
 
@@ -66,17 +55,9 @@ class Sites:
     def __init__(self, make_setting: Callable[..., WorkerSetting], method: str, **options: Any) -> None:
         alike = PLANS[method].shared == "itself"
         parameters, models = options.pop("parameters", {}), options.pop("models", MODELS)
-        settings = {
-            site: make_setting(
-                site=site,
-                method={"name": method, **parameters},
-                model=ALIKE if alike else models[site],
-                steps=2,
-                **options,
-            )
-            for site in SITES
-        }
-        self.begin(PLANS[method], settings)
+        options |= {"method": {"name": method, **parameters}, "steps": 2}
+        models = dict.fromkeys(SITES, ALIKE) if alike else models
+        self.begin(PLANS[method], {site: make_setting(site=site, model=models[site], **options) for site in SITES})
 
     def begin(self, plan: Plan, settings: Mapping[str, WorkerSetting]) -> None:
         """Make every site's first model."""
@@ -88,8 +69,7 @@ class Sites:
         self.events: list[events.Event] = []
         self.ordered: dict[str, commands.Command] = {}
         for site, trainer in self.trainers.items():
-            event = trainer.perform(commands.Initialise(1, 1))
-            assert isinstance(event, events.Initialised)
+            event = initialise(trainer)
             self.state[site], self.artifact[site] = event.state, event.artifact
 
     def round(self, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
@@ -148,9 +128,7 @@ class Sites:
     def evaluated(self, site: str) -> Mapping[str, float]:
         """The metrics of the site as it is."""
         sources = self.sources(site) if self.plan.keeps_last_received else ()
-        event = self.trainers[site].perform(commands.Evaluate(1, 9, 1, self.state[site], sources))
-        assert isinstance(event, events.Evaluated)
-        return event.metrics
+        return perform(self.trainers[site], commands.Evaluate(1, 9, 1, self.state[site], sources)).metrics
 
     def receive(self, receiver: str, number: int, *, lost: frozenset[tuple[str, str]] = frozenset()) -> None:
         """Fetch the last artifacts of the others."""

@@ -1,8 +1,4 @@
-"""Whole rounds of every method between real trainers: artifacts, frozen parts, equal bits at all
-sites.
-"""
-
-from __future__ import annotations
+"""Whole rounds of every method: artifacts, frozen parts, equal bits at all sites."""
 
 import shutil
 from pathlib import Path
@@ -29,9 +25,7 @@ QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
         for name in sorted(PLANS.keys() - {"fedcross"})
     ],
 )
-def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(
-    sites: Any, equal: Any, method: str
-) -> None:
+def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:
     together = sites(method)
     together.round(1)
     together.round(2)
@@ -99,7 +93,6 @@ def test_only_what_the_plan_says_ever_leaves(sites: Any, method: str, kind: str,
     together.round(2)
     for site in SITES:
         artifact = together.artifact[site]
-        assert artifact is not None
         assert (artifact.kind, artifact.owner) == (kind, site)
         private = together.folder(site) / f"{foreign}.safetensors"
         values = safetensors.torch.load_file(private).values() if private.exists() else ()

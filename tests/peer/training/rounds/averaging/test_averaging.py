@@ -1,8 +1,4 @@
-"""Averaging methods between real trainers: the weights, the private parts, and averages of heads
-alone.
-"""
-
-from __future__ import annotations
+"""Averaging between real trainers: weights, private parts, averages of heads alone."""
 
 import dataclasses
 import json
@@ -46,7 +42,6 @@ def test_fedbn_neither_sends_nor_averages_normalisation(sites: Any) -> None:
     together = sites("fedbn")
     together.round(1)
     artifact = together.artifact["alpha"]
-    assert artifact is not None
     norms = {
         name for name, module in models.build(artifact.spec).named_modules() if isinstance(module, torch.nn.BatchNorm1d)
     }

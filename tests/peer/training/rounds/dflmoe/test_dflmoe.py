@@ -1,7 +1,5 @@
 """dFLMoE between real trainers: what each stage freezes, absent and stale heads, and mixtures that are averaged."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """FedDAL between real trainers: both networks learn, switches, bad proxies, and that the proxy learns the task."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""MH-pFLID between real trainers: the networks that each stage trains, the switches, a messenger
-that learns.
-"""
-
-from __future__ import annotations
+"""MH-pFLID between real trainers: what each stage trains, switches, a messenger that learns."""
 
 import itertools
 from collections.abc import Mapping
@@ -43,7 +39,6 @@ def test_the_switches_of_mh_pflid(sites: Any, equal: Any) -> None:
         bodies.add(state["body.0.weight"].numpy().tobytes())
     assert (len(heads), len(bodies)) == (1, 3)
     artifact = part.artifact["alpha"]
-    assert artifact is not None
     assert all(tensor.name.startswith("classifier.") for tensor in artifact.tensors)
 
 

@@ -1,0 +1,97 @@
+"""``mhfl-peer evidence``: proofs that a site signed two artifacts for one round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from peer.cli import Settings, output, pass_settings, rendering, shared_options, site_option
+from peer.config import site_folder
+from peer.config.site_folder import must_be_new, write_atomically
+from peer.documents import EvidenceShown
+from peer.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(short_help="Show proofs that a site signed two artifacts for one round.")
+@site_option
+@click.option("--verify", "file", type=PATH, help="Verify the proofs in a file of another site instead.")
+@click.option("--federation", type=PATH, help="With --verify: a federation.toml, where this machine has no site.")
+@click.option("--export", "out", type=PATH, help="Write the proofs to this file, for other sites and auditors.")
+@output.json_option
+@shared_options
+@pass_settings
+def evidence(
+    settings: Settings,
+    site_name: str | None,
+    file: Path | None,
+    federation: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Show proofs that a site signed two artifacts for one round, which no honest site does.
+
+    Each proof is two manifests under that site's signature; every site that has the federation's
+    CA certificate can verify it. It shows what was signed, and not why: a backup that was restored
+    while no peer was reachable gives such a proof, too.
+
+    \b
+    mhfl-peer evidence --site europe --export proofs.json
+    mhfl-peer evidence --verify proofs.json --federation federation.toml
+    """
+    from peer.audit import evidence_files
+    from peer.audit.equivocation import EvidenceFile, proofs_of, read_proofs, trust
+
+    if federation is not None and file is None:
+        raise UsageError("--federation goes with --verify", "leave it out: the site's folder holds its own")
+    if federation is None:
+        folder = site_folder.find_site(site_folder.home_folder(settings.home), site_name)
+        federation, source = folder.federation_toml, str(folder.path)
+    digest, ca = trust(federation)
+    if file is not None:
+        proofs, source = read_proofs(file, federation=digest, ca=ca), str(file)
+    else:
+        proofs = proofs_of(folder)
+    if out is not None:
+        must_be_new(out)
+        write_atomically(out, evidence_files.encode(EvidenceFile.of(digest, proofs)), 0o644)
+    document: EvidenceShown = {
+        "source": source,
+        "proofs": [
+            {
+                "site": proof.subject.origin,
+                "generation": proof.subject.generation,
+                "round": proof.subject.round,
+                "kind": proof.subject.kind,
+                "owner": proof.subject.owner,
+                "evaluation": proof.subject.evaluation,
+                "sha256": list(proof.sha256),
+            }
+            for proof in proofs
+        ],
+        "exported": None if out is None else str(out),
+    }
+    output.emit(document, as_json=as_json, render=_render)
+
+
+def _render(document: Mapping[str, Any]) -> RenderableType:
+    if not document["proofs"]:
+        return output.fields((("evidence", "no site is known to have signed two artifacts for one round"),))
+    rows = [
+        (
+            proof["site"],
+            proof["round"],
+            proof["generation"],
+            f"{proof['owner']}'s {proof['kind']}",
+            *(digest[: rendering.SHORT] for digest in proof["sha256"]),
+        )
+        for proof in document["proofs"]
+    ]
+    return output.table(("site", "round", "generation", "artifact", "one", "other"), rows)

@@ -1,0 +1,183 @@
+"""Equivocation: finds sites that sign two artifacts for one round, keeps the proof, and hands it on.
+
+Receivers of one site's artifacts compare its manifests where their means differ. Who shows a
+manifest learns only what the same site signed for the other receiver, if that is another artifact.
+Every receiver of a proof verifies it itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
+from typing import Any
+
+from cryptography import x509
+
+from peer.audit.equivocation import EquivocationProof, ManifestSubject, prove, stored_proofs, verify_any
+from peer.core import events, limits, rows
+from peer.core.messages import COMPARES_MANIFESTS, Manifest, SignedManifest
+from peer.core.roster import Sha256, SiteName
+from peer.daemon.service import PeerService
+from peer.errors import CertificateError
+from peer.identity.certificates import is_refused
+from peer.records.journal import Journal
+from peer.transport.bounds import WireError
+from peer.transport.client import ExchangeClient, ExchangeError
+from peer.transport.manifest import from_base64, to_base64
+from peer.transport.rates import TokenBucket, loop_time
+from peer.transport.server import Refusal, Status
+
+log = logging.getLogger(__name__)
+
+
+class EquivocationWatch:
+    """The proofs of equivocation that one site holds.
+
+    Args:
+        federation: the digest that manifests must name.
+        ca: the federation's CA certificate.
+        site: this site, which accuses nobody of its own manifests.
+        roster: every site; a proof against any other name is none.
+        journal: has received manifests, and keeps the proofs.
+        service: knows which peers compare manifests.
+        client: calls them.
+        refused: SHA-256 digests of certificates whose signatures prove nothing.
+        report: hands an event to the state machine.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: Sha256,
+        ca: x509.Certificate,
+        site: SiteName,
+        roster: Container[SiteName],
+        journal: Journal,
+        service: PeerService,
+        client: ExchangeClient,
+        refused: Container[str],
+        report: Callable[[events.Event], None],
+    ) -> None:
+        self._federation, self._ca, self._site, self._roster = federation, ca, site, roster
+        self._journal, self._service, self._client = journal, service, client
+        self._refused, self._report = refused, report
+        self._proofs = {proof.subject: proof for proof in stored_proofs(journal, federation=federation, ca=ca)}
+        self._handed: set[tuple[SiteName, ManifestSubject]] = set()
+        rate = (limits.COMPARISONS_PER_SECOND_MAX, limits.COMPARISONS_BURST, loop_time)
+        self._calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def examine(self, signed: SignedManifest, manifest: Manifest) -> None:
+        """Compare a verified manifest with those that this site received before."""
+        for earlier, known in self._received(manifest.origin, manifest.round):
+            if _contradict(known, manifest):
+                self._keep(prove((earlier, signed), federation=self._federation, ca=self._ca))
+
+    def compare(self, peer: SiteName, round: int) -> None:
+        """Show a peer whose mean of a round differs what this round's origins signed for this site."""
+        received = [
+            signed for signed, manifest in self._received(None, round) if manifest.origin not in (peer, self._site)
+        ]
+        self._start(self._ask(peer, received[: limits.COMPARISONS_PER_ROUND_MAX]))
+
+    def hand_on(self, peer: SiteName) -> None:
+        """Give a peer every proof that it was not given in this run."""
+        for subject, proof in self._proofs.items():
+            if subject.origin != peer and (peer, subject) not in self._handed and self._compares(peer):
+                self._handed.add((peer, subject))
+                self._start(self._give(peer, proof))
+
+    async def answer(self, caller: SiteName, shown: Sequence[SignedManifest]) -> list[SignedManifest]:
+        """Answer ``CompareManifests``: take a proof, or give the other half of one."""
+        if not self._calls[caller].take():
+            raise Refusal(Status.BUSY, f"over {limits.COMPARISONS_PER_SECOND_MAX:g} comparisons a second")
+        try:
+            if len(shown) == 2:
+                self._keep(self._verified(shown))
+                return []
+            (signed,) = shown
+            manifest = verify_any(signed, federation=self._federation, ca=self._ca)
+        except ValueError as error:
+            raise Refusal(Status.MALFORMED, f"manifests: {error}") from error
+        for own, known in self._received(manifest.origin, manifest.round):
+            if _contradict(known, manifest):
+                self._keep(self._verified((own, signed)))
+                return [own]
+        return []
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _received(self, origin: SiteName | None, round: int) -> Iterator[tuple[SignedManifest, Manifest]]:
+        """The manifests that this site received for a round, from one site or from all."""
+        for body in self._journal.received_in_round(round, peer=origin):
+            with contextlib.suppress(ValueError):  # a row of the simulator has no manifest
+                signed = from_base64(body)
+                yield signed, verify_any(signed, federation=self._federation, ca=self._ca)
+
+    def _verified(self, signed: Sequence[SignedManifest]) -> EquivocationProof:
+        proof = prove(signed, federation=self._federation, ca=self._ca)
+        if proof.subject.origin not in self._roster:
+            raise ValueError(f"{proof.subject.origin} is not in the roster")
+        certificates = [x509.load_der_x509_certificate(each.certificate_der) for each in signed]
+        if any(is_refused(certificate, self._refused) for certificate in certificates):
+            raise ValueError("a certificate is refused here")
+        return proof
+
+    def _keep(self, proof: EquivocationProof) -> None:
+        """Journal a new proof, name its origin, and hand it on to every other peer."""
+        subject = proof.subject
+        kept = sum(known.origin == subject.origin for known in self._proofs)
+        if subject in self._proofs or kept >= limits.EQUIVOCATIONS_PER_SITE_MAX or subject.origin == self._site:
+            return
+        self._proofs[subject] = proof
+        row = rows.EquivocatedRow(
+            subject.round,
+            origin=subject.origin,
+            sha256=proof.sha256,
+            manifests=tuple(to_base64(signed) for signed in proof.signed),
+        )
+        self._journal.write(row)
+        reason = f"signed two artifacts for round {subject.round}: `mhfl-peer evidence` has the proof"
+        log.warning("equivocation proven", extra={"peer": subject.origin, "round": subject.round})
+        self._report(events.PeerRefused(subject.origin, reason))
+        for peer in self._service.peers():
+            self.hand_on(peer)
+
+    def _compares(self, peer: SiteName) -> bool:
+        greeting = self._service.account(peer).greeting
+        return greeting is not None and COMPARES_MANIFESTS in greeting.features
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, peer: SiteName, received: Sequence[SignedManifest]) -> None:
+        """Show a peer these manifests one by one, and keep the proofs that its answers complete."""
+        if not self._compares(peer):
+            return
+        try:
+            for signed in received:
+                for other in await self._client.compare_manifests(peer, (signed,)):
+                    self._keep(self._verified((signed, other)))
+        except ValueError as error:
+            self._report(events.PeerRefused(peer, f"answered with a manifest that contradicts none: {error}"))
+        except (ExchangeError, CertificateError) as error:
+            log.info("manifests not compared", extra={"peer": peer, "reason": str(error)})
+
+    async def _give(self, peer: SiteName, proof: EquivocationProof) -> None:
+        try:
+            await self._client.compare_manifests(peer, proof.signed)
+        except (ExchangeError, CertificateError, WireError) as error:
+            self._handed.discard((peer, proof.subject))  # its next greeting tries again
+            log.info("proof not handed on", extra={"peer": peer, "reason": str(error)})
+
+
+def _contradict(one: Manifest, other: Manifest) -> bool:
+    return ManifestSubject.of(one) == ManifestSubject.of(other) and one.artifact.sha256 != other.artifact.sha256

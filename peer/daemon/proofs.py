@@ -1,0 +1,109 @@
+"""Proofs of what sites claim: the round that a site is in, and the newest artifact that a peer has of another.
+
+A claim moves a site only where a signature holds it. The signature of the claim's own subject is
+asked for: a peer signs where it is, and this site has signed what a peer has of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container
+from dataclasses import replace
+
+from cryptography import x509
+
+from peer.core.machine import SiteMachine
+from peer.core.messages import Heartbeat, Seen, SignedRound
+from peer.core.roster import Sha256, SiteName
+from peer.errors import CertificateError
+from peer.identity.certificates import is_refused, verify_certificate
+from peer.records.journal import Journal
+from peer.transport.bounds import WireError
+from peer.transport.manifest import from_base64, verify_manifest
+from peer.transport.round_proof import RoundClaim, sign_round, verify_round
+from peer.transport.tls import Pki
+
+
+class ClaimProofs:
+    """Makes the proofs of one site, and verifies those of its peers.
+
+    Args:
+        federation: the digest that signatures must name.
+        machine: the state machine; it is only read.
+        journal: has the manifests that peers signed.
+        pki: the site's key and certificate.
+        refused: SHA-256 digests of certificates whose signatures prove nothing.
+    """
+
+    def __init__(
+        self, *, federation: Sha256, machine: SiteMachine, journal: Journal, pki: Pki, refused: Container[str]
+    ) -> None:
+        self._federation, self._machine, self._journal = federation, machine, journal
+        self._pki, self._refused = pki, refused
+        self._own: tuple[tuple[int, int], SignedRound] | None = None
+        self._seen: dict[SiteName, Seen] = {}
+
+    def attach(self, own: Heartbeat, peer: SiteName) -> Heartbeat:
+        """This site's heartbeat for a peer; one that is far behind gets the proof of the round with it."""
+        theirs = self._machine.peers.pulse(peer)
+        if not own.published_round or (
+            theirs is not None and own.round <= self._machine.rules.unproven_round_max(theirs.committed_round)
+        ):
+            return own
+        at = (own.generation, own.published_round)
+        if self._own is None or self._own[0] != at:
+            claim = RoundClaim(self._federation, self._machine.rules.site, *at)
+            try:
+                self._own = (at, sign_round(self._pki.load(), claim))
+            except (CertificateError, WireError):  # no certificate can sign now; a renewal may follow
+                return own
+        return replace(own, proof=self._own[1])
+
+    def proven_round(self, peer: SiteName, pulse: Heartbeat) -> int | None:
+        """The round that a peer's heartbeat proves; ``None`` where it proves none or needs no proof.
+
+        Raises:
+            ValueError: why the proof does not hold.
+        """
+        proof = pulse.proof
+        if proof is None or pulse.round <= self._machine.rules.unproven_round_max(self._machine.memory.committed):
+            return None
+        certificate = verify_certificate(proof.certificate_der, self._ca, peer, self._pki.clock())
+        if is_refused(certificate, self._refused):
+            raise ValueError("the certificate is refused here")
+        claim = verify_round(proof, certificate)
+        if (claim.federation, claim.site) != (self._federation, peer):
+            raise ValueError(f"it is of {claim.site} in the federation {claim.federation}")
+        return claim.round
+
+    def seen(self, peer: SiteName) -> Seen | None:
+        """The newest artifact that this site has from a peer, with the peer's signed manifest."""
+        seen, known = self._machine.seen(peer), self._seen.get(peer)
+        if seen is None or (known is not None and seen == replace(known, manifest=None)):
+            return known if seen is not None else None
+        parts = self._journal.received_manifest(peer, seen.sha256)
+        signed = from_base64(parts) if parts is not None and "signature" in parts else None
+        self._seen[peer] = replace(seen, manifest=signed)
+        return self._seen[peer]
+
+    def verify_seen(self, seen: Seen) -> None:
+        """Return if this site's signature proves what a peer has seen of it.
+
+        The dates of the certificate do not matter: it may have been renewed since.
+
+        Raises:
+            ValueError: why it is not proven.
+        """
+        if seen.manifest is None:
+            raise ValueError("without this site's signed manifest")
+        site = self._machine.rules.site
+        manifest = verify_manifest(
+            seen.manifest, verify_certificate(seen.manifest.certificate_der, self._ca, site, None)
+        )
+        stated = (manifest.federation, manifest.origin, manifest.generation, manifest.round, manifest.artifact.sha256)
+        if stated != (self._federation, site, seen.generation, seen.round, seen.sha256):
+            raise ValueError("the manifest is of another artifact")
+
+    @functools.cached_property
+    def _ca(self) -> x509.Certificate:
+        return self._pki.load().ca

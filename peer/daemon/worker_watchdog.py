@@ -1,0 +1,72 @@
+"""Decides whether a worker hangs, from the signs of progress that its work gives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+COMPUTING_SHARE = 0.1
+"""A worker that uses less of a core than this does not compute: it is stopped, or waits."""
+COMPUTING_FACTOR = 4.0
+"""A worker that computes may be in one long step, or compile: it gets so many times ``hang_s``."""
+GAPS = 3.0
+"""Later steps may take so many times as long as the longest one so far."""
+PATIENCE_FACTOR_MAX = 12.0
+"""No worker gets more than so many times ``hang_s``: a slower model needs a larger ``hang_s``."""
+
+
+class ProgressMonitor:
+    """How long the work in hand has given no sign of progress, and how long it may.
+
+    Time is counted in the watcher's own ticks. Seconds in which the whole machine, or the daemon, stood
+    still are therefore no fault of the worker.
+
+    Args:
+        hang_s: what a worker that does not compute may take without a sign.
+    """
+
+    def __init__(self, hang_s: float) -> None:
+        self.hang_s = hang_s
+        self._still_s = 0.0
+        self._longest_gap_s = 0.0
+        self._computed_s = 0.0
+
+    @property
+    def tick_s(self) -> float:
+        """The time between two calls of ``elapse``."""
+        return min(1.0, self.hang_s / 10)
+
+    def begin(self) -> None:
+        """New work: the time before it does not count."""
+        self._still_s = self._computed_s = 0.0
+
+    def advance(self) -> None:
+        """The work gave a sign of progress."""
+        self._longest_gap_s = max(self._longest_gap_s, self._still_s)
+        self.begin()
+
+    def elapse(self, computed_s: float | None) -> str | None:
+        """One tick passed; returns why the worker counts as hung, or ``None``.
+
+        Args:
+            computed_s: CPU time that the worker used in this tick, ``None`` where the system does not
+                tell.
+        """
+        self._still_s += self.tick_s
+        self._computed_s += self.tick_s if computed_s is None else computed_s
+        computes = self._computed_s >= COMPUTING_SHARE * self._still_s
+        least_s = self.hang_s * (COMPUTING_FACTOR if computes else 1.0)
+        patience_s = min(max(least_s, GAPS * self._longest_gap_s), PATIENCE_FACTOR_MAX * self.hang_s)
+        if self._still_s < patience_s:
+            return None
+        did = "computed" if computes else "did not compute"
+        return f"no sign of progress for {self._still_s:.0f} s, in which the worker {did} ([training] hang_s)"
+
+
+def cpu_s(pid: int) -> float | None:
+    """CPU time of all threads of a process, in seconds; ``None`` where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
+    except (OSError, ValueError, IndexError):
+        return None

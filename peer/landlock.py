@@ -1,0 +1,101 @@
+"""Confines this process with Landlock, where the kernel has it: a worker runs a researcher's network
+code, and reads files that other sites sent.
+
+Landlock only allows. All files except some can therefore be read if each folder beside the way to
+those is allowed. A file that appears later right inside a folder on that way cannot be read.
+Source: https://docs.kernel.org/userspace-api/landlock.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+# <linux/landlock.h>, and the numbers of the system calls, which are the same on every processor.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH = 1
+WRITE_FILE, READ_FILE, TRUNCATE = 1 << 1, 1 << 2, 1 << 14
+CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))  # remove, and make every kind of file
+REFER = 1 << 13  # rename and link between folders
+ABI_REFER, ABI_TRUNCATE = 2, 3
+PR_SET_NO_NEW_PRIVS = 38  # <linux/prctl.h>
+
+
+def abi() -> int:
+    """The version of the kernel's Landlock; 0 where there is none or it is switched off."""
+    if sys.platform != "linux":
+        return 0
+    version = ctypes.CDLL(None).syscall(
+        ctypes.c_long(CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(CREATE_RULESET_VERSION)
+    )
+    return max(0, int(version))
+
+
+def confine(*, hidden: Iterable[Path], writable: Iterable[Path]) -> None:
+    """Never again read a hidden file, or change one outside the writable folders, in this thread and
+    all that it starts.
+
+    Reading is permitted everywhere else. A missing path in either list is left out.
+
+    Raises:
+        OSError: the kernel has no Landlock, or a folder on the way to a hidden one cannot be listed.
+    """
+    version = abi()
+    change = WRITE_FILE | CHANGE_FOLDER
+    change |= (REFER if version >= ABI_REFER else 0) | (TRUNCATE if version >= ABI_TRUNCATE else 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    handled = ctypes.create_string_buffer(struct.pack("=Q", READ_FILE | change), 8)
+    ruleset = _call(libc, CREATE_RULESET, handled, ctypes.c_size_t(8), ctypes.c_uint32(0))
+    try:
+        for path in _beside({path.resolve() for path in hidden}):
+            _allow(libc, ruleset, path, READ_FILE)
+        for path in writable:
+            _allow(libc, ruleset, path, change)
+        if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "no_new_privs")
+        _call(libc, RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+    finally:
+        os.close(ruleset)
+
+
+def _beside(hidden: set[Path], folder: Path = Path("/")) -> Iterator[Path]:
+    """The widest paths that hold none of the hidden ones, and together all the rest.
+
+    A symbolic link is left out: what it leads to is in the list itself.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if path in hidden or entry.is_symlink():
+                continue
+            if any(one.is_relative_to(path) for one in hidden):
+                yield from _beside(hidden, path)
+            else:
+                yield path
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, access: int) -> None:
+    """Allow the access to a file, or to all files in a folder."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or out of reach anyway
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                access &= READ_FILE | WRITE_FILE | TRUNCATE
+            rule = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
+            _call(libc, ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(RULE_PATH_BENEATH), rule, ctypes.c_uint32(0))
+        finally:
+            os.close(descriptor)
+
+
+def _call(libc: ctypes.CDLL, number: int, *arguments: object) -> int:
+    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"Landlock system call {number}")
+    return result

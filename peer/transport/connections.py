@@ -1,0 +1,259 @@
+"""The connections that a server has accepted: which of them it closes, and why.
+
+gRPC names a connection in no event and offers no call that closes one. The kernel does both: the
+process lists its own sockets on the server's port, with the bytes that each has carried, and shuts
+those down that break a bound. gRPC then sees the end of the connection. No byte passes through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import math
+import os
+import socket
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import unquote
+
+from peer.core import limits
+from peer.core.roster import SiteName
+from peer.transport.rates import TokenBucket
+
+log = logging.getLogger(__name__)
+
+SCAN_S = 0.05  # a flood of headers makes gRPC keep 250 MB for each second until the connection is closed
+FLOOD_SCAN_S = 0.02  # soon after a connection was closed; the next one may have been opened
+FLOOD_S = 10.0  # a flood is over when no connection had to be closed for so long
+RELEASE_S = 1.0  # between two releases of freed memory during a flood; each takes some milliseconds
+REFUSED_CALLS_PER_SECOND = 1.0  # of one connection; a site of another roster greets once in two seconds
+REFUSED_CALLS_BURST = 40
+DESCRIPTORS = "/proc/self/fd"
+TCP_INFO_BYTES = 256
+BYTES_ACKED_OFFSET = 120  # of tcpi_bytes_acked in Linux' struct tcp_info; tcpi_bytes_received follows
+
+Endpoint = tuple[str, int]
+"""Address and port of the caller's end."""
+
+
+class Accepted(Protocol):
+    """An accepted connection at one moment."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The caller's end."""
+
+    @property
+    def received(self) -> int:
+        """Bytes that the caller has sent so far."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the caller has taken so far."""
+
+    def shut_down(self) -> None:
+        """End the connection in both directions."""
+
+
+class AcceptedSocket:
+    """A duplicate of a descriptor that gRPC owns; only this duplicate is closed here."""
+
+    def __init__(self, duplicate: socket.socket, endpoint: Endpoint) -> None:
+        self._socket = duplicate
+        self.endpoint = endpoint
+        info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        whole = len(info) >= BYTES_ACKED_OFFSET + 16  # kernels before 4.2 do not count
+        self.sent, self.received = struct.unpack_from("QQ", info, BYTES_ACKED_OFFSET) if whole else (0, 0)
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def accepted_sockets(port: int) -> Iterator[list[AcceptedSocket]]:
+    """This process's accepted connections on a port; none where the system does not list descriptors."""
+    with contextlib.ExitStack() as duplicates:
+        connections: list[AcceptedSocket] = []
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(DESCRIPTORS):
+                with contextlib.suppress(OSError):  # gRPC has closed it meanwhile
+                    if os.readlink(f"{DESCRIPTORS}/{descriptor}").startswith("socket:"):
+                        duplicate = duplicates.enter_context(duplicate_socket(int(descriptor)))
+                        if duplicate.type == socket.SOCK_STREAM and duplicate.getsockname()[1:2] == (port,):
+                            host, caller_port = duplicate.getpeername()[:2]
+                            connections.append(AcceptedSocket(duplicate, (str(plain_address(host)), caller_port)))
+        yield connections
+
+
+def duplicate_socket(descriptor: int) -> socket.socket:
+    """A socket of its own on the same connection; ``OSError`` when the descriptor is no socket."""
+    duplicate = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        raise
+
+
+def plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address without a zone, and as IPv4 where it is one."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def endpoint_of(peer: str) -> Endpoint:
+    """The caller's end in gRPC's notation: ``ipv4:192.0.2.1:4711``, ``ipv6:%5B2001:db8::1%5D:4711``."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return str(plain_address(host.strip("[]"))), int(port)
+
+
+def network_of(endpoint: Endpoint) -> str:
+    """The address whose connections count together: an IPv6 host may use all of its /64."""
+    address = ipaddress.ip_address(endpoint[0])
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
+
+
+@dataclass(slots=True)
+class ConnectionRecord:
+    """What is known of a connection while it lives."""
+
+    since_s: float
+    requests_left: TokenBucket
+    refusals_left: TokenBucket
+    caller: SiteName | None = None
+    received: int = 0
+    sent: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ConnectionBounds:
+    """How many connections are kept.
+
+    ``unknown`` are those that have shown no peer's certificate in a call; the rest up to the
+    server's maximum is reserved for peers.
+    """
+
+    unknown: int
+    unknown_per_address: int
+    per_peer: int = limits.CONNECTIONS_PER_PEER_MAX
+
+    @classmethod
+    def of(cls, sites: int, connections: int) -> ConnectionBounds:
+        """The bounds in a federation of so many sites, of a server with so many connections."""
+        unknown = max(connections - 2 * sites, connections // 2, 1)
+        return cls(unknown, limits.UNKNOWN_CONNECTIONS_PER_ADDRESS_MAX + sites)
+
+
+@dataclass
+class ConnectionGuard:
+    """Closes connections that are too many for a caller or an address, and those that misuse the protocol.
+
+    Args:
+        bounds: on the number of connections.
+        clock: a monotonic clock, in seconds.
+        release_memory: called after connections were closed.
+    """
+
+    bounds: ConnectionBounds
+    clock: Callable[[], float] = time.monotonic
+    release_memory: Callable[[], None] = lambda: None
+    _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
+    _flood_ends_s: float = -math.inf
+    _released_s: float = -math.inf
+
+    def admitted(self, peer: str, caller: SiteName) -> None:
+        """Note that a call on the connection came from a peer of the roster."""
+        self._record(endpoint_of(peer)).caller = caller
+
+    def refused(self, peer: str) -> None:
+        """Note that a call on the connection was refused before it was read."""
+        record = self._record(endpoint_of(peer))
+        if not record.refusals_left.take():
+            record.reason = f"over {REFUSED_CALLS_PER_SECOND:g} refused calls a second"
+
+    async def watch(self, port: int) -> None:
+        """Close connections on the port until cancelled."""
+        while True:
+            await asyncio.sleep(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S)
+            with accepted_sockets(port) as connections:
+                self.enforce(connections)
+
+    def enforce(self, connections: Sequence[Accepted]) -> None:
+        """Close those of the present connections that break a bound."""
+        now_s = self.clock()
+        present = {connection.endpoint: self._present(connection) for connection in connections}
+        self._records = present
+        for connection in connections:
+            self._count_bytes(connection, present[connection.endpoint], now_s)
+        self._bound_numbers(present)
+        closed: Counter[tuple[str, str]] = Counter()
+        for connection in connections:
+            record = present[connection.endpoint]
+            if record.reason:
+                connection.shut_down()
+                closed[record.caller or network_of(connection.endpoint), record.reason] += 1
+        for (peer, reason), count in closed.items():
+            log.warning("connections closed", extra={"peer": peer, "reason": reason, "connections": count})
+        if closed:
+            self._flood_ends_s = now_s + FLOOD_S
+        if self._released_s + RELEASE_S <= now_s < self._flood_ends_s:
+            self._released_s = now_s
+            self.release_memory()
+
+    def _record(self, endpoint: Endpoint) -> ConnectionRecord:
+        record = self._records.get(endpoint)
+        if record is None:
+            requests = TokenBucket(limits.REQUEST_BYTES_PER_SECOND_MAX, limits.REQUEST_BYTES_BURST, self.clock)
+            refusals = TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, self.clock)
+            record = self._records[endpoint] = ConnectionRecord(self.clock(), requests, refusals)
+        return record
+
+    def _present(self, connection: Accepted) -> ConnectionRecord:
+        """The connection's record, or a new one where the caller's port serves another connection now."""
+        if connection.received < self._record(connection.endpoint).received:
+            del self._records[connection.endpoint]
+        return self._record(connection.endpoint)
+
+    def _count_bytes(self, connection: Accepted, record: ConnectionRecord, now_s: float) -> None:
+        """Mark a connection that sends more than requests need, or no request at all."""
+        flow_control = (connection.sent - record.sent) / limits.SENT_BYTES_PER_RECEIVED_BYTE
+        received = connection.received - record.received
+        record.sent, record.received = connection.sent, connection.received
+        if not record.requests_left.take(max(0.0, received - flow_control)):
+            record.reason = f"sends over {limits.REQUEST_BYTES_PER_SECOND_MAX} bytes a second"
+        elif record.caller is None and record.received > limits.FIRST_CALL_BYTES_MAX:
+            record.reason = f"sent {limits.FIRST_CALL_BYTES_MAX} bytes without a call of a peer"
+        elif record.caller is None and now_s - record.since_s > limits.FIRST_CALL_S:
+            record.reason = f"made no call of a peer within {limits.FIRST_CALL_S:g} s"
+
+    def _bound_numbers(self, present: dict[Endpoint, ConnectionRecord]) -> None:
+        """Mark the oldest connections above each bound: a peer that dials again is the newest."""
+        per_peer: defaultdict[str, list[ConnectionRecord]] = defaultdict(list)
+        per_address: defaultdict[str, list[ConnectionRecord]] = defaultdict(list)
+        for endpoint, record in present.items():
+            if record.caller is not None:
+                per_peer[record.caller].append(record)
+            else:
+                per_address[network_of(endpoint)].append(record)
+        for records in per_peer.values():
+            mark_oldest(records, self.bounds.per_peer, f"over {self.bounds.per_peer} connections of one site")
+        for records in per_address.values():
+            bound = self.bounds.unknown_per_address
+            mark_oldest(records, bound, f"over {bound} connections of one address without a peer's call")
+        unknown = [record for records in per_address.values() for record in records]
+        mark_oldest(unknown, self.bounds.unknown, f"over {self.bounds.unknown} connections without a peer's call")
+
+
+def mark_oldest(records: Iterable[ConnectionRecord], bound: int, reason: str) -> None:
+    """Give the oldest records above the bound the reason; those that have one already count as closed."""
+    remaining = sorted((record for record in records if not record.reason), key=lambda record: record.since_s)
+    for record in remaining[: max(0, len(remaining) - bound)]:
+        record.reason = reason

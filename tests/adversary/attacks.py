@@ -1,0 +1,250 @@
+"""What the member of ``member.py`` does wrong: as a caller, and as the server of its artifacts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from adversary.member import EVALUATE, HANDBACK, HEAD, NOT_YET, SKIPPED, Artifact, Member, safetensors
+
+from peer.pb import peer_pb2 as pb
+
+REFUSED = frozenset({"INVALID_ARGUMENT", "PERMISSION_DENIED", "FAILED_PRECONDITION", "NOT_FOUND", "UNIMPLEMENTED"})
+"""Answers that say: do not ask again."""
+SHED = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "INTERNAL"})
+"""Answers of the transport to what it does not carry."""
+WRONG = bytes(32)
+TEXTS = ("\x1b[2J", "a\x00b", "../../etc/passwd", "x" * (1 << 20), "﷽" * 400)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that breaks a rule, and the statuses that may answer it."""
+
+    name: str
+    method: str
+    request: bytes
+    allowed: frozenset[str] = REFUSED
+    options: Mapping[str, Any] | None = None
+
+
+def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
+    """Every malformed or unauthorised call of one site, in a fresh order of no meaning."""
+    for name, value in (
+        ("protocol", 0),
+        ("protocol", 99),
+        ("federation", WRONG),
+        ("federation", b"short"),
+        ("roster", WRONG),
+        ("round_key_tag", WRONG),
+        ("generation", 1 << 63),
+        ("clock_s", float("nan")),
+        ("clock_s", float("inf")),
+        *(("software", text) for text in TEXTS[:2]),
+        ("seen", pb.Seen(generation=1 << 63, round=1, sha256=WRONG)),
+        ("seen", pb.Seen(generation=1, round=0, sha256=b"x")),
+    ):
+        if (name, value) != ("protocol", 99):  # a range of versions is no breach
+            yield Call(f"Hello {name}", "Hello", member.greeting(**{name: value}).SerializeToString())
+    for name, value in (
+        ("round", (1 << 64) - 1),
+        ("generation", 1 << 63),
+        ("progress", float("nan")),
+        ("progress", -1.0),
+        ("progress", 1e300),
+        *(("phase", text) for text in TEXTS if text != "../../etc/passwd"),
+        ("phase", ""),
+        ("aggregate", b"x" * 31),
+    ):
+        yield Call(f"Beat {name}", "Beat", member.pulse(**{name: value}).SerializeToString())
+    for name, value in (
+        ("kind", 0),
+        ("kind", HEAD),
+        ("kind", 77),
+        ("purpose", 0),
+        ("purpose", HANDBACK),
+        ("purpose", EVALUATE),
+        ("purpose", 9),
+        ("for_round", 0),
+        ("for_round", 1 << 63),
+        ("for_round", 10**6),
+        ("wait_s", float("nan")),
+        ("wait_s", -1.0),
+        ("wait_s", 1e9),
+        *(("owner", text) for text in (*TEXTS, "", "nobody")),
+    ):
+        asked = member.asks(round, owner=victim)
+        setattr(asked, name, value)
+        allowed = REFUSED | ({"OK"} if (name, value) == ("for_round", 10**6) else set())
+        yield Call(f"GetManifest {name}", "GetManifest", asked.SerializeToString(), frozenset(allowed))
+    for name, value in (
+        ("kind", HEAD),
+        ("purpose", HANDBACK),
+        ("sha256", WRONG),
+        ("sha256", b"x" * 33),
+        ("offset", (1 << 64) - 1),
+        ("for_round", 0),
+        *(("owner", text) for text in TEXTS[:3]),
+    ):
+        asked = member.fetches(round, WRONG, owner=victim)
+        setattr(asked, name, value)
+        yield Call(f"FetchArtifact {name}", "FetchArtifact", asked.SerializeToString())
+    report = {"generation": 1, "round": 1, "sha256": WRONG, "samples": 3, "values": {"auc": 0.5}}
+    for name, change in (
+        ("unasked", {}),
+        ("nan", {"values": {"auc": float("nan")}}),
+        ("many", {"values": {f"metric-{number}": 0.5 for number in range(2000)}}),
+        ("withheld", {"withheld": True}),
+    ):
+        yield Call(f"PutMetrics {name}", "PutMetrics", pb.Metrics(**{**report, **change}).SerializeToString())
+    for method in ("Hello", "Beat", "GetManifest", "FetchArtifact", "PutMetrics"):
+        yield Call(f"{method} garbage", method, b"\xff" * 100)
+        yield Call(f"{method} 20 MiB", method, bytes(20 << 20), REFUSED | SHED)
+        bomb = {"compression": grpc.Compression.Gzip}
+        yield Call(f"{method} gzip bomb", method, bytes(64 << 20), REFUSED | SHED, bomb)
+    metadata = [("x", "y" * 16000)] * 8
+    yield Call("headers", "Beat", member.pulse().SerializeToString(), REFUSED | SHED | {"OK"}, {"metadata": metadata})
+    yield Call("no such call", "Reboot", b"")
+
+
+def run(member: Member, victim: str, call: Call) -> str:
+    """The name of the status with which a call ended."""
+    options = dict(call.options or {})
+    channel = member.channel(victim)
+    path = f"/mhfl.v1.Exchange/{call.method}"
+    try:
+        if call.method == "FetchArtifact":
+            for _ in channel.unary_stream(path)(call.request, timeout=10, **options):
+                pass
+        else:
+            channel.unary_unary(path)(call.request, timeout=10, **options)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+@dataclass(frozen=True)
+class Lie:
+    """How the member serves its artifact in one round.
+
+    Attributes:
+        reason: words of the honest sites' refusal; empty where the artifact is only missing, or
+            good.
+        missing: why the honest sites go on without it; empty where they use it.
+        manifest: the answer to ``GetManifest``: bytes, or what is raised.
+        chunks: the answer to ``FetchArtifact``; by default the artifact.
+    """
+
+    reason: str
+    manifest: Callable[[Member, Artifact, int], bytes]
+    missing: str = "refused"
+    chunks: Callable[[Artifact, int], Iterator[bytes]] | None = None
+
+
+def honest(member: Member, artifact: Artifact, round: int) -> bytes:
+    return pb.ManifestReply(manifest=member.manifest(round, artifact)).SerializeToString()
+
+
+def claims(**changes: Any) -> Callable[[Member, Artifact, int], bytes]:
+    """The true manifest but for these fields."""
+
+    def manifest(member: Member, artifact: Artifact, round: int) -> bytes:
+        return honest(member, Artifact(artifact.content, artifact.spec, artifact.tensors, changes), round)
+
+    return manifest
+
+
+def unavailable(answer: int) -> Callable[[Member, Artifact, int], bytes]:
+    def manifest(member: Member, artifact: Artifact, round: int) -> bytes:
+        time.sleep(0.2)
+        return pb.ManifestReply(unavailable=answer).SerializeToString()
+
+    return manifest
+
+
+def signed_otherwise(member: Member, artifact: Artifact, round: int) -> bytes:
+    body = member.manifest(round, artifact).body
+    return pb.ManifestReply(manifest=member.sign(body, label=b"mhfl/bundle/v1\x00")).SerializeToString()
+
+
+def of_the_round_before(member: Member, artifact: Artifact, round: int) -> bytes:
+    return honest(member, artifact, round - 1)
+
+
+def whole(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    for at in range(offset, len(artifact.content), 1 << 18):
+        yield pb.Chunk(data=artifact.content[at : at + (1 << 18)]).SerializeToString()
+
+
+def altered(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    yield from whole(Artifact(artifact.content[:-1] + b"\x01", "", []), offset)
+
+
+def shortened(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    yield from whole(Artifact(artifact.content[:-8], "", []), offset)
+
+
+def lengthened(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    yield from whole(Artifact(artifact.content + b"\x00", "", []), offset)
+
+
+def oversized(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    yield pb.Chunk(data=bytes(2 << 20)).SerializeToString()
+
+
+def dripped(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    for at in range(offset, len(artifact.content)):
+        time.sleep(0.1)
+        yield pb.Chunk(data=artifact.content[at : at + 1]).SerializeToString()
+
+
+def empty(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    while True:
+        time.sleep(0.01)
+        yield pb.Chunk(data=b"").SerializeToString()
+
+
+def garbage(artifact: Artifact, offset: int) -> Iterator[bytes]:
+    yield b"\xff" * 1000
+
+
+def bomb(artifact: Artifact) -> Artifact:
+    """A file whose header has four MiB of empty lists, and a manifest that fits its size."""
+    header = json.dumps({"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": {}})
+    filler = "[" + ",".join(["[]"] * ((4 << 20) // 3 - 100)) + "]"
+    content = safetensors((header[:-1] + f', "x": {filler}}}').encode(), bytes(4))
+    return Artifact(content, artifact.spec, [("t", "F32", (1,))])
+
+
+LIES: Mapping[str, Lie] = {
+    "the truth": Lie("", honest, missing=""),
+    "more steps than there are": Lie("manifest.steps", claims(steps=(1 << 40) + 1)),
+    "eight GiB": Lie("manifest.bytes", claims(bytes=8 << 30)),
+    "no tensor": Lie("manifest.tensors", claims(tensors=[])),
+    "a spec that is no JSON": Lie("manifest.spec", claims(spec="{")),
+    "a spec that is nested too deep": Lie("manifest.spec", claims(spec='{"a":' * 40 + "1" + "}" * 40)),
+    "control characters": Lie("manifest.method", claims(method="\x1b[2J")),
+    "another method": Lie("method", claims(method="fedskd")),
+    "another federation": Lie("federation", claims(federation=WRONG)),
+    "another origin": Lie("origin", claims(origin="europe")),
+    "another owner": Lie("owner", claims(owner="europe")),
+    "another kind": Lie("kind", claims(kind=HEAD)),
+    "the round before": Lie("round", of_the_round_before),
+    "another label under the signature": Lie("signature", signed_otherwise),
+    "an answer that is no message": Lie("", lambda *_: b"\xff" * 100),
+    "another last byte": Lie("digest", honest, chunks=altered),
+    "an early end": Lie("", honest, chunks=shortened),
+    "one byte too many": Lie("", honest, chunks=lengthened),
+    "chunks of two MiB": Lie("", honest, chunks=oversized),
+    "chunks that are no messages": Lie("", honest, chunks=garbage),
+    "a byte now and then": Lie("", honest, missing="slow", chunks=dripped),
+    "empty chunks for ever": Lie("", honest, missing="slow", chunks=empty),
+    "never there": Lie("", unavailable(NOT_YET), missing="slow"),
+    "never made": Lie("", unavailable(SKIPPED), missing="skipped"),
+    "the truth again": Lie("", honest, missing=""),
+}
+"""One a round, in this order."""

@@ -1,0 +1,187 @@
+"""A member that keeps no rule, against real daemons: the rounds go on, and what went wrong has its name.
+
+The member (``tests/adversary``) was written from ``proto/`` and has a real certificate. Each round
+it serves its artifact in another wrong way, and meanwhile calls in every wrong way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from adversary import attacks
+from adversary.member import MODEL, Artifact, Member, Server
+
+from peer.audit.verification import verify
+from peer.demo.local_federation import LocalFederation
+from peer.pb import peer_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+HONEST = ("asia", "europe")
+MALLORY = "mallory"
+PACE = "wait_max_s = 6\ndeadline_floor_s = 1\nbeat_s = 0.5\nsilence_s = 10\ngather_s = 60"
+NAMES = list(attacks.LIES)
+MEMORY_MB_MAX = 130
+"""A daemon's peak; deploy/guarantees.md has the measured figures."""
+
+
+@dataclass
+class Aftermath:
+    """What the honest sites hold, and how each wrong call was answered."""
+
+    rows: dict[str, list[tuple[str, int, Any]]] = field(default_factory=dict)
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    allowed: dict[str, frozenset[str]] = field(default_factory=dict)
+    peak_mb: dict[str, float] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    folders: dict[str, Any] = field(default_factory=dict)
+
+
+class Mallory:
+    """Serves one lie a round, and attacks both sites meanwhile."""
+
+    def __init__(self, loopback: LocalFederation) -> None:
+        folder = loopback.folder(MALLORY)
+        self.member = Member(folder.pki, folder.federation_toml, MALLORY, kind=MODEL, method="fedavg")
+        self._artifact: Artifact | None = None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self.server = Server(
+            self.member,
+            {
+                "Hello": lambda site, request, context: self.member.greeting().SerializeToString(),
+                "Beat": lambda site, request, context: self._pulse(request),
+                "GetManifest": self._manifest,
+                "FetchArtifact": self._chunks,
+            },
+        )
+
+    def _pulse(self, request: bytes) -> bytes:
+        """As far as the site that asks, and no further."""
+        beat = pb.Pulse.FromString(request)
+        rounds = {"round": beat.round, "published_round": beat.round, "committed_round": max(0, beat.round - 1)}
+        return self.member.pulse(**rounds).SerializeToString()
+
+    def artifact(self) -> Artifact:
+        """The first model of europe, under another name."""
+        with self._lock:
+            while self._artifact is None:
+                try:
+                    self._artifact = Artifact.of(*self.member.take("europe", 1))
+                except (grpc.RpcError, ValueError):
+                    if self._over.wait(0.1):
+                        raise
+            return self._artifact
+
+    def _manifest(self, site: str, request: bytes, context: grpc.ServicerContext) -> bytes:
+        round = pb.ManifestRequest.FromString(request).for_round
+        return attacks.LIES[NAMES[round - 1]].manifest(self.member, self.artifact(), round)
+
+    def _chunks(self, site: str, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = pb.FetchRequest.FromString(request)
+        chunks = attacks.LIES[NAMES[asked.for_round - 1]].chunks or attacks.whole
+        for chunk in chunks(self.artifact(), asked.offset):
+            if not context.is_active() or self._over.is_set():
+                return
+            yield chunk
+
+    def attack(self, after: Aftermath) -> None:
+        """Call both sites in every wrong way, again and again, until the end."""
+        while not self._over.is_set():
+            for victim in HONEST:
+                for call in attacks.calls(self.member, victim, 1):
+                    if self._over.wait(0.03):
+                        return
+                    after.allowed[call.name] = call.allowed
+                    answers = after.answers.setdefault((victim, call.name), set())
+                    answers.add(attacks.run(self.member, victim, call))
+
+    def close(self) -> None:
+        self._over.set()
+        self.server.stop()
+        self.member.close()
+
+
+def peak_mb(pid: int) -> float:
+    """A process's peak of resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
+
+
+@pytest.fixture(scope="module")
+def after(found: Callable[..., LocalFederation], tools: Any) -> Aftermath:
+    loopback = found(
+        sites=(*HONEST, MALLORY),
+        rounds=len(NAMES),
+        method="fedavg",
+        steps=1,
+        pace=PACE,
+        linger_s=2,
+        shared='[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
+        models=dict.fromkeys((*HONEST, MALLORY), 'name = "resnet10"\n[model.parameters]\nwidth = 8\nstem_stride = 2'),
+    )
+    after = Aftermath()
+    mallory = Mallory(loopback)
+    caller = threading.Thread(target=mallory.attack, args=(after,), daemon=True)
+    with loopback:
+        try:
+            for name in HONEST:
+                loopback.start(name, "--stay")
+            caller.start()
+            for name in HONEST:
+                tools.wait_until(
+                    lambda name=name: loopback.show(name, "status")["phase"] == "done",
+                    limit_s=400,
+                    what=lambda name=name: loopback.console(name)[-6000:],
+                )
+            for name in HONEST:
+                after.peak_mb[name] = peak_mb(loopback.daemons[name].pid)  # type: ignore[index]
+                after.status[name] = loopback.show(name, "status")
+                after.rows[name], after.records[name] = tools.rows(loopback, name), tools.records(loopback, name)
+        finally:
+            mallory.close()
+            caller.join(30)
+    after.folders = {name: loopback.folder(name) for name in HONEST}
+    return after
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_lie_costs_its_round_and_has_its_author(after: Aftermath, name: str) -> None:
+    lie, round = attacks.LIES[name], NAMES.index(name) + 1
+    for site in HONEST:
+        record = after.records[site][round - 1]
+        assert record["round"] == round
+        refused = [body for kind, at, body in after.rows[site] if kind == "refused" and at == round]
+        artifacts = [body["reason"] for body in refused if body["origin"] == MALLORY]
+        if lie.missing:
+            assert record["missing"].get(MALLORY) == lie.missing, artifacts
+            assert MALLORY not in record["contributors"]
+        else:
+            assert MALLORY in record["contributors"]
+        assert any(lie.reason in reason for reason in artifacts) or not lie.reason, artifacts
+        assert {body["origin"] for body in refused} <= {MALLORY}
+
+
+def test_no_wrong_call_is_answered_or_shows_the_inside(after: Aftermath) -> None:
+    wrong = {
+        f"{site}: {name}": answers - after.allowed[name]
+        for (site, name), answers in after.answers.items()
+        if answers - after.allowed[name] - {"UNAVAILABLE"}  # busy: over the rate
+    }
+    assert not wrong
+    assert len(after.answers) > 100
+
+
+def test_the_honest_sites_end_and_keep_their_memory_and_ledgers(after: Aftermath) -> None:
+    for site in HONEST:
+        assert [record["round"] for record in after.records[site]] == list(range(1, len(NAMES) + 1))
+        assert all(set(record["missing"]) <= {MALLORY} for record in after.records[site])
+        assert after.status[site]["failure"] in ("", None)
+        assert after.peak_mb[site] < MEMORY_MB_MAX, after.peak_mb
+        assert verify(after.folders[site])["problems"] == []

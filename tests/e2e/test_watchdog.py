@@ -1,0 +1,47 @@
+"""A real worker that hangs: its daemon ends it and starts another, and no bit of the rounds changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from peer.demo.local_federation import LocalFederation
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SCHEDULE = '[schedule]\nkind = "derangement"\n'
+
+
+def test_a_stopped_worker_is_started_again_and_the_round_ends_with_the_same_bits(
+    found: Callable[..., LocalFederation], copied: Callable[[LocalFederation], LocalFederation], tools: Any
+) -> None:
+    sites = ("asia", "europe")
+    enrolled = found(sites=sites, rounds=3, steps=60, top=SCHEDULE, site="hang_s = 8.0\n", cold=True)
+    calm, hung = copied(enrolled), copied(enrolled)
+    for name in sites:
+        calm.start(name)
+    assert set(tools.finish(calm).values()) == {0}
+    for name in sites:
+        hung.start(name)
+
+    def training() -> Any:
+        status = hung.show("asia", "status")
+        return status if status["phase"] == "train" and status["round"] >= 2 and status["training"] else None
+
+    pid = tools.wait_until(training)["worker_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert set(tools.finish(hung).values()) == {0}, hung.console("asia")[-3000:]
+    (failure,) = [body for kind, _, body in tools.rows(hung, "asia") if kind == "work_failed"]
+    assert failure["fault"] == "hang"
+    assert "did not compute" in failure["reason"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    for name in sites:
+        bits = [record["artifact_sha256"] for record in tools.records(calm, name)]
+        assert len(bits) == 3
+        assert [record["artifact_sha256"] for record in tools.records(hung, name)] == bits
+        assert all(record["missing"] == {} for record in tools.records(hung, name))
