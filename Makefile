@@ -10,7 +10,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench gpu fuzz chaos dist node clean
+.PHONY: help demo test lint bench gpu soak fuzz chaos dist node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lint: $(VENV)/.lint ## style, types, and whether what is generated is fresh
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python deploy/reference.py --check
 	$(BIN)/python deploy/picture.py --check
+
+soak: $(VENV)/.test ## seeds of the simulation until SECONDS are over: faults, crashes and liars, each with the command that repeats it
+	$(BIN)/python tests/simulation/run.py --seconds $(or $(SECONDS),600) --jobs 2
 
 bench: $(VENV)/.test ## the figures that the program must hold; make bench QUICK=1 takes a minute
 	$(BIN)/python tests/bench/run.py $(if $(QUICK),--quick)

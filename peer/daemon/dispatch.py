@@ -42,6 +42,7 @@ from peer.records.journal import Journal
 from peer.records.ledger import Ledger
 from peer.transport import tls
 from peer.transport.client import ExchangeClient
+from peer.transport.rates import loop_time
 from peer.transport.server import ExchangeServer
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ LOGGED_KINDS = frozenset({"isolated", "alone", "skipped", "slot_lost", "regenera
 
 def now() -> datetime.datetime:
     """The time that certificates are checked against."""
-    return datetime.datetime.now(datetime.UTC)
+    return datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
 
 
 async def _nothing() -> None:
@@ -111,6 +112,7 @@ class Daemon:
             artifacts=self.artifacts,
             pki=pki,
             report=self.report,
+            clock=loop_time,
             refused=refused,
         )
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
@@ -126,6 +128,7 @@ class Daemon:
             refused=refused,
             reports=reports,
             compare=compare,
+            clock=loop_time,
             release_memory=release_memory,
         )
         self.heartbeats = Heartbeats(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from peer.records.journal import Journal
 from peer.transport.bounds import WireError
 from peer.transport.client import ExchangeClient, ExchangeError
 from peer.transport.manifest import from_base64, to_base64
-from peer.transport.rates import TokenBucket
+from peer.transport.rates import TokenBucket, loop_time
 from peer.transport.server import Refusal, Status
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class EquivocationWatch:
         self._refused, self._report = refused, report
         self._proofs = {proof.subject: proof for proof in stored_proofs(journal, federation=federation, ca=ca)}
         self._handed: set[tuple[SiteName, ManifestSubject]] = set()
-        rate = (limits.COMPARISONS_PER_SECOND_MAX, limits.COMPARISONS_BURST, time.monotonic)
+        rate = (limits.COMPARISONS_PER_SECOND_MAX, limits.COMPARISONS_BURST, loop_time)
         self._calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -20,7 +20,7 @@ from peer.daemon.service import PeerService
 from peer.records.journal import Journal
 from peer.transport import wire
 from peer.transport.bounds import WireError
-from peer.transport.client import ExchangeClient, Misbehaved, Offer, Refused, Unreachable
+from peer.transport.client import ExchangeClient, Misbehaved, Missing, Offer, Refused, Unreachable
 from peer.transport.manifest import to_base64
 from peer.transport.server import Outcome, Refusal
 from peer.transport.tls import NO_DESCRIPTORS
@@ -111,6 +111,9 @@ class ArtifactFetcher:
             await self._receive(command, offer)
             facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
             self._report(events.ArtifactArrived(*answer, *facts))
+        except Missing as error:  # it was retired since the offer: the peer is ahead, and not at fault
+            log.info("artifact retired before it was fetched", extra={"peer": command.origin, "reason": error.reason})
+            self._report(events.ArtifactUnavailable(*answer, command.purpose, Unavailable.RETIRED))
         except (Refused, Misbehaved) as error:
             self._report(events.ArtifactRefused(*answer, command.purpose, error.reason))
         except InsufficientSpace as error:

@@ -68,6 +68,10 @@ class Refused(ExchangeError):  # noqa: N818 - the name is the fact
     """The peer refused the call, and would refuse it again."""
 
 
+class Missing(Refused):
+    """The peer does not have, or no longer has, what the call asks for."""
+
+
 class Misbehaved(ExchangeError):  # noqa: N818 - the name is the fact
     """The peer broke the protocol."""
 
@@ -344,4 +348,4 @@ def _failure(peer: SiteName, error: grpc.aio.AioRpcError) -> ExchangeError:
         return Unreachable(peer, reason)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own answer to a message over MESSAGE_BYTES_MAX
         return Misbehaved(peer, reason)
-    return Refused(peer, reason)
+    return (Missing if code is grpc.StatusCode.NOT_FOUND else Refused)(peer, reason)

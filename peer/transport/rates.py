@@ -1,8 +1,14 @@
-"""A token bucket, for rates of calls and of bytes."""
+"""A token bucket, for rates of calls and of bytes, and the clock that it runs by."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+
+
+def loop_time() -> float:
+    """The daemon's one monotonic clock, that of its event loop, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 class TokenBucket:

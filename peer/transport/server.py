@@ -163,7 +163,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
-        connections = ConnectionGuard(bounds, release_memory=self._release_memory)
+        connections = ConnectionGuard(bounds, self._clock, self._release_memory)
         guard = CallGuard(
             self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
         )

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import shutil
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -94,7 +93,7 @@ class OutgoingArtifact:
         write: Callable[[bytes], Awaitable[None]],
         *,
         stall_s: float = limits.STALL_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Pass the file from the offset on to ``write``, chunk by chunk, and close it in any case.
 
@@ -106,6 +105,7 @@ class OutgoingArtifact:
             ValueError: the offset is beyond the file's end.
             TimeoutError: the receiver took no byte for ``stall_s``.
         """
+        clock = clock or asyncio.get_running_loop().time
         thread = FileThread("outgoing")
         size = CHUNK_BYTES_MIN
         try:

@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import heapq
 import itertools
-import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ import pytest
 from peer.core import access, commands, events
 from peer.core.machine import SiteMachine
 from peer.core.messages import PURPOSES, Artifact, EvaluationResult, Heartbeat, Hello, Seen, Unavailable
-from peer.core.phases import NEXT, Phase
+from peer.core.phases import Phase
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
-from peer.core.rows import decode
 from peer.core.rules import PaceRules, Rules
-from peer.core.site_memory import Memory, Row, recover
-from peer.core.worker_protocol import to_json
+from peer.core.site_memory import Row, recover
 from peer.methods.registry import PLANS
+from simulation.audit import Audit, as_stored
 
 KEY = RoundKey(bytes(range(32)))
 FEDERATION = Sha256("fe" * 32)
@@ -54,100 +52,6 @@ def make_artifact(owner: str, text: str, *, steps: int = 0, kind: Any = "model")
 def own_figures(lent: bool) -> dict[str, float]:
     """The metrics of a site's model on its own test split."""
     return {"auc": 0.5, "samples": 30.0} if lent else {"auc": 0.5}
-
-
-def as_stored(row: Row) -> Row:
-    """The row after a trip through the journal's JSON."""
-    return row[0], row[1], json.loads(json.dumps(row[2]))
-
-
-class Audit:
-    """Checks the invariants after every event, with a second memory that it builds from the rows.
-
-    Args:
-        rows: the journal when the site started.
-    """
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows: list[Row] = []
-        self.memory = Memory()
-        self.phase = Phase.NEW
-        self.published: dict[tuple[int, int, str], str] = {}
-        for row in rows:
-            self._persisted(row)
-
-    def check(self, site: SiteMachine, out: Sequence[commands.Command], now_s: float) -> None:
-        """Assert that the commands are in a safe order, and that a restart would have the same memory."""
-        announced = False
-        for command in out:
-            if isinstance(command, commands.Persist):
-                assert not announced, f"{command.kind} is written after peers were told"
-                row = as_stored((command.kind, command.round, command.body))
-                assert decode(*row).body() == row[2], "a row changes on its way through the journal"
-                self._persisted(row)
-            elif isinstance(command, commands.Announce):
-                announced = True
-            else:
-                self._check(site, command, now_s)
-        assert self.memory == site.memory, "a restart would remember something else"
-        for before, after in site.steps:
-            assert after in NEXT[before], f"{after} may not follow {before}"
-        assert site.phase == (site.steps[-1][1] if site.steps else self.phase), (
-            "a phase was entered without an announcement"
-        )
-        self.phase = site.phase
-        assert sum(isinstance(command, commands.WakeAt) for command in out) <= 1
-
-    def _persisted(self, row: Row) -> None:
-        kind, round, body = row
-        if kind == "published":
-            sha256 = body["artifact"]["sha256"]
-            key = (self.memory.generation, round, body["artifact"]["owner"])
-            assert self.published.setdefault(key, sha256) == sha256, "two artifacts of one round would be a forgery"
-        if kind == "committed":
-            assert round > max((number for known, number, _ in self.rows if known == "committed"), default=0)
-            assert round <= max(number for known, number, _ in self.rows if known == "opened")
-        self.rows.append(row)
-        self.memory.apply(decode(*row))
-
-    def _check(self, site: SiteMachine, command: commands.Command, now_s: float) -> None:
-        memory = self.memory
-        match command:
-            case commands.Publish(round, artifact, True):
-                assert memory.evaluation.lent[round].artifact == artifact
-            case commands.Measure(_, round, _, source):
-                assert source in [model.source for model in memory.evaluation.borrowed.values()]
-                assert source.round == round
-            case commands.SendReport(_, name, report):
-                borrowed = memory.evaluation.borrowed
-                assert borrowed[(name, report.generation, report.round)].report == report, "told before it is written"
-            case commands.Publish(round, artifact):
-                assert memory.published[(round, artifact.owner)] == artifact
-                assert ("published", round, {"artifact": to_json(artifact)}) in self.rows
-            case commands.Train(_, round, _, _, base, sources):
-                opened = memory.open
-                assert opened is not None
-                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
-                assert memory.committed < round
-                kinds = {kind for kind, number, _ in self.rows if number == round}
-                assert "chosen" in kinds or site.rules.plan.phases[0] != "exchange"
-                assert "opened" in kinds
-            case commands.Aggregate(_, round, _, base, sources):
-                opened = memory.open
-                assert opened is not None
-                assert (opened.number, opened.state, opened.sources) == (round, base, sources)
-            case commands.Evaluate(_, round, _, base):
-                assert base == (memory.open.state if memory.open is not None else memory.state)
-                assert round == (memory.open.number if memory.open is not None else memory.committed)
-            case commands.Exit():
-                assert self.rows[-1][0] == "left"
-            case commands.Discard(sha256):
-                assert sha256 not in site.memory.needed_digests(), "a file is deleted that a row still names"
-            case commands.WakeAt(at_s):
-                assert at_s > now_s, "a wake-up in the past would spin"
-            case commands.Fetch(_, round, _, origin, _, _, owner):
-                assert origin != site.rules.site
-                assert {origin, owner} <= set(site.rules.roster)
 
 
 def greeting_of(rules: Rules, generation: int, seen: Seen | None = None) -> Hello:

@@ -1,0 +1,255 @@
+"""What goes wrong in a run, drawn from its seed: faults of processes, disks, clocks, networks and workers."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from peer.core import events
+from simulation.network import Link
+from simulation.sites import NAMES, Shape, Site
+
+if TYPE_CHECKING:
+    from simulation.seeded_run import Simulation
+
+FAULTS_MAX = 6
+FAULTS_END_S = 30.0
+"""After this time nothing new goes wrong, and what can be mended is mended."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        at_s: seconds after the start.
+        kind: a key of ``FAULTS``.
+        site: the site that it concerns.
+        lasts_s: when it is mended.
+        amount: its strength in [0, 1].
+    """
+
+    at_s: float
+    kind: str
+    site: str
+    lasts_s: float
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.site} at {self.at_s:.1f} s for {self.lasts_s:.1f} s ({self.amount:.2f})"
+
+
+def draw_shape(rng: random.Random) -> Shape:
+    """A federation of two to five sites, with one of the choreographies."""
+    names = NAMES[: rng.choice((2, 2, 2, 3, 3, 3, 3, 3, 4, 5))]
+    method, parameters = rng.choice(
+        (
+            ("fedskd", ""),
+            ("fedskd", "activation = 0.5"),
+            ("fedavg", ""),
+            ("fedavg", ""),
+            ("fedcross", ""),
+            ("dflmoe", ""),
+        )
+    )
+    top = rng.choice(("", "", "global_test = true", "evaluation_every = 2"))
+    fallback = "stale" if method in ("fedskd", "fedcross") and rng.random() < 0.3 else "self"
+    schedule = rng.choice(("permutation", "derangement", "ring"))
+    return Shape(names, method, rng.choice((3, 3, 4, 5)), schedule, fallback, parameters, top)
+
+
+def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:
+    """The members that lie for the whole run: fewer than half, one of two.
+
+    Of two sites, the honest one still believes the other's round, and skips its own (ATTACKS, H3): a
+    jump needs four rounds.
+    """
+    if rng.random() > 0.4 or (len(shape.names) == 2 and shape.rounds > 3):
+        return ()
+    return tuple(rng.sample(shape.names, rng.randint(1, max(1, (len(shape.names) - 1) // 2))))
+
+
+def draw_faults(rng: random.Random, shape: Shape) -> list[Fault]:
+    kinds = tuple(FAULTS)
+    faults = [
+        Fault(
+            at_s=rng.random() * FAULTS_END_S * rng.choice((0.1, 0.3, 0.6, 1.0)),
+            kind=rng.choice(kinds),
+            site=rng.choice(shape.names),
+            lasts_s=rng.choice((1.0, 5.0, 20.0, 60.0)) * (0.5 + rng.random()),
+            amount=rng.random(),
+        )
+        for _ in range(rng.randint(0, FAULTS_MAX))
+    ]
+    return sorted(faults, key=lambda fault: fault.at_s)
+
+
+Undo = Callable[[], None]
+
+
+def crash_at_write(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The process dies in one of its next writes, with the machine or without it."""
+    site.disk.crash_at = site.disk.operations + 1 + int(fault.amount * 80)
+    site.power, site.down_s = fault.amount * 1000 % 2 < 1.2, fault.lasts_s
+
+    def undo() -> None:
+        site.disk.crash_at = None
+
+    return undo
+
+
+def kill(run: Simulation, site: Site, fault: Fault) -> Undo:
+    site.down_s = fault.lasts_s
+    run.take_down(site, power=fault.amount < 0.6)
+    return lambda: None
+
+
+def partition(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The sites fall into two groups."""
+    rng = random.Random(fault.amount)
+    group = {site.name, *(name for name in run.sites if rng.random() < 0.3)}
+    pairs = [(a, b) for a in run.sites for b in run.sites if (a in group) != (b in group)]
+    return _links(run, pairs, cut=True)
+
+
+def one_way(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """What a site sends to one other is lost; it hears the other."""
+    others = [name for name in run.sites if name != site.name]
+    return _links(run, [(site.name, others[int(fault.amount * len(others))])], cut=True)
+
+
+def lossy(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """Connections of a site break now and then, before a call was served or after; some arrive twice."""
+    return _links(run, _of(run, site), loss=0.05 + 0.4 * fault.amount, repeat=0.5 * fault.amount)
+
+
+def slow_line(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """Messages take long, and arrive in another order than they were sent."""
+    return _links(run, _of(run, site), delay_s=2.0 * fault.amount, jitter_s=4.0 * fault.amount)
+
+
+def clock_jump(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The wall clock jumps, by a day at most, and stays there."""
+    site.skew_s += (fault.amount - 0.5) * 2 * 86_400.0
+    return lambda: None
+
+
+def full_disk(run: Simulation, site: Site, fault: Fault) -> Undo:
+    site.disk.full = True
+
+    def undo() -> None:
+        site.disk.full = False
+
+    return undo
+
+
+def slow_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
+    site.pace.work_s = 2.0 + 30.0 * fault.amount
+
+    def undo() -> None:
+        site.pace.work_s = 1.0
+
+    return undo
+
+
+def hung_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
+    site.pace.hung_until_s = run.loop.time() + 4 * fault.lasts_s
+
+    def undo() -> None:
+        site.pace.hung_until_s = 0.0
+
+    return undo
+
+
+def dying_worker(run: Simulation, site: Site, fault: Fault) -> Undo:
+    site.pace.crashes = 1 + int(4 * fault.amount)
+
+    def undo() -> None:
+        site.pace.crashes = 0
+
+    return undo
+
+
+def pause(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The operator pauses the site and forgets it for a while."""
+    if site.daemon is not None:
+        site.daemon.report(events.PauseRequested())
+    return lambda: resume(site)
+
+
+def stop(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The operator stops the site; it starts again later."""
+    site.down_s = fault.lasts_s
+    if site.daemon is not None:
+        site.daemon.report(events.StopRequested())
+    return lambda: None
+
+
+def restore_backup(run: Simulation, site: Site, fault: Fault) -> Undo:
+    """The operator copies the stopped site's folder, and puts the copy back later."""
+    kept = site.folder.path.with_name(f"{site.name}.backup")
+    if site.liar is not None or kept.exists():
+        return lambda: None
+    run.take_down(site)
+    shutil.copytree(site.folder.path, kept)
+
+    def undo() -> None:
+        if site.left or not kept.exists():
+            return
+        run.take_down(site)
+        shutil.rmtree(site.folder.path)
+        shutil.move(kept, site.folder.path)
+        site.disk.settle()
+        run.referee.restored(site)
+        run.trace(f"{site.name} is restored")
+
+    return undo
+
+
+def resume(site: Site) -> None:
+    """What an operator does at a site that waits for one."""
+    if site.daemon is not None and site.daemon.machine.phase in ("paused", "failed"):
+        site.daemon.report(events.ResumeRequested())
+
+
+FAULTS: Mapping[str, Callable[[Simulation, Site, Fault], Undo]] = {
+    function.__name__: function
+    for function in (
+        crash_at_write,
+        crash_at_write,
+        kill,
+        partition,
+        one_way,
+        lossy,
+        slow_line,
+        clock_jump,
+        full_disk,
+        slow_worker,
+        hung_worker,
+        dying_worker,
+        pause,
+        stop,
+        restore_backup,
+    )
+}
+
+
+def _of(run: Simulation, site: Site) -> list[tuple[str, str]]:
+    others = [name for name in run.sites if name != site.name]
+    return [(site.name, name) for name in others] + [(name, site.name) for name in others]
+
+
+def _links(run: Simulation, pairs: list[tuple[str, str]], **changes: float) -> Undo:
+    for pair in pairs:
+        for name, value in changes.items():
+            setattr(run.network.link(*pair), name, value)
+
+    def undo() -> None:
+        for pair in pairs:
+            for name in changes:
+                setattr(run.network.link(*pair), name, getattr(Link(), name))
+
+    return undo

@@ -1,0 +1,312 @@
+"""What must hold at every step of every site, whatever fails and whoever lies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+from google.protobuf.message import DecodeError
+
+from peer.core import commands
+from peer.core.messages import Unavailable
+from peer.core.site_memory import Row
+from peer.pb import peer_pb2 as pb
+from peer.records.ledger import Ledger
+from peer.transport import wire
+from peer.transport.manifest import decode_manifest, verify_manifest
+from simulation.audit import Audit
+from simulation.loop import START_S
+
+if TYPE_CHECKING:
+    from simulation.sites import Site
+
+
+WORKER_DIED = "the worker failed while it used the artifact"
+
+
+SECOND_ARTIFACT = "sent another artifact for round"
+TASKS_PER_SITE = 40
+ROWS_MAX = 250
+ROW_S = 5.0
+"""Rows of a journal or a ledger: so many, and one more in each such time, whatever others do."""
+BLATANT_MIN = 3
+"""So many lies that cannot be believed reach a receiver that asks again after a crash."""
+
+
+@dataclass
+class Records:
+    """What a site's daemon was told to be on disk: it must be there after every crash."""
+
+    rows: list[tuple[str, int, str]] = field(default_factory=list)
+    head: tuple[int, str] = (0, "")
+    committed: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Referee:
+    """Sees every event, message, file and row of a run, and remembers the first violation.
+
+    Args:
+        sites: the simulated sites, by name.
+        now: the virtual time.
+        trace: gets a line for each step.
+    """
+
+    sites: Mapping[str, Site]
+    now: Callable[[], float]
+    trace: Callable[[str], None]
+    violation: str = ""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    guilty: set[str] = field(default_factory=set)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    signed: dict[str, dict[tuple[str, int, str], int]] = field(default_factory=dict)
+    used_first: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    first: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    records: dict[str, Records] = field(default_factory=dict)
+    restored_sites: set[str] = field(default_factory=set)
+    received: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    reached: Counter[str] = field(default_factory=Counter)
+    bytes_left: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def fail(self, reason: str) -> None:
+        if not self.violation:
+            self.violation = f"at {self.now():.3f} s: {reason}"
+            self.trace(f"VIOLATION {self.violation}")
+        self.stop.set()
+
+    def require(self, holds: object, reason: str) -> None:
+        if not holds:
+            self.fail(reason)
+
+    # --- a site's own steps ---
+    def watch(self, site: Site) -> None:
+        """Check what a starting daemon finds on its disk, then each of its events."""
+        daemon = site.daemon
+        assert daemon is not None
+        stored = list(daemon.journal.rows())
+        self._compare_records(site, stored)
+        audit = Audit(stored)
+        if audit.memory != daemon.machine.memory:
+            self.fail(f"{site.name}: a file is gone, or is not whole, that a row names")
+        handle, append, append_to_ledger = daemon.machine.handle, daemon.journal.append, daemon.ledger._append
+
+        def handle_and_check(event: Any, *, now_s: float) -> list[commands.Command]:
+            out = handle(event, now_s=now_s)
+            self.trace(f"{site.name} {type(event).__name__} -> {daemon.machine.phase} {daemon.machine.number}")
+            try:
+                audit.check(daemon.machine, out, now_s)
+            except AssertionError as error:
+                self.fail(f"{site.name}: {error}")
+            return out
+
+        def append_and_remember(kind: str, round: int, body: Mapping[str, Any], cause: Any = None) -> None:
+            append(kind, round, body, cause)
+            self._require_durable(site, daemon.journal.path, kind)
+            self._remember(site, kind, round, body)
+
+        def append_to_ledger_and_remember(body: Mapping[str, Any]) -> int:
+            number = append_to_ledger(body)
+            self._require_durable(site, daemon.ledger.path, body["type"])
+            self.records[site.name].head = (daemon.ledger.head.count, daemon.ledger.head.hash)
+            return number
+
+        daemon.machine.handle = handle_and_check  # type: ignore[method-assign]
+        daemon.journal.append = append_and_remember  # type: ignore[method-assign]
+        daemon.ledger._append = append_to_ledger_and_remember  # type: ignore[method-assign]
+
+    def restored(self, site: Site) -> None:
+        """An operator has put an older folder in the site's place, with the ledger in it."""
+        self.records.pop(site.name, None)
+        self.restored_sites.add(site.name)
+        for pair in [pair for pair in self.bytes_left if pair[0] == site.name]:
+            del self.bytes_left[pair]
+        for key in [key for key in self.used_first if key[0] == site.name]:
+            del self.used_first[key]
+
+    def check_ledger(self, site: Site) -> None:
+        """The ledger of a site that has left in order: whole, and without a transfer whose end is unknown."""
+        with contextlib.closing(Ledger(site.folder.egress_db, read_only=True)) as ledger:
+            self.require(not ledger.verify(), f"{site.name}: {ledger.verify()}")
+            transfers = ledger.transfers()
+        left_open = [transfer for transfer in transfers if transfer["outcome"] == "open"]
+        self.require(not left_open, f"{site.name} has left with open intents: {left_open}")
+        for (sender, receiver), left in self.bytes_left.items():
+            if sender == site.name:
+                mine = [transfer for transfer in transfers if transfer["peer"] == receiver]
+                told = sum(row["bytes"] if row["outcome"] == "unknown" else row["sent_bytes"] for row in mine)
+                self.require(left <= told, f"{sender} has sent {left} bytes to {receiver}, its ledger says {told}")
+
+    def _require_durable(self, site: Site, database: Path, what: str) -> None:
+        unsynced = site.disk.unsynced(f"{database}-wal")
+        self.require(not unsynced, f"{site.name} goes on before {what} is durable in {database.name}")
+
+    def _compare_records(self, site: Site, stored: Sequence[Row]) -> None:
+        """Nothing that was on disk may be lost; the ledger must be whole."""
+        known, daemon = self.records.setdefault(site.name, Records()), site.daemon
+        assert daemon is not None
+        rows = [(kind, round, json.dumps(body, sort_keys=True)) for kind, round, body in stored]
+        self.require(rows[: len(known.rows)] == known.rows, f"{site.name}: the journal has lost a row")
+        count, hash = known.head
+        self.require(not count or daemon.ledger.hash_at(count) == hash, f"{site.name}: the ledger has lost a row")
+        problems = daemon.ledger.verify()
+        self.require(not problems, f"{site.name}: {problems}")
+        committed = [round for kind, round, _ in rows if kind == "committed"]
+        self.require(committed == sorted(set(committed)), f"{site.name}: a round was committed twice: {committed}")
+        known.rows, known.committed = rows, committed
+
+    def _remember(self, site: Site, kind: str, round: int, body: Mapping[str, Any]) -> None:
+        known, daemon = self.records[site.name], site.daemon
+        if daemon is None or not site.running:
+            return
+        known.rows.append((kind, round, json.dumps(json.loads(json.dumps(body)), sort_keys=True)))
+        self.trace(f"{site.name} row {kind} {round}")
+        if kind == "committed":
+            known.committed.append(round)
+            self._check_model(site, body["state"])
+            self._check_disk(site)
+        if kind == "received":
+            manifest = decode_manifest(base64.b64decode(body["body"]))
+            facts = (manifest.origin, manifest.generation, manifest.round, manifest.artifact.owner, manifest.evaluation)
+            self.received.setdefault((site.name, *facts), manifest.artifact.sha256)
+        if kind == "opened":
+            self.reached[site.name] = max(self.reached[site.name], round)
+        if kind == "skipped":
+            others = [reached for name, reached in self.reached.items() if name not in self.guilty | {site.name}]
+            self.require(
+                round <= max(others, default=0), f"{site.name} skips to round {round} that no honest site is in"
+            )
+        if kind == "refused" and site.liar is None:
+            self._accuse(site, body["origin"], body["reason"])
+
+    def _accuse(self, site: Site, origin: str, reason: str) -> None:
+        """Only the guilty may be named.
+
+        A worker that died while it used an artifact accuses nobody. A site whose backup was restored
+        may show another artifact until the receiver greets it.
+        """
+        self.refused.setdefault(origin, []).append(reason)
+        restored = origin in self.restored_sites and reason.startswith(SECOND_ARTIFACT)
+        if not reason.startswith(WORKER_DIED) and not restored:
+            self.require(origin in self.guilty, f"{site.name} accuses {origin}, who is innocent: {reason}")
+
+    def _check_model(self, site: Site, state: str) -> None:
+        """The model has learnt in each committed round once, and in no other."""
+        daemon = site.daemon
+        assert daemon is not None
+        rules, rounds = daemon.machine.rules, self.records[site.name].committed
+        history = json.loads((daemon.home / "checkpoints" / state).read_bytes())["history"]
+        stages = [(round, stage) for round, stage, _ in history if stage != "home"]
+        self.require(len(stages) == len(set(stages)), f"{site.name}: its model has learnt in a stage twice: {stages}")
+        learnt = sorted({round for round, _ in stages})
+        due = [round for round in rounds if rules.pattern(round) != "circulate"]
+        self.require(learnt == due, f"{site.name}: its model has learnt in the rounds {learnt}, committed are {due}")
+
+    def _check_disk(self, site: Site) -> None:
+        daemon = site.daemon
+        assert daemon is not None
+        assert site.process is not None
+        kept = daemon.machine.rules.pace.artifact_rounds_max + 1  # of the site itself: published ones and lent ones
+        files = sum(1 for _ in daemon.artifacts.iterdir())
+        self.require(files <= 2 * kept + len(self.sites), f"{site.name} keeps {files} artifacts")
+        tasks = len(site.process.tasks)
+        self.require(tasks <= TASKS_PER_SITE * len(self.sites), f"{site.name} has {tasks} tasks")
+
+    def end(self) -> None:
+        """What must hold of the run as a whole."""
+        for name, known in self.records.items():
+            rows = max(len(known.rows), known.head[0])
+            self.require(rows <= ROWS_MAX + (self.now() - START_S) / ROW_S, f"{name} has written {rows} rows")
+        for name, site in self.sites.items():
+            if site.liar is not None and max(site.liar.blatant.values(), default=0) >= BLATANT_MIN:
+                self.require(name in self.refused, f"nobody names {name}, who lied to {dict(site.liar.blatant)}")
+
+    # --- the worker ---
+    def made(self, site: str, round: int, kind: str, sha256: str) -> None:
+        self.trace(f"{site} made {kind} {round}")
+
+    def used(self, site: str, order: Mapping[str, Any], source: Mapping[str, Any]) -> None:
+        """A source must be what its origin signed for that round, and of the round that is due."""
+        if self.sites[site].liar is not None:
+            return
+        origin, round, artifact = source["origin"], source["round"], source["artifact"]
+        if origin != site:
+            signed = self.signed.get(artifact["sha256"], {})
+            name = (origin, round, artifact["owner"])
+            self.require(name in signed, f"{site} trains with {name}, but {origin} signed {list(signed)}")
+            key = (site, *name, signed.get(name), order["type"] == "Measure")
+            first = self.used_first.setdefault(key, artifact["sha256"])
+            self.require(first == artifact["sha256"], f"{site} trains with a second artifact of {name}")
+        due = order["round"]
+        if order["type"] in ("Train", "Aggregate"):
+            right = round == due if not source["fallback"] else round < due
+            self.require(right, f"{site} trains in round {due} with an artifact of round {round}: {source['fallback']}")
+
+    # --- the network ---
+    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
+        """A message may leave only after its cause is on disk, and bytes of an artifact after their intent."""
+        site, call = self.sites[sender], path.rsplit("/")[-1]
+        self.trace(f"{sender} > {receiver} {call} {part} {len(data)}")
+        if site.liar is not None:
+            data = site.liar.change(receiver, call, part, data)
+            if call == "GetManifest" and part == "answer":
+                with contextlib.suppress(ValueError, DecodeError):
+                    self._manifest(sender, receiver, data)
+            return data
+        if part == "request" and (liar := self.sites[receiver].liar) is not None:
+            return liar.receive(sender, call, data)
+        if site.daemon is None:
+            return data
+        if call == "GetManifest" and part == "answer":
+            self._manifest(sender, receiver, data)
+        if call == "GetManifest" and part == "answer":
+            self._scheduled(sender, receiver, data)
+        if part == "chunk":
+            self.bytes_left[(sender, receiver)] += len(pb.Chunk.FromString(data).data)
+            intents = [row for row in site.daemon.ledger.transfers() if row["peer"] == receiver]
+            allowed = sum(row["bytes"] for row in intents)
+            left = self.bytes_left[(sender, receiver)]
+            self.require(left <= allowed, f"{sender} has sent {left} bytes to {receiver}, the ledger has {allowed}")
+        return data
+
+    def _manifest(self, sender: str, receiver: str, data: bytes) -> None:
+        """An honest site signs one artifact for a round, and only what it has published."""
+        reply = wire.decode_reply(pb.ManifestReply.FromString(data))
+        if isinstance(reply, Unavailable):
+            return
+        manifest = verify_manifest(reply, x509.load_der_x509_certificate(reply.certificate_der))
+        artifact = manifest.artifact
+        key = (sender, manifest.generation, manifest.round, artifact.owner, manifest.evaluation)
+        if sender in self.restored_sites:  # it knows what is newer than its backup once those have greeted who saw it
+            daemon = self.sites[sender].daemon
+            greeted = sorted(daemon.machine.greeted) if daemon is not None else []
+            first = next((self.received[(name, *key)] for name in greeted if (name, *key) in self.received), "")
+        else:
+            first = self.first.setdefault(key, artifact.sha256)
+        right = sender in self.guilty or first in ("", artifact.sha256)
+        self.require(right, f"{sender} signed two artifacts for round {manifest.round}")
+        name = (sender, manifest.round, artifact.owner)
+        self.signed.setdefault(artifact.sha256, {})[name] = manifest.generation
+
+    def _scheduled(self, sender: str, receiver: str, data: bytes) -> None:
+        """Where the order of a round gives each site one other's model, no other site gets it."""
+        reply, daemon = wire.decode_reply(pb.ManifestReply.FromString(data)), self.sites[sender].daemon
+        if isinstance(reply, Unavailable) or daemon is None:
+            return
+        manifest, rules = decode_manifest(reply.body), daemon.machine.rules
+        round = manifest.round
+        handback = 0 < rules.circulating == round - 1
+        if manifest.evaluation or handback or round > rules.rounds or rules.pattern(round) != "permutation":
+            return
+        turn = rules.roster.names[rules.order(round)[rules.roster.index(receiver)]]
+        self.require(turn == sender, f"{sender} offers {receiver} what round {round} gives it from {turn}")
+
+    def called(self, caller: str, callee: str, path: str, status: str) -> None:
+        self.trace(f"{caller} < {callee} {path.rsplit('/')[-1]} {status}")

@@ -1,0 +1,311 @@
+"""The program without one of its safety rules, and a seed that shows what the rule is for.
+
+    python tests/simulation/mutations.py                the table, each row played
+    python tests/simulation/mutations.py --search NAME  the first seeds that fail without the rule
+
+A mutation that no seed notices is a rule that the simulation does not test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
+
+from peer.core import access, commands, exchange, liveness, rounds, state, transitions, worker_events  # noqa: E402
+from peer.core.machine import SiteMachine  # noqa: E402
+from peer.daemon import dispatch, fetcher, service  # noqa: E402
+from peer.identity import certificates  # noqa: E402
+from peer.records import journal, ledger  # noqa: E402
+from peer.transport import client, transfer  # noqa: E402
+from simulation.seeded_run import Simulation  # noqa: E402
+
+patch = mock.patch.object
+
+
+def persist_after_publishing() -> Iterator[Any]:
+    """Rows are written after the commands that depend on them."""
+    handle = SiteMachine.handle
+
+    def reorder(self: SiteMachine, event: Any, *, now_s: float) -> list[commands.Command]:
+        out = handle(self, event, now_s=now_s)
+        return sorted(out, key=lambda command: isinstance(command, commands.Persist))
+
+    yield patch(SiteMachine, "handle", reorder)
+
+
+def journal_without_fsync() -> Iterator[Any]:
+    """A row counts as written before it is on disk."""
+    open_database = journal.open_database
+
+    def open_unsafe(*args: Any, **options: Any) -> Any:
+        connection = open_database(*args, **options)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    yield patch(journal, "open_database", open_unsafe)
+    yield patch(ledger, "open_database", open_unsafe)
+
+
+def artifact_without_fsync() -> Iterator[Any]:
+    """A received artifact gets its final name before its content is on disk."""
+    yield patch(transfer, "os", _without(os, fsync=lambda descriptor: None))
+
+
+def file_without_folder_sync() -> Iterator[Any]:
+    """A received artifact's name is not on disk when the journal names it."""
+    yield patch(transfer, "sync_folder", lambda folder: None)
+
+
+def no_intent() -> Iterator[Any]:
+    """Bytes leave without an intent in the ledger."""
+    yield patch(ledger.Ledger, "intend", lambda self, **facts: self.head.count + 1)
+    yield patch(ledger.Ledger, "settle", lambda self, intent, **facts: None)
+
+
+def no_outcome_after_a_crash() -> Iterator[Any]:
+    """Transfers that a crash ended stay open."""
+    yield patch(ledger.Ledger, "close_open_intents", lambda self: 0)
+
+
+def no_digest() -> Iterator[Any]:
+    """The bytes of an artifact are not compared with the manifest's digest."""
+    finish = transfer.IncomingArtifact._finish
+
+    def accept(self: Any, check: Callable[[Path], None]) -> Path:
+        self._hash = mock.Mock(hexdigest=lambda: self._sha256)
+        return finish(self, check)
+
+    yield patch(transfer.IncomingArtifact, "_finish", accept)
+
+
+def no_signature() -> Iterator[Any]:
+    """A manifest's signature is not verified."""
+    yield patch(certificates, "verify_signature", lambda *parts: None)
+
+
+def any_round() -> Iterator[Any]:
+    """The round of an artifact is not compared with the one that is due."""
+    compare, problem = client.ExchangeClient._compare, transitions._problem
+
+    def compare_all_else(self: Any, manifest: Any, request: Any, peer: str) -> None:
+        compare(self, dataclasses.replace(manifest, round=request.for_round), request, peer)
+
+    def overlook(site: Any, wanted: Any, event: Any) -> str:
+        reason = problem(site, wanted, event)
+        return "" if "sent the artifact of round" in reason else reason
+
+    yield patch(client.ExchangeClient, "_compare", compare_all_else)
+    yield patch(transitions, "_problem", overlook)
+
+
+def any_owner() -> Iterator[Any]:
+    """Origin and owner of an artifact are not compared with those that were asked for."""
+    compare, problem = client.ExchangeClient._compare, transitions._problem
+
+    def compare_all_else(self: Any, manifest: Any, request: Any, peer: Any) -> None:
+        artifact = dataclasses.replace(manifest.artifact, owner=request.owner)
+        compare(self, dataclasses.replace(manifest, origin=peer, artifact=artifact), request, peer)
+
+    def overlook(site: Any, wanted: Any, event: Any) -> str:
+        reason = problem(site, wanted, event)
+        return "" if " where " in reason else reason
+
+    yield patch(client.ExchangeClient, "_compare", compare_all_else)
+    yield patch(transitions, "_problem", overlook)
+
+
+def second_digest() -> Iterator[Any]:
+    """An origin may send another artifact for a round than before."""
+    problem = transitions._problem
+
+    def overlook(site: Any, wanted: Any, event: Any) -> str:
+        reason = problem(site, wanted, event)
+        return "" if "sent another artifact" in reason else reason
+
+    yield patch(transitions, "_problem", overlook)
+
+
+def same_generation_after_a_backup() -> Iterator[Any]:
+    """A site whose backup was restored goes on in the same generation."""
+    yield patch(rounds, "regenerate", lambda site, **facts: None)
+
+
+def no_exchange_deadline() -> Iterator[Any]:
+    """An exchange waits for a living peer as long as it takes."""
+
+    def wait(self: Any, peers: Any, rules: Any, now_s: float) -> list[Any]:
+        dropped = [want for want in self.wants.values() if want.open and peers.silent(want.origin, now_s)]
+        for want in dropped:
+            want.dropped = "silent"
+        return dropped
+
+    yield patch(exchange.Exchange, "give_up", wait)
+
+
+def no_silence() -> Iterator[Any]:
+    """A peer never counts as silent."""
+    yield patch(liveness.Peers, "silent", lambda self, site, now_s: False)
+
+
+def no_pacing_deadline() -> Iterator[Any]:
+    """Between rounds, a site waits for a peer as long as the peer beats."""
+    yield patch(liveness.Peers, "stalled", lambda self, site, now_s, *, patience_s: False)
+
+
+def no_schedule() -> Iterator[Any]:
+    """Any peer may have any artifact."""
+    yield patch(access, "denial", lambda rules, **request: None)
+
+
+def late_results() -> Iterator[Any]:
+    """A worker's answer to an earlier order counts."""
+    yield patch(worker_events, "_answers", lambda site, event: True)
+
+
+def nobody_is_named() -> Iterator[Any]:
+    """What a peer sent is refused in silence."""
+    yield patch(state.SiteState, "refuse", lambda self, origin, reason: None)
+
+
+def full_disk_ends_the_site() -> Iterator[Any]:
+    """An artifact that does not fit counts as this site's own failure."""
+    yield patch(fetcher, "InsufficientSpace", ZeroDivisionError)
+
+
+def stray_artifacts() -> Iterator[Any]:
+    """Artifacts that no round needs stay on disk."""
+    carry_out = dispatch.Daemon._carry_out
+
+    async def keep(self: Any, command: commands.Command) -> None:
+        if not isinstance(command, commands.Discard):
+            await carry_out(self, command)
+
+    yield patch(dispatch.Daemon, "_carry_out", keep)
+
+
+def endless_refusals() -> Iterator[Any]:
+    """Each call that is refused costs a row."""
+
+    def record(self: Any, caller: str, call: str, reason: str) -> None:
+        self._journal.write(service.rows.DeniedRow(self._machine.number, caller=caller, call=call, reason=reason))
+
+    def report(self: Any, name: Any, reason: str) -> None:
+        self.refuse(name, reason)
+
+    yield patch(service.PeerService, "_record_denial", record)
+    yield patch(state.SiteState, "report_fault", report)
+
+
+def retired_is_guilty() -> Iterator[Any]:
+    """A peer that retired an artifact between offer and fetch is named as a culprit."""
+    yield patch(fetcher, "Missing", ZeroDivisionError)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule that is removed, and a seed that then fails."""
+
+    remove: Callable[[], Iterator[Any]]
+    seed: int
+
+    @property
+    def rule(self) -> str:
+        return (self.remove.__doc__ or "").splitlines()[0]
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for change in self.remove():
+                stack.enter_context(change)
+            yield
+
+    def violation(self, seed: int) -> str:
+        """What a seed says of the program without the rule."""
+        with self.applied():
+            return Simulation(seed).run().violation
+
+
+def _without(module: Any, **replaced: Any) -> Any:
+    """The module with some of its functions replaced, for one of its users."""
+
+    class Module:
+        def __getattr__(self, name: str) -> Any:
+            return replaced[name] if name in replaced else getattr(module, name)
+
+    return Module()
+
+
+SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
+    persist_after_publishing: 0,
+    journal_without_fsync: 0,
+    artifact_without_fsync: 0,
+    file_without_folder_sync: 0,
+    no_intent: 0,
+    no_outcome_after_a_crash: 0,
+    no_digest: 0,
+    no_signature: 0,
+    any_round: 0,
+    any_owner: 0,
+    second_digest: 0,
+    same_generation_after_a_backup: 0,
+    no_exchange_deadline: 0,
+    no_silence: 0,
+    no_pacing_deadline: 0,
+    no_schedule: 0,
+    late_results: 0,
+    nobody_is_named: 0,
+    full_disk_ends_the_site: 0,
+    stray_artifacts: 0,
+    endless_refusals: 0,
+    retired_is_guilty: 0,
+}
+MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
+
+
+def search(name: str, seeds: int, having: str) -> int:
+    """Print the first seeds that fail without the rule and hold with it."""
+    failed = 0
+    for seed in range(seeds):
+        run = Simulation(seed)
+        plan = {fault.kind for fault in run.faults} | {habit for habits in run.liars.values() for habit in habits}
+        if having and having not in plan:
+            continue
+        violation = MUTATIONS[name].violation(seed)
+        if violation:
+            print(f"{name}: {seed}: {violation[:150]}", flush=True)
+            failed += 1
+            if failed == 2:
+                return 0
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", choices=sorted(MUTATIONS))
+    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to search")
+    parser.add_argument("--having", default="", help="only seeds with this fault or habit in their plan")
+    arguments = parser.parse_args()
+    if arguments.search is not None:
+        return search(arguments.search, arguments.seeds, arguments.having)
+    unnoticed = 0
+    for name, mutation in MUTATIONS.items():
+        violation = mutation.violation(mutation.seed)
+        unnoticed += not violation
+        print(f"| {name} | {mutation.rule} | {mutation.seed} | {violation[:100] or 'NOT NOTICED'} |", flush=True)
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+"""The network between sites: gRPC's client and server in memory, with real messages.
+
+Requests and answers are serialized and parsed by the functions that gRPC would call. A link delays,
+loses and cuts; as with TCP, what arrives on one stream arrives whole and in order, a lost message
+breaks its call, and a client that calls again repeats a request that may have been served. The
+caller's name comes from its certificate, as after a TLS handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from unittest import mock
+
+import grpc
+
+from peer.transport import connections
+from simulation.loop import PROCESS, Process
+
+STATUS = grpc.StatusCode
+KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.transport.tls
+WINDOW_BYTES = 256 << 10
+CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration", "ssl_channel_credentials")
+
+
+class Failed(grpc.aio.AioRpcError):
+    """A call's status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+class Observer(Protocol):
+    """What the network tells of the messages; ``simulation.invariants`` and liars."""
+
+    def message(self, sender: str, receiver: str, path: str, part: str, data: bytes) -> bytes:
+        """A message leaves; returns its bytes as they travel."""
+
+    def called(self, caller: str, callee: str, path: str, status: str) -> None:
+        """A call has ended."""
+
+
+@dataclass
+class Link:
+    """One direction between two sites."""
+
+    delay_s: float = 0.01
+    jitter_s: float = 0.02
+    loss: float = 0.0
+    repeat: float = 0.0
+    cut: bool = False
+
+
+@dataclass
+class Network:
+    """All links, and the servers by address.
+
+    Args:
+        rng: decides delays and losses.
+        pems: each site's certificate.
+        observer: sees every message.
+    """
+
+    rng: random.Random
+    pems: dict[str, bytes]
+    observer: Observer
+    servers: dict[str, SimulatedServer] = field(default_factory=dict)
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+
+    def link(self, sender: str, receiver: str) -> Link:
+        return self.links.setdefault((sender, receiver), Link())
+
+    async def carry(self, sender: str, receiver: str) -> None:
+        """Wait as long as a message takes; ``Failed`` where it is lost."""
+        link = self.link(sender, receiver)
+        await asyncio.sleep(link.delay_s + self.rng.random() * link.jitter_s)
+        if link.cut:
+            await asyncio.sleep(KEEPALIVE_S)
+            raise Failed(STATUS.UNAVAILABLE, "keepalive watchdog timeout")
+        if link.loss and self.rng.random() < link.loss:
+            raise Failed(STATUS.UNAVAILABLE, "Socket closed")
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[None]:
+        """Stand in for gRPC's servers and channels."""
+
+        def server(*args: Any, **options: Any) -> SimulatedServer:
+            return SimulatedServer(self)
+
+        def channel(address: str, credentials: Any, options: Any = (), **more: Any) -> SimulatedChannel:
+            return SimulatedChannel(self, address, dict(options).get("grpc.ssl_target_name_override", ""))
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(grpc.aio, "server", server))
+            stack.enter_context(mock.patch.object(grpc.aio, "secure_channel", channel))
+            stack.enter_context(
+                mock.patch.object(connections, "accepted_sockets", lambda port: contextlib.nullcontext(()))
+            )
+            for name in CREDENTIALS:
+                stack.enter_context(mock.patch.object(grpc, name, lambda *_, **__: None))
+            yield
+
+    def down(self, process: Process) -> None:
+        """The process has died: its server answers no more."""
+        for address, server in list(self.servers.items()):
+            if server.process is process:
+                del self.servers[address]
+                server.break_calls()
+
+
+@dataclass
+class Details:
+    """What gRPC tells a handler's lookup about the call."""
+
+    method: str
+    invocation_metadata: tuple[Any, ...] = ()
+
+
+class SimulatedServer:
+    """In place of ``grpc.aio.Server``."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._handlers: list[Any] = []
+        self._address = ""
+        self._calls: dict[asyncio.Task[Any], None] = {}
+        process = PROCESS.get()
+        assert process is not None
+        self.process = process
+        self._context: contextvars.Context | None = None
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self._handlers += handlers
+
+    def add_secure_port(self, address: str, credentials: Any) -> int:
+        port = address.rpartition(":")[2]
+        self._address = f"{self.process.site}:{port}"
+        return int(port)
+
+    async def start(self) -> None:
+        self._network.servers[self._address] = self
+
+    async def stop(self, grace: float | None) -> None:
+        self._network.servers.pop(self._address, None)
+        calls = list(self._calls)
+        self.break_calls()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def break_calls(self) -> None:
+        for call in list(self._calls):
+            call.cancel()
+
+    def handler(self, path: str) -> Any:
+        for handler in self._handlers:
+            method = handler.service(Details(path))
+            if method is not None:
+                return method
+        raise Failed(STATUS.UNIMPLEMENTED, "Method not found!")
+
+    def serve(self, path: str, request: bytes, context: SimulatedContext) -> asyncio.Task[Any]:
+        """Answer a call in the server's own process."""
+        process_context = self.process.context()
+        task = asyncio.get_running_loop().create_task(self._answer(path, request, context), context=process_context)
+        self._calls[task] = None
+        task.add_done_callback(lambda task: self._calls.pop(task, None))
+        return task
+
+    async def _answer(self, path: str, data: bytes, context: SimulatedContext) -> bytes | None:
+        try:
+            method = self.handler(path)
+            if method.response_streaming:
+                await method.stream_stream(_one(data), context)
+                return None
+            return context.leave("answer", await method.stream_unary(_one(data), context))
+        except grpc.aio.AbortError:
+            raise Failed(context.code, context.details) from None
+        except Failed:
+            raise
+        except Exception as error:  # as gRPC does
+            raise Failed(STATUS.UNKNOWN, f"Unexpected {type(error)}: {error}") from error
+        return None
+
+
+async def _one(request: bytes) -> AsyncIterator[bytes]:
+    """The request as a handler reads it."""
+    yield request
+
+
+class SimulatedContext:
+    """In place of ``grpc.aio.ServicerContext``."""
+
+    def __init__(self, network: Network, caller: str, callee: str, path: str) -> None:
+        self._network, self._caller, self._callee, self._path = network, caller, callee, path
+        self.code, self.details = STATUS.UNKNOWN, ""
+        self.chunks: asyncio.Queue[bytes | Failed] = asyncio.Queue()
+        self._ahead, self._taken = 0, asyncio.Event()
+
+    def auth_context(self) -> dict[str, Any]:
+        return {
+            "x509_pem_cert": [self._network.pems[self._caller]],
+            "x509_subject_alternative_name": [self._caller.encode()],
+        }
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:7443"
+
+    def invocation_metadata(self) -> tuple[Any, ...]:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.code, self.details = code, details
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    def leave(self, part: str, data: bytes) -> bytes:
+        return self._network.observer.message(self._callee, self._caller, self._path, part, data)
+
+    async def write(self, message: bytes) -> None:
+        """Send a chunk; waits while the receiver has not taken what was sent before."""
+        data = self.leave("chunk", message)
+        await self._network.carry(self._callee, self._caller)
+        self.chunks.put_nowait(data)
+        self._ahead += len(data)
+        while self._ahead > WINDOW_BYTES:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def take(self, data: bytes) -> None:
+        self._ahead -= len(data)
+        self._taken.set()
+
+
+class SimulatedChannel:
+    """In place of ``grpc.aio.Channel``; ``name`` is the site that its certificate must show."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, network: Network, address: str, name: str) -> None:
+        self._network, self._address, self._name = network, address, name
+        process = PROCESS.get()
+        assert process is not None
+        self._process = process
+
+    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        async def call(request: Any, timeout: float | None = None) -> Any:
+            data = request_serializer(request)
+            return response_deserializer(await self._unary(path, data, timeout))
+
+        return call
+
+    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        def call(request: Any, timeout: float | None = None) -> StreamCall:
+            return StreamCall(self._stream(path, request_serializer(request)), response_deserializer)
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        pass
+
+    async def _connect(self) -> SimulatedServer:
+        self._process.check()
+        server = self._network.servers.get(self._address)
+        if server is None:
+            await asyncio.sleep(self._network.link(self._process.site, self._name).delay_s)
+            raise Failed(STATUS.UNAVAILABLE, "failed to connect to all addresses: Connection refused")
+        if server.process.site != self._name:
+            raise Failed(STATUS.UNAVAILABLE, f"Hostname Verification Check failed: {server.process.site}")
+        return server
+
+    def _check(self, server: SimulatedServer) -> None:
+        """The server may have gone while the request was on its way."""
+        if self._network.servers.get(self._address) is not server:
+            raise Failed(STATUS.UNAVAILABLE, "Connection reset by peer")
+
+    async def _unary(self, path: str, data: bytes, timeout: float | None) -> bytes:
+        caller, callee, network = self._process.site, self._name, self._network
+        status = "OK"
+        try:
+            async with asyncio.timeout(timeout):
+                server = await self._connect()
+                data = network.observer.message(caller, callee, path, "request", data)
+                await network.carry(caller, callee)
+                self._check(server)
+                if network.link(caller, callee).repeat > network.rng.random():
+                    server.serve(path, data, SimulatedContext(network, caller, callee, path))  # nobody waits for it
+                serving = server.serve(path, data, SimulatedContext(network, caller, callee, path))
+                answer = await self._result(serving)
+                await network.carry(callee, caller)
+                return answer
+        except TimeoutError:
+            status = "DEADLINE_EXCEEDED"
+            raise Failed(STATUS.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        except Failed as failure:
+            status = failure.code().name
+            raise
+        finally:
+            network.observer.called(caller, callee, path, status)
+
+    async def _result(self, serving: asyncio.Task[Any]) -> Any:
+        """The server's answer; a caller that goes away cancels the call there."""
+        try:
+            await asyncio.wait([serving])
+        finally:
+            serving.cancel()
+        if serving.cancelled() or ((error := serving.exception()) is not None and not isinstance(error, Exception)):
+            raise Failed(STATUS.UNAVAILABLE, "Connection reset by peer")
+        if error is not None:
+            raise Failed(error.code(), error.details()) if isinstance(error, Failed) else error
+        return serving.result()
+
+    async def _stream(self, path: str, data: bytes) -> AsyncIterator[bytes]:
+        caller, callee, network = self._process.site, self._name, self._network
+        server = await self._connect()
+        data = network.observer.message(caller, callee, path, "request", data)
+        await network.carry(caller, callee)
+        self._check(server)
+        context = SimulatedContext(network, caller, callee, path)
+        serving = server.serve(path, data, context)
+        serving.add_done_callback(lambda _: context.chunks.put_nowait(Failed(STATUS.OK, "")))
+        try:
+            while not isinstance(chunk := await context.chunks.get(), Failed):
+                context.take(chunk)
+                yield chunk
+            await self._result(serving)
+        finally:
+            serving.cancel()
+
+
+class StreamCall:
+    """In place of ``grpc.aio.UnaryStreamCall``."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], deserialize: Callable[[bytes], Any]) -> None:
+        self._chunks, self._deserialize = chunks, deserialize
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for chunk in self._chunks:
+            yield self._deserialize(chunk)
+
+    def cancel(self) -> None:
+        self._closing = asyncio.ensure_future(self._chunks.aclose())  # type: ignore[attr-defined]

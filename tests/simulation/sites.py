@@ -1,0 +1,289 @@
+"""The sites of a simulated federation: enrolled folders, and real daemons that start, die and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from peer import errors
+from peer.audit.folder_check import check_folder
+from peer.config import toml
+from peer.config.schema import FederationConfig, SiteConfig
+from peer.config.site_folder import SiteFolder
+from peer.core import commands
+from peer.core.roster import SiteName
+from peer.daemon import startup
+from peer.daemon.dispatch import Daemon
+from peer.identity import certificates
+from peer.records.kept_configuration import keep_configuration
+from peer.transport import client, tls
+from simulation.disk import Disk, close_connections
+from simulation.liars import Liar
+from simulation.loop import Crash, Process
+from simulation.worker import Pace
+
+NAMES = ("africa", "america", "asia", "europe", "oceania")
+EPOCH_S = 1_577_836_800.0  # 2020-01-01: before the date of any file that a run writes
+PORT = 7443
+FEDERATION = """
+name = "trial"
+rounds = {rounds}
+seed = 7
+{top}
+[task]
+kind = "classification"
+spatial_dims = 1
+in_channels = 1
+classes = 2
+[method]
+name = "{method}"
+{parameters}
+[schedule]
+kind = "{schedule}"
+[fallback]
+kind = "{fallback}"
+[pace]
+beat_s = 3
+silence_s = 15
+wait_max_s = 40
+deadline_floor_s = 20
+linger_s = 100
+isolated_s = 120
+artifact_rounds_max = 3
+gather_s = 45
+"""
+SHARED = '[shared_model]\nname = "resnet10"\n'
+SITE = """
+listen = "0.0.0.0:7443"
+[data]
+datalist = "datalist.json"
+input_size = [8]
+[training]
+device = "cpu"
+[egress]
+evaluate = true
+"""
+
+
+@contextmanager
+def repeatable_signatures() -> Iterator[None]:
+    """Sign as RFC 6979 says, so that a signature and its length depend on key and content alone."""
+    sign, serials = x509.CertificateBuilder.sign, iter(range(1, 1000))
+
+    def sign_certificate(builder: Any, key: Any, algorithm: Any) -> Any:
+        return sign(builder, key, algorithm, ecdsa_deterministic=True)
+
+    def sign_data(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
+        return key.sign(data, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(x509.CertificateBuilder, "sign", sign_certificate))
+        stack.enter_context(mock.patch.object(x509, "random_serial_number", lambda: next(serials)))
+        stack.enter_context(mock.patch.object(certificates, "sign", sign_data))
+        yield
+
+
+@contextmanager
+def remembered_verifications() -> Iterator[None]:
+    """Verify each certificate's signature once: the result depends on nothing but its bytes."""
+    with ExitStack() as stack:
+        for name, function in _remembered().items():
+            for module in (certificates, tls, client):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, function))
+        yield
+
+
+@functools.cache
+def _remembered() -> Mapping[str, Callable[..., Any]]:
+    verify_certificate, verify_dates = certificates.verify_certificate, certificates.verify_dates
+    verify_undated = functools.lru_cache(maxsize=10_000)(lambda *what: verify_certificate(*what, None))
+
+    def verify_now(der: bytes, ca: Any, name: SiteName, now: datetime.datetime | None) -> x509.Certificate:
+        certificate: x509.Certificate = verify_undated(der, ca, name)
+        if now is not None:
+            verify_dates(ca, now, "the CA's certificate")
+            verify_dates(certificate, now, "the certificate")
+        return certificate
+
+    pure = {name: functools.lru_cache(getattr(certificates, name)) for name in ("encodings", "read_authority")}
+    return {**pure, "verify_certificate": verify_now}
+
+
+@functools.cache
+def enrolled() -> tuple[str, dict[str, dict[str, bytes]]]:
+    """The CA's certificate, and each site's ``pki`` folder: the same in every process."""
+    numbers = iter(range(1001, 2000))
+    now = datetime.datetime.fromtimestamp(EPOCH_S, datetime.UTC) - datetime.timedelta(days=30)
+    with (
+        repeatable_signatures(),
+        mock.patch.object(certificates, "new_key", lambda: ec.derive_private_key(next(numbers), ec.SECP256R1())),
+    ):
+        ca_key, ca = certificates.new_authority("trial", now=now)
+        pem, folders = certificates.certificate_pem(ca), {}
+        for name in NAMES:
+            key = certificates.new_key()
+            certificate = certificates.issue(ca_key, ca, name=SiteName(name), public_key=key.public_key(), now=now)
+            folders[name] = {
+                certificates.CA_FILE: pem,
+                certificates.KEY_FILE: certificates.key_pem(key),
+                certificates.ROUND_KEY_FILE: b"11" * 32,
+                certificates.CERTIFICATE_FILE: certificates.certificate_pem(certificate),
+            }
+    return pem.decode(), folders
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a federation is like."""
+
+    names: tuple[str, ...]
+    method: str
+    rounds: int
+    schedule: str = "permutation"
+    fallback: str = "self"
+    parameters: str = ""
+    top: str = ""
+
+    @functools.cached_property
+    def text(self) -> str:
+        draft = FEDERATION.format(
+            rounds=self.rounds,
+            method=self.method,
+            schedule=self.schedule,
+            fallback=self.fallback,
+            parameters=self.parameters,
+            top=f"{self.top}\nca_certificate = {toml_text(enrolled()[0])}",
+        )
+        shared = SHARED if self.method == "fedavg" else ""
+        roster = [{"name": name, "address": f"{name}:{PORT}"} for name in self.names]
+        return draft + shared + toml.text({"site": roster})
+
+
+def toml_text(text: str) -> str:
+    return f'"""{text}"""'
+
+
+@functools.lru_cache(maxsize=256)
+def parsed_federation(text: str, where: str) -> FederationConfig:
+    return FederationConfig.parse(text, where)
+
+
+@dataclass
+class Site:
+    """One site: its folder, its disk, and its daemon while one runs."""
+
+    name: str
+    shape: Shape
+    folder: SiteFolder
+    disk: Disk
+    rng: random.Random
+    liar: Liar | None = None
+    skew_s: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+    process: Process | None = None
+    daemon: Daemon | None = None
+    lives: int = 0
+    left: bool = False
+    power: bool = True
+    down_s: float = 0.0
+    refusals: list[str] = field(default_factory=list)
+
+    @classmethod
+    def enrol(cls, root: Path, name: str, shape: Shape, rng: random.Random) -> Site:
+        """A site that has never started."""
+        folder = SiteFolder(root, "trial", SiteName(name))
+        for path in (folder.pki, folder.logs):
+            path.mkdir(parents=True, mode=0o700)
+        for file, content in enrolled()[1][name].items():
+            (folder.pki / file).touch(mode=0o600)
+            (folder.pki / file).write_bytes(content)
+        folder.federation_toml.write_text(shape.text)
+        folder.site_toml.write_text(SITE)
+        return cls(name, shape, folder, Disk(folder.path, rng), rng)
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and not self.process.dead
+
+    def start(
+        self,
+        *,
+        watch: Callable[[Site], None],
+        crashed: Callable[[Site], None],
+        ended: Callable[[Site, BaseException | None], None],
+    ) -> None:
+        """Start the daemon on what the disk has.
+
+        Args:
+            watch: called with the site before its first event.
+            crashed: called when the process dies in a write.
+            ended: called when the daemon has ended, with its error; not after a crash.
+        """
+        self.lives += 1
+        process = self.process = Process(self.name, self.lives, self.disk, self.skew_s)
+        process.on_crash = lambda: crashed(self)
+        task = asyncio.get_running_loop().create_task(self._run(process, watch), context=process.context())
+
+        def finish(task: asyncio.Task[commands.Exit]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if not process.dead:
+                process.dead = True
+                for other in list(process.tasks):
+                    other.cancel()
+                process.context().run(close_connections, process)
+                self.disk.settle()
+                self.process = self.daemon = None
+                ended(self, error)
+
+        task.add_done_callback(finish)
+
+    async def _run(self, process: Process, watch: Callable[[Site], None]) -> commands.Exit:
+        """What ``peer.daemon.startup.run`` does, without a lock, logs and the control socket."""
+        folder = self.folder
+        federation = parsed_federation(self.shape.text, str(folder.federation_toml))
+        site = SiteConfig.load(folder.site_toml)
+        own = certificates.Identity.load(
+            folder.pki, name=folder.site, ca_certificate=federation.ca_certificate, now=startup.now()
+        )
+        check_folder(folder, federation, own)
+        generation = startup._generation(folder, startup.Options())
+        keep_configuration(folder, generation, federation, site, accept=False)
+        stay = self.liar is not None  # a liar never goes away
+        self.daemon = Daemon(folder=folder, federation=federation, site=site, own=own, generation=generation, stay=stay)
+        watch(self)
+
+        async def ready(port: int) -> None:
+            pass
+
+        return await self.daemon.run(ready)
+
+    def bury(self, *, power: bool) -> None:
+        """Clear up after a crash; with ``power`` the machine went down with the process."""
+        process, self.process, self.daemon = self.process, None, None
+        assert process is not None
+        process.dead = True
+        for task in list(process.tasks):
+            task.cancel()
+        process.context().run(close_connections, process)
+        if power:
+            self.disk.lose_power()
+        else:
+            self.disk.settle()
+
+
+FINAL = (errors.StateError, errors.ConfigError, errors.UsageError, errors.CertificateError)
+"""Errors after which no restart helps: an honest site must not meet one."""
+__all__ = ["FINAL", "Crash", "Shape", "Site"]

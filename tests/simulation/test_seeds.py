@@ -1,0 +1,70 @@
+"""Whole federations under a seeded scheduler; ``make soak SECONDS=600`` plays more seeds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.mutations import MUTATIONS
+from simulation.run import command, play, soak
+from simulation.seeded_run import Simulation
+
+RUN = Path(__file__).with_name("run.py")
+QUICK = 40
+IN_CI = 2000
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, 10))
+def test_the_invariants_hold(first: int) -> None:
+    for seed in range(first, first + 10):
+        assert play(seed).violation == "", f"repeat it: {command(seed)}"
+
+
+@pytest.mark.parametrize("seed", [8, 24])
+def test_a_seed_plays_the_same_in_every_process(seed: int) -> None:
+    """With other hashes, sets have another order."""
+    lines = {
+        subprocess.run(
+            [sys.executable, RUN, "--seed", str(seed)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(lines) == 1
+    assert Simulation(seed).run().digest[:16] in lines.pop()
+
+
+def test_a_violation_prints_the_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
+    mutation = MUTATIONS["no_intent"]
+    with mutation.applied():  # the workers are forked, and inherit it
+        assert soak(iter([mutation.seed]), 1, float("inf")) == 1
+    assert f"repeat it: {command(mutation.seed)}" in capsys.readouterr().out
+
+
+def test_a_run_leaves_nothing_behind() -> None:
+    """Neither its files nor what it put in place of the clock, the disk and the network."""
+    before = set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace
+    Simulation(3).run()
+    assert (set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_invariants_hold_at_length() -> None:
+    assert soak(itertools.islice(itertools.count(QUICK), IN_CI), 2, float("inf")) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_seed_notices_that_a_rule_is_missing(name: str) -> None:
+    mutation = MUTATIONS[name]
+    assert mutation.violation(mutation.seed), f"find another seed: simulation/mutations.py --search {name}"
+    assert play(mutation.seed).violation == ""
