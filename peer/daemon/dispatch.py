@@ -28,7 +28,6 @@ from peer.core import status as status_document
 from peer.core.machine import SiteMachine
 from peer.core.roster import Sha256, SiteName
 from peer.daemon.addresses import AddressBook
-from peer.daemon.allocator import release_memory
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
 from peer.daemon.service import PeerService
@@ -108,14 +107,7 @@ class Daemon:
             report=self.report,
         )
         reports = self.service.report if federation.global_test else None
-        self.server = ExchangeServer(
-            self.service,
-            pki=pki,
-            roster=rules.roster,
-            refused=refused,
-            reports=reports,
-            release_memory=release_memory,
-        )
+        self.server = ExchangeServer(self.service, pki=pki, roster=rules.roster, refused=refused, reports=reports)
         self.addresses = AddressBook(own=own.name, federation=federation, site=site)
         self.client = ExchangeClient(
             pki=pki, federation=federation.digest, address=self.addresses.address, refused=refused

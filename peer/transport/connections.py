@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
 
+from peer.allocator import release_memory
 from peer.core import limits
 from peer.core.roster import SiteName
 from peer.transport.rates import TokenBucket
@@ -164,7 +165,7 @@ class ConnectionGuard:
 
     bounds: ConnectionBounds
     clock: Callable[[], float] = time.monotonic
-    release_memory: Callable[[], None] = lambda: None
+    release_memory: Callable[[], None] = release_memory
     _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
     _flood_ends_s: float = -math.inf
     _released_s: float = -math.inf

@@ -126,7 +126,6 @@ class ExchangeServer:
         refused: Container[str] = frozenset(),
         reports: ReportHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
-        release_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to serve.
 
@@ -138,7 +137,6 @@ class ExchangeServer:
             refused: SHA-256 digests of certificates that may not call, whatever their dates.
             reports: takes peers' reports on this site's models; without it the server refuses them.
             clock: a monotonic clock, in seconds, for rates.
-            release_memory: called after the server has closed connections that broke a bound.
         """
         self._service = service
         self._pki = pki
@@ -146,7 +144,6 @@ class ExchangeServer:
         self._refused = refused
         self._reports = reports
         self._clock = clock
-        self._release_memory = release_memory
         self._server: grpc.aio.Server | None = None
         self._connections: ConnectionGuard | None = None
 
@@ -159,7 +156,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
-        connections = ConnectionGuard(bounds, release_memory=self._release_memory)
+        connections = ConnectionGuard(bounds)
         guard = CallGuard(
             self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
         )
@@ -329,7 +326,7 @@ REPORT = parser(pb.Metrics, wire.decode_report)
 HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
 
 
-class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # the package has no types
+class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when the program runs
     """The answers to all methods, each behind the guard.
 
     gRPC hands over a request's bytes only when a handler reads them, and never parses them.

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from fakes.drafts import draft
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-DAEMON = Path(__file__).parents[2] / "fakes" / "daemon.py"
+FAKES = Path(__file__).parents[1] / "fakes"
+WORKER = (sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64")
 SITE = '[data]\ndatalist = "datalist.json"\ninput_size = [8]\n[training]\ndevice = "cpu"\n'
 PACE = "beat_s = 1\nsilence_s = 15\nlinger_s = 5"
 MEMORY_MB_MAX = 120
@@ -43,11 +44,11 @@ def memory_mb(pid: int, key: str) -> int:
 
 
 @pytest.fixture
-def loopback(tmp_path: Path, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[LocalFederation]:
+def loopback(tmp_path: Path) -> Iterator[LocalFederation]:
     """Two honest sites in endless rounds; mallory is enrolled, runs no daemon and is not waited for."""
 
     class FloodedFederation(LocalFederation):
-        program = (sys.executable, str(DAEMON), json.dumps(fake_worker("paced")))
+        program = (sys.executable, str(FAKES / "daemon.py"), json.dumps(WORKER))
 
     text = draft("trial", pace=PACE).replace("rounds = 3", "rounds = 100000")
     sites = dict.fromkeys(("asia", "europe", "mallory"), SITE)
