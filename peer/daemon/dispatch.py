@@ -29,7 +29,6 @@ from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
 from peer.core.state import HALT_S
 from peer.daemon.addresses import AddressBook
-from peer.daemon.allocator import release_memory
 from peer.daemon.evidence import EquivocationWatch
 from peer.daemon.fetcher import ArtifactFetcher
 from peer.daemon.heartbeat import Heartbeats
@@ -129,7 +128,6 @@ class Daemon:
             reports=reports,
             compare=compare,
             clock=loop_time,
-            release_memory=release_memory,
         )
         self.heartbeats = Heartbeats(
             own=own.name,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer import errors
+from peer.allocator import keep_memory_small
 from peer.audit.folder_check import INTENTS_CHECKED, check_folder
 from peer.audit.folder_permissions import check_permissions
 from peer.config import logs
@@ -19,7 +20,6 @@ from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.roster import SiteName
-from peer.daemon.allocator import keep_memory_small
 from peer.daemon.dispatch import Daemon, now
 from peer.daemon.operator_service import OperatorService
 from peer.daemon.systemd_notify import notify, watch

@@ -7,7 +7,6 @@ those down that break a bound. gRPC then sees the end of the connection. No byte
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -15,6 +14,7 @@ import math
 import os
 import socket
 import struct
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote
 
+from peer.allocator import release_memory
 from peer.core import limits
 from peer.core.roster import SiteName
 from peer.transport.rates import TokenBucket
 
 log = logging.getLogger(__name__)
 
-SCAN_S = 0.05  # a flood of headers makes gRPC keep 250 MB for each second until the connection is closed
+SCAN_S = 0.05  # a flood of headers makes gRPC take up to 100 MB a second until the connection is closed
 FLOOD_SCAN_S = 0.02  # soon after a connection was closed; the next one may have been opened
 FLOOD_S = 10.0  # a flood is over when no connection had to be closed for so long
 RELEASE_S = 1.0  # between two releases of freed memory during a flood; each takes some milliseconds
@@ -164,42 +165,60 @@ class ConnectionGuard:
 
     bounds: ConnectionBounds
     clock: Callable[[], float] = time.monotonic
-    release_memory: Callable[[], None] = lambda: None
+    release_memory: Callable[[], None] = release_memory
     _records: dict[Endpoint, ConnectionRecord] = field(default_factory=dict)
     _flood_ends_s: float = -math.inf
     _released_s: float = -math.inf
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
     def admitted(self, peer: str, caller: SiteName) -> None:
         """Note that a call on the connection came from a peer of the roster."""
-        self._record(endpoint_of(peer)).caller = caller
+        with self._lock:
+            self._record(endpoint_of(peer)).caller = caller
 
     def refused(self, peer: str) -> None:
         """Note that a call on the connection was refused before it was read."""
-        record = self._record(endpoint_of(peer))
-        if not record.refusals_left.take():
-            record.reason = f"over {REFUSED_CALLS_PER_SECOND:g} refused calls a second"
+        with self._lock:
+            record = self._record(endpoint_of(peer))
+            if not record.refusals_left.take():
+                record.reason = f"over {REFUSED_CALLS_PER_SECOND:g} refused calls a second"
 
-    async def watch(self, port: int) -> None:
-        """Close connections on the port until cancelled."""
-        while True:
-            await asyncio.sleep(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S)
-            with accepted_sockets(port) as connections:
-                self.enforce(connections)
+    def start(self, port: int) -> None:
+        """Close connections on the port until ``stop``, in a thread: a busy event loop would be too late."""
+        self._thread = threading.Thread(target=self._watch, args=(port,), name="connections", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self, port: int) -> None:
+        while not self._stopped.wait(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S):
+            try:
+                with accepted_sockets(port) as connections:
+                    self.enforce(connections)
+            except Exception:
+                log.exception("connections not bounded")
+                self._stopped.wait(FLOOD_S)
 
     def enforce(self, connections: Sequence[Accepted]) -> None:
         """Close those of the present connections that break a bound."""
-        now_s = self.clock()
-        present = {connection.endpoint: self._present(connection) for connection in connections}
-        self._records = present
-        for connection in connections:
-            self._count_bytes(connection, present[connection.endpoint], now_s)
-        self._bound_numbers(present)
         closed: Counter[tuple[str, str]] = Counter()
-        for connection in connections:
-            record = present[connection.endpoint]
-            if record.reason:
-                connection.shut_down()
-                closed[record.caller or network_of(connection.endpoint), record.reason] += 1
+        with self._lock:
+            now_s = self.clock()
+            present = {connection.endpoint: self._present(connection) for connection in connections}
+            self._records = present
+            for connection in connections:
+                self._count_bytes(connection, present[connection.endpoint], now_s)
+            self._bound_numbers(present)
+            for connection in connections:
+                record = present[connection.endpoint]
+                if record.reason:
+                    connection.shut_down()
+                    closed[record.caller or network_of(connection.endpoint), record.reason] += 1
         for (peer, reason), count in closed.items():
             log.warning("connections closed", extra={"peer": peer, "reason": reason, "connections": count})
         if closed:

@@ -128,7 +128,6 @@ class ExchangeServer:
         reports: ReportHandler | None = None,
         compare: CompareHandler | None = None,
         clock: Callable[[], float] = time.monotonic,
-        release_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare to serve.
 
@@ -141,7 +140,6 @@ class ExchangeServer:
             reports: takes peers' reports on this site's models; without it the server refuses them.
             compare: compares the manifests that peers show; without it the server refuses them.
             clock: a monotonic clock, in seconds, for rates.
-            release_memory: called after the server has closed connections that broke a bound.
         """
         self._service = service
         self._pki = pki
@@ -150,9 +148,8 @@ class ExchangeServer:
         self._reports = reports
         self._compare = compare
         self._clock = clock
-        self._release_memory = release_memory
         self._server: grpc.aio.Server | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._connections: ConnectionGuard | None = None
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port``, and return the port, which the system chooses for port 0.
@@ -163,7 +160,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
-        connections = ConnectionGuard(bounds, self._clock, self._release_memory)
+        connections = ConnectionGuard(bounds, self._clock)
         guard = CallGuard(
             self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
         )
@@ -176,15 +173,15 @@ class ExchangeServer:
             raise PortInUse(f"cannot listen on {address}: {_bind_failure(address)}") from None
         await server.start()
         self._server = server
-        self._watch = asyncio.create_task(connections.watch(port), name="connections")
+        connections.start(port)
+        self._connections = connections
         return port
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take no more calls; cancel those that last longer than the grace and record outcomes."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-            self._watch = None
+        if self._connections is not None:
+            await asyncio.to_thread(self._connections.stop)
+            self._connections = None
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
@@ -335,7 +332,7 @@ SIGNED_MANIFESTS = parser(pb.SignedManifests, wire.decode_manifests)
 HEALTH_REQUEST = parser(health_pb2.HealthCheckRequest, lambda message: str(message.service))
 
 
-class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the package has no types
+class ExchangeHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when the program runs
     """The answers to all methods, each behind the guard.
 
     gRPC hands over a request's bytes only when a handler reads them, and never parses them.

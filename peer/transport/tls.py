@@ -46,7 +46,8 @@ STREAMS_PER_CONNECTION_MAX = limits.CALLS_AT_ONCE_MAX  # in flight; the server c
 PENDING_CALLS = 128  # from here to twice as many gRPC drops ever more new calls; each holds its headers, up to 64 KiB
 METADATA_BYTES_MAX = 16 << 10  # a refusal's reason is the longest, percent-encoded
 PING_STRIKES_MAX = 5  # a site that was suspended reads at once the pings that came meanwhile
-READ_BYTES_MAX = 64 << 10  # gRPC reads up to 4 MiB at once by itself, and keeps as much for each connection
+READ_BYTES_MAX = 16 << 10  # gRPC reads up to 4 MiB at once by itself, and keeps as much for each connection
+RECEIVE_BUFFER_BYTES = 8 << 10  # the kernel doubles it: a long request takes 2 s over 100 ms, a flood gets no start
 SETTINGS_S = 5.0  # before a caller acknowledges the settings, gRPC bounds its headers by 16 MiB only
 
 Option = tuple[str, int | str]
@@ -70,7 +71,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.lookahead_bytes", limits.REQUEST_BYTES_MAX),
     ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES_MAX),
     ("grpc.experimental.tcp_max_read_buffer_size", READ_BYTES_MAX),
-    ("grpc.tcp_receive_buffer_size", READ_BYTES_MAX),
+    ("grpc.tcp_receive_buffer_size", RECEIVE_BUFFER_BYTES),
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES_MAX),
     ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
     ("grpc.server.max_pending_requests", PENDING_CALLS),

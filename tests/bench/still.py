@@ -18,12 +18,13 @@ from pathlib import Path
 
 from transfer import write_artifact
 
+from peer import allocator
 from peer.config import logs
 from peer.config.site_folder import SiteFolder, make_private
 from peer.core import commands, events
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
-from peer.daemon import allocator, startup
+from peer.daemon import startup
 from peer.daemon.dispatch import Daemon
 from peer.daemon.operator_service import OperatorService
 from peer.transport.control import ControlServer

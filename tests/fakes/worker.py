@@ -10,6 +10,7 @@ import pathlib
 import socket
 import struct
 import sys
+import time
 
 mode, numbers = sys.argv[1], int(sys.argv[2])
 connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
@@ -57,6 +58,8 @@ for line in lines:
         figures = {"threads": 1, "device": "cpu", "samples": {"training": 4, "test": 2, "unreadable": 0}}
         say("Initialised", order, state="initial", artifact=artifact("initial"), **figures)
     elif order["type"] == "Train":
+        if mode == "paced":
+            time.sleep(0.5)
         if mode == "dies once":
             die_once(order)
         if mode == "always fails":

@@ -8,7 +8,7 @@ from typing import Any
 
 FLOWCHART = re.compile(r"^flowchart TD\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("losses", "models", "peer")
-GROUND = frozenset({"__init__", "__version__", "classification", "documents", "errors", "extras", "files"})
+GROUND = frozenset({"__init__", "__version__", "allocator", "classification", "documents", "errors", "extras", "files"})
 """Modules of ``peer`` itself that every package may import; the drawing leaves them out."""
 
 

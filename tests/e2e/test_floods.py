@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from fakes.drafts import draft
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-DAEMON = Path(__file__).parents[2] / "fakes" / "daemon.py"
+FAKES = Path(__file__).parents[1] / "fakes"
+WORKER = (sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64")
 SITE = '[data]\ndatalist = "datalist.json"\ninput_size = [8]\n[training]\ndevice = "cpu"\n'
 PACE = "beat_s = 1\nsilence_s = 15\nlinger_s = 5"
 MEMORY_MB_MAX = 120
+HEADERS_MB_MAX = 300  # until its settings are acknowledged, gRPC buffers 16 MiB of headers for each connection
 FLOOD_S = 14.0
 CONNECTIONS = 4
 STRANGERS = 6000
@@ -42,11 +44,11 @@ def memory_mb(pid: int, key: str) -> int:
 
 
 @pytest.fixture
-def loopback(tmp_path: Path, fake_worker: Callable[..., tuple[str, ...]]) -> Iterator[LocalFederation]:
+def loopback(tmp_path: Path) -> Iterator[LocalFederation]:
     """Two honest sites in endless rounds; mallory is enrolled, runs no daemon and is not waited for."""
 
     class FloodedFederation(LocalFederation):
-        program = (sys.executable, str(DAEMON), json.dumps(fake_worker("works")))
+        program = (sys.executable, str(FAKES / "daemon.py"), json.dumps(WORKER))
 
     text = draft("trial", pace=PACE).replace("rounds = 3", "rounds = 100000")
     sites = dict.fromkeys(("asia", "europe", "mallory"), SITE)
@@ -103,5 +105,5 @@ def test_a_flood_takes_neither_the_daemon_s_memory_nor_its_rounds(loopback: Loca
     log = (loopback.folder("asia").logs / "daemon.log").stat().st_size
     print(f"\n{kind}: peak {peak} MB, {memory_mb(before['pid'], 'VmRSS')} MB after, {log >> 10} KB of log")
     assert loopback.show("asia", "status")["pid"] == before["pid"] != os.getpid()
-    assert peak < MEMORY_MB_MAX
+    assert peak < (HEADERS_MB_MAX if kind == "CONTINUATION" else MEMORY_MB_MAX)
     assert log < 1 << 20
