@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from peer.core import access, commands, exchange, liveness, rounds, state, transitions, worker_events  # noqa: E402
 from peer.core.machine import SiteMachine  # noqa: E402
-from peer.daemon import dispatch, fetcher, service  # noqa: E402
+from peer.daemon import dispatch, fetcher  # noqa: E402
 from peer.identity import certificates  # noqa: E402
 from peer.records import journal, ledger  # noqa: E402
 from peer.transport import client, transfer  # noqa: E402
@@ -126,17 +126,6 @@ def any_owner() -> Iterator[Any]:
     yield patch(transitions, "_problem", overlook)
 
 
-def second_digest() -> Iterator[Any]:
-    """An origin may send another artifact for a round than before."""
-    problem = transitions._problem
-
-    def overlook(site: Any, wanted: Any, event: Any) -> str:
-        reason = problem(site, wanted, event)
-        return "" if "sent another artifact" in reason else reason
-
-    yield patch(transitions, "_problem", overlook)
-
-
 def same_generation_after_a_backup() -> Iterator[Any]:
     """A site whose backup was restored goes on in the same generation."""
     yield patch(rounds, "regenerate", lambda site, **facts: None)
@@ -195,19 +184,6 @@ def stray_artifacts() -> Iterator[Any]:
     yield patch(dispatch.Daemon, "_carry_out", keep)
 
 
-def endless_refusals() -> Iterator[Any]:
-    """Each call that is refused costs a row."""
-
-    def record(self: Any, caller: str, call: str, reason: str) -> None:
-        self._journal.write(service.rows.DeniedRow(self._machine.number, caller=caller, call=call, reason=reason))
-
-    def report(self: Any, name: Any, reason: str) -> None:
-        self.refuse(name, reason)
-
-    yield patch(service.PeerService, "_record_denial", record)
-    yield patch(state.SiteState, "report_fault", report)
-
-
 def retired_is_guilty() -> Iterator[Any]:
     """A peer that retired an artifact between offer and fetch is named as a culprit."""
     yield patch(fetcher, "Missing", ZeroDivisionError)
@@ -258,7 +234,6 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     no_signature: 0,
     any_round: 0,
     any_owner: 0,
-    second_digest: 0,
     same_generation_after_a_backup: 0,
     no_exchange_deadline: 0,
     no_silence: 0,
@@ -268,7 +243,6 @@ SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     nobody_is_named: 0,
     full_disk_ends_the_site: 0,
     stray_artifacts: 0,
-    endless_refusals: 0,
     retired_is_guilty: 0,
 }
 MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
