@@ -200,6 +200,11 @@ class Mutation:
     def rule(self) -> str:
         return (self.remove.__doc__ or "").splitlines()[0]
 
+    @property
+    def row(self) -> str:
+        """The mutation in the table of deploy/guarantees.md."""
+        return f"| {self.rule.rstrip('.')} | `{self.remove.__name__}` | {self.seed} |"
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
@@ -226,24 +231,24 @@ def _without(module: Any, **replaced: Any) -> Any:
 SEEDS: Mapping[Callable[[], Iterator[Any]], int] = {
     persist_after_publishing: 0,
     journal_without_fsync: 0,
-    artifact_without_fsync: 0,
-    file_without_folder_sync: 0,
+    artifact_without_fsync: 44,
+    file_without_folder_sync: 3,
     no_intent: 0,
-    no_outcome_after_a_crash: 0,
-    no_digest: 0,
-    no_signature: 0,
-    any_round: 0,
-    any_owner: 0,
-    same_generation_after_a_backup: 0,
-    no_exchange_deadline: 0,
-    no_silence: 0,
-    no_pacing_deadline: 0,
-    no_schedule: 0,
-    late_results: 0,
-    nobody_is_named: 0,
-    full_disk_ends_the_site: 0,
+    no_outcome_after_a_crash: 59,
+    no_digest: 19,
+    no_signature: 42,
+    any_round: 33,
+    any_owner: 56,
+    same_generation_after_a_backup: 58,
+    no_exchange_deadline: 57,
+    no_silence: 271,
+    no_pacing_deadline: 78,
+    no_schedule: 1732,
+    late_results: 150,
+    nobody_is_named: 49,
+    full_disk_ends_the_site: 11,
     stray_artifacts: 0,
-    retired_is_guilty: 0,
+    retired_is_guilty: 370,
 }
 MUTATIONS: Mapping[str, Mutation] = {remove.__name__: Mutation(remove, seed) for remove, seed in SEEDS.items()}
 
@@ -274,10 +279,10 @@ def main() -> int:
     if arguments.search is not None:
         return search(arguments.search, arguments.seeds, arguments.having)
     unnoticed = 0
-    for name, mutation in MUTATIONS.items():
+    for mutation in MUTATIONS.values():
         violation = mutation.violation(mutation.seed)
         unnoticed += not violation
-        print(f"| {name} | {mutation.rule} | {mutation.seed} | {violation[:100] or 'NOT NOTICED'} |", flush=True)
+        print(f"{mutation.row} {violation[:100] or 'NOT NOTICED'}", flush=True)
     return 1 if unnoticed else 0
 
 
