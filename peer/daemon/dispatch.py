@@ -99,7 +99,6 @@ class Daemon:
         self._alarm: asyncio.TimerHandle | None = None
         self._exit: commands.Exit | None = None
         self._fatal: errors.PeerError | None = None
-        self.changed = asyncio.Event()
         self._pki = pki = tls.Pki(folder.pki, own.name, federation.ca_certificate or "", now)
         refused = RefusedCertificates(site)
         self.service = PeerService(

@@ -62,12 +62,8 @@ def draw_shape(rng: random.Random) -> Shape:
 
 
 def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:
-    """The members that lie for the whole run: fewer than half, one of two.
-
-    Of two sites, the honest one still believes the other's round, and skips its own (ATTACKS, H3): a
-    jump needs four rounds.
-    """
-    if rng.random() > 0.4 or (len(shape.names) == 2 and shape.rounds > 3):
+    """The members that lie for the whole run: fewer than half, or one of two."""
+    if rng.random() > 0.4:
         return ()
     return tuple(rng.sample(shape.names, rng.randint(1, max(1, (len(shape.names) - 1) // 2))))
 

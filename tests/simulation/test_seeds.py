@@ -15,7 +15,7 @@ from simulation.run import command, play, soak
 from simulation.seeded_run import Simulation
 
 RUN = Path(__file__).with_name("run.py")
-QUICK = 40
+QUICK = 20
 IN_CI = 2000
 
 
@@ -54,6 +54,11 @@ def test_a_run_leaves_nothing_behind() -> None:
     before = set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace
     Simulation(3).run()
     assert (set(Path("/dev/shm").glob("mhfl-*")), os.fsync, os.replace) == before
+
+
+def test_the_page_has_the_seed_of_each_rule() -> None:
+    page = (RUN.parents[2] / "deploy" / "guarantees.md").read_text("utf-8")
+    assert [mutation.row for mutation in MUTATIONS.values() if mutation.row not in page] == []
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ class SimulatedWorker:
         self.write(b"".join(lines))
 
     def is_closing(self) -> bool:
-        return self._protocol is None
+        return self._protocol is None or self.process.dead
 
     def abort(self) -> None:
         """The daemon closes the line, and the worker ends."""

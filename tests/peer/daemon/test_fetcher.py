@@ -23,7 +23,7 @@ from peer.daemon.fetcher import ArtifactFetcher, backoff_s
 from peer.errors import CertificateError, DiskError, PeerError
 from peer.methods.registry import PLANS
 from peer.records.journal import Journal
-from peer.transport.client import Misbehaved, Offer, Refused, Unreachable
+from peer.transport.client import Misbehaved, Missing, Offer, Refused, Unreachable
 from peer.transport.server import Refusal, Status
 from peer.transport.transfer import InsufficientSpace
 from peer.transport.wire import ArtifactRequest
@@ -208,6 +208,13 @@ async def test_a_refusal_carries_its_reason(europe: FetchingSite, error: Excepti
     europe.fetcher.fetch(ORDER)
     assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", "not its turn")
     assert europe.received() == []
+
+
+async def test_a_peer_that_retired_an_artifact_after_its_offer_is_not_at_fault(europe: FetchingSite) -> None:
+    """Seed 370 of the simulation: on a slow line, the peer was three rounds ahead before the first byte."""
+    europe.client.transfers = [Missing(ASIA, "no artifact of round 3 here")]
+    europe.fetcher.fetch(ORDER)
+    assert await europe.answer() == events.ArtifactUnavailable(*ANSWER, "train", Unavailable.RETIRED)
 
 
 async def test_an_artifact_of_another_method_is_refused_before_its_transfer(europe: FetchingSite) -> None:
