@@ -151,7 +151,11 @@ def collect_wheels(wheel: Path, extras: str, folder: Path, *, index: str | None)
     folder.mkdir()
     command = [*PIP, "download", "--only-binary", ":all:", "--dest", str(folder)]
     command += ["--constraint", str(ROOT / "constraints.txt")]
-    subprocess.run([*command, *(["--extra-index-url", index] if index else []), f"{wheel}[{extras}]"], check=True)
+    if index:  # torch alone: an index beside the usual one could serve any package's name
+        subprocess.run([*command, "--no-deps", "--index-url", index, "torch"], check=True)
+    subprocess.run([*command, "--find-links", str(folder), f"{wheel}[{extras}]"], check=True)
+    hashes = [ROOT / "constraints.txt", ROOT / "constraints-hashes.txt"]
+    subprocess.run([sys.executable, str(ROOT / "deploy" / "check_wheels.py"), folder, *hashes], check=True)
     return sorted(folder.glob("*.whl"))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from peer.cli import PROGRAM
 from peer.config.schema import FederationConfig, SiteConfig, check_site
+from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from tests.meta.test_readme import problem, simple_commands
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: it comes with the extra `scalars`")
@@ -98,6 +99,9 @@ def test_no_container_has_more_than_it_needs(compose: dict[str, Any], trouble: d
     added = {name: service for name, service in trouble["services"].items() if name not in compose["services"]}
     for name, service in {**compose["services"], **added}.items():
         assert service["read_only"] is True, name
+        assert service["mem_limit"], name
+        assert service["pids_limit"] <= 4096, name
+        assert service["ulimits"]["nofile"]["soft"] >= CONNECTIONS_MAX + DESCRIPTORS_RESERVED, name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges"], name
         assert not service.keys() & {"privileged", "devices", "ports", "ipc", "pid"}, name
@@ -238,6 +242,26 @@ def test_the_image_runs_as_nobody_and_looks_after_itself(stages: dict[str, list[
     assert any(word == "ENV" and "MHFL_HOME=/var/lib/mhfl" in value for word, value in stages["base"])
 
 
+def test_the_base_image_is_an_argument_that_takes_a_digest(root: Path) -> None:
+    """No digest stands in the file; every stage that starts from an image takes the argument as it is."""
+    text = (root / DEPLOY / "Dockerfile").read_text()
+    form = re.search(r"--build-arg PYTHON_IMAGE=(\S+)", text)
+    assert form is not None
+    assert re.fullmatch(r"[a-z0-9./-]+:[\w.-]+@sha256:<64", form[1])
+    images = [line.split()[1] for line in text.splitlines() if line.startswith("FROM ")]
+    named = {line.split()[-1] for line in text.splitlines() if line.startswith("FROM ")}
+    assert {image for image in images if image not in named} == {"${PYTHON_IMAGE}"}
+
+
+def test_no_second_index_can_serve_a_package_of_any_name(root: Path) -> None:
+    for name in ("Dockerfile", "release.py", "compose.yaml", "README.md"):
+        assert "--extra-index-url" not in (root / DEPLOY / name).read_text(), name
+    script = (root / DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    (torch,) = [line for line in script.splitlines() if "--index-url" in line and line.startswith("RUN")]
+    assert "--no-deps" in torch
+    assert torch.endswith(" torch")
+
+
 def test_the_runtime_holds_no_data_and_nothing_of_the_test_network(stages: dict[str, list[tuple[str, str]]]) -> None:
     copied = [value for word, value in stages["runtime"] if word in ("COPY", "ADD")]
     assert copied == ["--from=dependencies /opt/mhfl /opt/mhfl", "--from=program /opt/program /opt/mhfl"]
@@ -250,8 +274,8 @@ def test_the_build_context_has_the_sources_and_nothing_else(root: Path, files: l
     included = {line.removeprefix("!") for line in lines if line.startswith("!")}
     packages = {path.parts[0] for path in files if path.name == "py.typed"}
     assert included == {
-        *packages, "LICENSE", "README.md", "constraints.txt", "deploy/**/*.md", "deploy/network", "pyproject.toml",
-        "requirements", "setup.py",
+        *packages, "LICENSE", "README.md", "constraints.txt", "constraints-hashes.txt", "deploy/**/*.md",
+        "deploy/check_wheels.py", "deploy/network", "pyproject.toml", "requirements", "setup.py",
     }  # fmt: skip
     assert all(list(root.glob(name)) for name in included)
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]

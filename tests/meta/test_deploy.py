@@ -16,6 +16,7 @@ import pytest
 
 from peer.config.schema import FederationConfig, SiteConfig, check_site
 from peer.config.site_folder import SiteFolder, write_atomically
+from peer.core.limits import CONNECTIONS_MAX, DESCRIPTORS_RESERVED
 from peer.core.roster import SiteName
 from peer.daemon.metrics import METRICS
 from peer.errors import EXIT_CODES
@@ -190,6 +191,10 @@ def test_the_unit_starts_what_the_program_understands(root: Path) -> None:
     assert service["Type"] == ["notify"]
     assert {int(code) for code in service["RestartPreventExitStatus"][0].split()} <= EXIT_CODES.keys()
     assert service["WatchdogSec"]
+    assert service["StartLimitIntervalSec"] == ["0"], "five failures of a full disk must not end a site for good"
+    assert service["MemoryMax"] == ["90%"]
+    assert int(service["TasksMax"][0]) <= 4096
+    assert int(service["LimitNOFILE"][0]) >= CONNECTIONS_MAX + DESCRIPTORS_RESERVED
     user = (root / SYSTEMD / "mhfl-peer.sysusers").read_text().splitlines()[-1].split()
     assert ["u", *service["User"]] == user[:2]
 
@@ -230,6 +235,8 @@ def test_the_pod_is_confined_and_watched(root: Path) -> None:
         assert container["resources"]["limits"]["memory"]
         assert {mount["name"] for mount in container["volumeMounts"]} <= mounted
     (daemon,) = pod["containers"]
+    scratch = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume}
+    assert all(limits["sizeLimit"] for limits in scratch.values())
     assert daemon["livenessProbe"]["exec"]["command"] == ["mhfl-peer", "health"]
     assert {port["name"]: port["containerPort"] for port in daemon["ports"]} == {"peers": 7443, "metrics": 9464}
     assert pod["terminationGracePeriodSeconds"] >= 90

@@ -8,8 +8,9 @@ from typing import Any
 
 FLOWCHART = re.compile(r"^flowchart TD\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OURS = ("losses", "models", "peer")
-GROUND = frozenset({"__init__", "__version__", "allocator", "classification", "documents", "errors", "extras", "files"})
-"""Modules of ``peer`` itself that every package may import; the drawing leaves them out."""
+GROUND = frozenset({"allocator", "classification", "documents", "errors", "extras", "files", "landlock"})
+GROUND |= {"__init__", "__main__", "__version__"}
+"""Modules of ``peer`` itself that every package may import, and the command: the drawing leaves them out."""
 
 
 def package(name: str) -> str:

@@ -19,6 +19,7 @@ LAYER = {
     "models": "models",
     "models.spec": "spec",
     "peer": "ground",
+    "peer.__main__": "cli",
     "peer.api": "notebook",
     "peer.audit": "audit",
     "peer.cli": "cli",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +127,9 @@ def test_a_lent_model_that_never_comes_is_given_up(solo: Any) -> None:
         out += site.wait(3.0)
     assert commands.CancelFetch("asia", "evaluate") in out
     assert site.body("settled")["reason"] == "slow"
+
+
+def test_every_phase_has_its_end_in_the_list() -> None:
+    page = (Path(__file__).parents[3] / "peer" / "README.md").read_text("utf-8")
+    table = page[page.index("## Waits, and their ends") :]
+    assert [phase for phase in Phase if f"`{phase}`" not in table and phase not in (Phase.NEW, Phase.GONE)] == []
