@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 ALLOCATOR = {-8: 1, -3: 8 << 20, -1: 8 << 20}
 """M_ARENA_MAX of glibc's malloc.h, and M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes."""
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FAULTS: Mapping[str, type[errors.PeerError]] = {"data": errors.DataError, "configuration": errors.ModelError}
 WATCH_AGAIN_S = 10.0
 """How long after its failure a watcher starts again: a lasting failure must not flood the log."""
@@ -78,6 +79,8 @@ def run(folder: SiteFolder, options: Options) -> None:
             log.warning("an older state was restored", extra={"reason": remark})
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
         try:
+            # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaves loose ends.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             asyncio.run(_serve(folder, federation, site, own, generation, without, options))
         except errors.PeerError:
             raise
@@ -121,8 +124,9 @@ async def _serve(
             daemon.report(events.StopRequested())
 
     # Before the first resource is opened: asyncio's own reaction to Ctrl-C would break off in the midst of it.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, request_stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     daemon = Daemon(
         folder=folder,
         federation=federation,

@@ -40,6 +40,7 @@ def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFo
         "certificate",
         "CA",
         "round key",
+        "confinement",
         "listen",
         "data",
         "policy",
