@@ -33,6 +33,7 @@ from peer.transport.control import ControlServer
 
 log = logging.getLogger(__name__)
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FAULTS: Mapping[str, type[errors.PeerError]] = {
     "data": errors.DataError,
     "configuration": errors.ModelError,
@@ -82,6 +83,8 @@ def run(folder: SiteFolder, options: Options) -> None:
             log.warning("an older state was restored", extra={"reason": remark})
         keep_configuration(folder, generation, federation, site, accept=options.accept_change)
         try:
+            # Until `_serve` has its handlers: a KeyboardInterrupt between two steps of asyncio leaves loose ends.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             asyncio.run(_serve(folder, federation, site, own, generation, without, options))
         except errors.PeerError:
             raise
@@ -113,8 +116,9 @@ async def _serve(
             daemon.report(events.StopRequested())
 
     # Before the first resource is opened: asyncio's own reaction to Ctrl-C would break off in the midst of it.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, request_stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     daemon = Daemon(
         folder=folder,
         federation=federation,

