@@ -128,15 +128,7 @@ class Daemon:
             compare=compare,
             clock=loop_time,
         )
-        self.heartbeats = Heartbeats(
-            own=own.name,
-            federation=federation,
-            site=site,
-            addresses=self.addresses,
-            client=self.client,
-            service=self.service,
-            report=self.report,
-        )
+        self.heartbeats = self._heartbeats()
         self.fetcher = ArtifactFetcher(
             rules=rules,
             client=self.client,
@@ -151,6 +143,17 @@ class Daemon:
         log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
         self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
         self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _heartbeats(self) -> Heartbeats:
+        return Heartbeats(
+            own=self.own.name,
+            federation=self.federation,
+            site=self.site,
+            addresses=self.addresses,
+            client=self.client,
+            service=self.service,
+            report=self.report,
+        )
 
     def _equivocation_watch(self, refused: Container[str]) -> EquivocationWatch:
         return EquivocationWatch(

@@ -456,7 +456,15 @@ def _io_errors() -> Iterator[None]:
         raise (apsw.FullError if error.errno == errno.ENOSPC else apsw.IOError)(str(error)) from None
 
 
-FAILURES = (apsw.FullError, apsw.IOError, apsw.BusyError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.SQLError)
+FAILURES = {
+    apsw.FullError: sqlite3.SQLITE_FULL,
+    apsw.IOError: sqlite3.SQLITE_IOERR,
+    apsw.BusyError: sqlite3.SQLITE_BUSY,
+    apsw.CantOpenError: sqlite3.SQLITE_CANTOPEN,
+    apsw.ReadOnlyError: sqlite3.SQLITE_READONLY,
+    apsw.SQLError: sqlite3.SQLITE_ERROR,
+}
+"""What the standard library raises as ``OperationalError``, with SQLite's codes."""
 
 
 class Connection:
@@ -509,8 +517,12 @@ class Connection:
         except apsw.Error as error:
             if self._process is not None and self._process.dead:
                 raise Crash from None
-            kind = sqlite3.OperationalError if isinstance(error, FAILURES) else sqlite3.DatabaseError
-            raise kind(str(error)) from error
+            code = FAILURES.get(type(error))
+            if code is None:
+                raise sqlite3.DatabaseError(str(error)) from error
+            failure = sqlite3.OperationalError(str(error))
+            failure.sqlite_errorcode = code
+            raise failure from error
 
 
 def close_connections(process: Process) -> None:

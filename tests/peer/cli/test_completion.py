@@ -98,7 +98,7 @@ def test_bash_completes_commands_and_sites(sites: Path, tmp_path: Path) -> None:
     command, environment = ["bash", "--norc", "-c", ask], {**os.environ, "PATH": path}
     process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines() == ["evaluation events", "asia"]
+    assert process.stdout.splitlines() == ["evaluation evidence events", "asia"]
 
 
 def test_names_are_completed_without_loading_the_commands() -> None:
