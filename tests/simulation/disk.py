@@ -456,7 +456,15 @@ def _io_errors() -> Iterator[None]:
         raise (apsw.FullError if error.errno == errno.ENOSPC else apsw.IOError)(str(error)) from None
 
 
-FAILURES = (apsw.FullError, apsw.IOError, apsw.BusyError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.SQLError)
+FAILURES = {
+    apsw.FullError: sqlite3.SQLITE_FULL,
+    apsw.IOError: sqlite3.SQLITE_IOERR,
+    apsw.BusyError: sqlite3.SQLITE_BUSY,
+    apsw.CantOpenError: sqlite3.SQLITE_CANTOPEN,
+    apsw.ReadOnlyError: sqlite3.SQLITE_READONLY,
+    apsw.SQLError: sqlite3.SQLITE_ERROR,
+}
+"""The errors that Python's module raises as `OperationalError`, with their codes."""
 
 
 class Connection:
@@ -509,8 +517,10 @@ class Connection:
         except apsw.Error as error:
             if self._process is not None and self._process.dead:
                 raise Crash from None
-            kind = sqlite3.OperationalError if isinstance(error, FAILURES) else sqlite3.DatabaseError
-            raise kind(str(error)) from error
+            kind = sqlite3.OperationalError if type(error) in FAILURES else sqlite3.DatabaseError
+            failure = kind(str(error))
+            failure.sqlite_errorcode = FAILURES.get(type(error), sqlite3.SQLITE_CORRUPT)
+            raise failure from error
 
 
 def close_connections(process: Process) -> None:
