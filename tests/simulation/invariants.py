@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 WORKER_DIED = "the worker failed while it used the artifact"
 
 
-SECOND_ARTIFACT = "sent another artifact for round"
+SECOND_ARTIFACT = ("sent another artifact for round", "signed two artifacts for round")
 TASKS_PER_SITE = 40
 ROWS_MAX = 250
 ROW_S = 5.0
