@@ -160,7 +160,7 @@ class ExchangeServer:
         """
         ca = self._pki.load().ca
         bounds = ConnectionBounds.of(len(self._roster), tls.connections_max())
-        connections = ConnectionGuard(bounds)
+        connections = ConnectionGuard(bounds)  # not by this clock: it runs in a thread, where no loop has a time
         guard = CallGuard(
             self._service, self._pki, ca, connections, roster=self._roster, refused=self._refused, clock=self._clock
         )

@@ -464,7 +464,7 @@ FAILURES = {
     apsw.ReadOnlyError: sqlite3.SQLITE_READONLY,
     apsw.SQLError: sqlite3.SQLITE_ERROR,
 }
-"""What the standard library raises as ``OperationalError``, with SQLite's codes."""
+"""The errors that Python's module raises as `OperationalError`, with their codes."""
 
 
 class Connection:
@@ -517,11 +517,9 @@ class Connection:
         except apsw.Error as error:
             if self._process is not None and self._process.dead:
                 raise Crash from None
-            code = FAILURES.get(type(error))
-            if code is None:
-                raise sqlite3.DatabaseError(str(error)) from error
-            failure = sqlite3.OperationalError(str(error))
-            failure.sqlite_errorcode = code
+            kind = sqlite3.OperationalError if type(error) in FAILURES else sqlite3.DatabaseError
+            failure = kind(str(error))
+            failure.sqlite_errorcode = FAILURES.get(type(error), sqlite3.SQLITE_CORRUPT)
             raise failure from error
 
 

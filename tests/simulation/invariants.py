@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 WORKER_DIED = "the worker failed while it used the artifact"
 
 
-SECOND_ARTIFACT = "sent another artifact for round"
+SECOND_ARTIFACT = ("sent another artifact for round", "signed two artifacts for round")
 TASKS_PER_SITE = 40
 ROWS_MAX = 250
 ROW_S = 5.0
@@ -215,7 +215,7 @@ class Referee:
         assert site.process is not None
         kept = daemon.machine.rules.pace.artifact_rounds_max + 1  # of the site itself: published ones and lent ones
         files = sum(1 for _ in daemon.artifacts.iterdir())
-        self.require(files <= 2 * kept + len(self.sites), f"{site.name} keeps {files} artifacts")
+        self.require(files <= 2 * (kept + len(self.sites)), f"{site.name} keeps {files} artifacts")
         tasks = len(site.process.tasks)
         self.require(tasks <= TASKS_PER_SITE * len(self.sites), f"{site.name} has {tasks} tasks")
 

@@ -20,13 +20,32 @@ from unittest import mock
 
 import grpc
 
-from peer.transport import connections
+from peer.transport import server as peer_server
 from simulation.loop import PROCESS, Process
 
 STATUS = grpc.StatusCode
 KEEPALIVE_S = 10.0  # until both ends notice a cut line, as with peer.transport.tls
 WINDOW_BYTES = 256 << 10
 CREDENTIALS = ("dynamic_ssl_server_credentials", "ssl_server_certificate_configuration", "ssl_channel_credentials")
+
+
+class Connections:
+    """In place of the guard of TCP connections, of which there are none here."""
+
+    def __init__(self, bounds: Any) -> None:
+        pass
+
+    def start(self, port: int) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def admitted(self, peer: str, caller: str) -> None:
+        pass
+
+    def refused(self, peer: str) -> None:
+        pass
 
 
 class Failed(grpc.aio.AioRpcError):
@@ -99,9 +118,7 @@ class Network:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(grpc.aio, "server", server))
             stack.enter_context(mock.patch.object(grpc.aio, "secure_channel", channel))
-            stack.enter_context(
-                mock.patch.object(connections, "accepted_sockets", lambda port: contextlib.nullcontext(()))
-            )
+            stack.enter_context(mock.patch.object(peer_server, "ConnectionGuard", Connections))
             for name in CREDENTIALS:
                 stack.enter_context(mock.patch.object(grpc, name, lambda *_, **__: None))
             yield

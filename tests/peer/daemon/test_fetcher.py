@@ -211,7 +211,7 @@ async def test_a_refusal_carries_its_reason(europe: FetchingSite, error: Excepti
 
 
 async def test_a_peer_that_retired_an_artifact_after_its_offer_is_not_at_fault(europe: FetchingSite) -> None:
-    """Seed 370 of the simulation: on a slow line, the peer was three rounds ahead before the first byte."""
+    """Seed 3193 of the simulation: on a slow line, the peer was three rounds ahead before the first byte."""
     europe.client.transfers = [Missing(ASIA, "no artifact of round 3 here")]
     europe.fetcher.fetch(ORDER)
     assert await europe.answer() == events.ArtifactUnavailable(*ANSWER, "train", Unavailable.RETIRED)
