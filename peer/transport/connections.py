@@ -63,44 +63,53 @@ class Accepted(Protocol):
 
 
 class AcceptedSocket:
-    """A duplicate of a descriptor that gRPC owns; only this duplicate is closed here."""
+    """A connection by its descriptor, which gRPC owns and may close at any moment."""
 
-    def __init__(self, duplicate: socket.socket, endpoint: Endpoint) -> None:
-        self._socket = duplicate
+    def __init__(self, descriptor: int, endpoint: Endpoint, info: bytes) -> None:
+        self._descriptor = descriptor
         self.endpoint = endpoint
-        info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
         whole = len(info) >= BYTES_ACKED_OFFSET + 16  # kernels before 4.2 do not count
         self.sent, self.received = struct.unpack_from("QQ", info, BYTES_ACKED_OFFSET) if whole else (0, 0)
 
     def shut_down(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), borrowed_socket(self._descriptor) as connection:
+            if caller_of(connection) == self.endpoint:  # the number may stand for another connection now
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def accepted_sockets(port: int) -> list[AcceptedSocket]:
+    """This process's accepted connections on a port; none where the system does not list descriptors."""
+    connections: list[AcceptedSocket] = []
+    with contextlib.suppress(OSError):
+        for descriptor in map(int, os.listdir(DESCRIPTORS)):
+            with contextlib.suppress(OSError):  # gRPC has closed it meanwhile
+                if not os.readlink(f"{DESCRIPTORS}/{descriptor}").startswith("socket:"):
+                    continue
+                with borrowed_socket(descriptor) as connection:
+                    if connection.type == socket.SOCK_STREAM and connection.getsockname()[1:2] == (port,):
+                        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                        connections.append(AcceptedSocket(descriptor, caller_of(connection), info))
+    return connections
 
 
 @contextlib.contextmanager
-def accepted_sockets(port: int) -> Iterator[list[AcceptedSocket]]:
-    """This process's accepted connections on a port; none where the system does not list descriptors."""
-    with contextlib.ExitStack() as duplicates:
-        connections: list[AcceptedSocket] = []
-        with contextlib.suppress(OSError):
-            for descriptor in os.listdir(DESCRIPTORS):
-                with contextlib.suppress(OSError):  # gRPC has closed it meanwhile
-                    if os.readlink(f"{DESCRIPTORS}/{descriptor}").startswith("socket:"):
-                        duplicate = duplicates.enter_context(duplicate_socket(int(descriptor)))
-                        if duplicate.type == socket.SOCK_STREAM and duplicate.getsockname()[1:2] == (port,):
-                            host, caller_port = duplicate.getpeername()[:2]
-                            connections.append(AcceptedSocket(duplicate, (str(plain_address(host)), caller_port)))
-        yield connections
+def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
+    """The socket of a descriptor that stays gRPC's; ``OSError`` when it is no socket.
 
-
-def duplicate_socket(descriptor: int) -> socket.socket:
-    """A socket of its own on the same connection; ``OSError`` when the descriptor is no socket."""
-    duplicate = os.dup(descriptor)
+    It is no duplicate: epoll goes on to report a connection that gRPC has closed while a duplicate
+    of its descriptor is open, and gRPC then uses memory that it has freed.
+    """
+    borrowed = socket.socket(fileno=descriptor)
     try:
-        return socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        raise
+        yield borrowed
+    finally:
+        borrowed.detach()
+
+
+def caller_of(connection: socket.socket) -> Endpoint:
+    """The caller's end of a connection; ``OSError`` when there is none."""
+    host, port = connection.getpeername()[:2]
+    return str(plain_address(host)), port
 
 
 def plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -198,8 +207,7 @@ class ConnectionGuard:
     def _watch(self, port: int) -> None:
         while not self._stopped.wait(FLOOD_SCAN_S if self.clock() < self._flood_ends_s else SCAN_S):
             try:
-                with accepted_sockets(port) as connections:
-                    self.enforce(connections)
+                self.enforce(accepted_sockets(port))
             except Exception:
                 log.exception("connections not bounded")
                 self._stopped.wait(FLOOD_S)

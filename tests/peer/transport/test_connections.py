@@ -18,6 +18,7 @@ from peer.transport.connections import (
     FLOOD_S,
     REFUSED_CALLS_BURST,
     RELEASE_S,
+    AcceptedSocket,
     ConnectionBounds,
     ConnectionGuard,
     accepted_sockets,
@@ -196,13 +197,26 @@ def test_the_process_s_own_accepted_connections_are_listed_counted_and_closed(
         with socket.create_connection((address, port), LIMIT_S) as caller, listener.accept()[0] as served:
             caller.sendall(b"x" * 1000)
             assert len(served.recv(1000, socket.MSG_WAITALL)) == 1000
-            with accepted_sockets(port) as connections:
-                (connection,) = connections
-                assert connection.endpoint == (address, caller.getsockname()[1])
-                assert (connection.received, connection.sent) == (1000, 0)
-                connection.shut_down()
+            (connection,) = accepted_sockets(port)
+            assert connection.endpoint == (address, caller.getsockname()[1])
+            assert (connection.received, connection.sent) == (1000, 0)
+            connection.shut_down()
             assert caller.recv(1) == b""
             assert served.fileno() >= 0  # the descriptor of the connection's owner is not closed
+
+
+def test_a_scan_keeps_no_connection_open_and_closes_no_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        first = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+        served, _ = listener.accept()
+        (connection,) = accepted_sockets(port)
+        served.close()
+        assert first.recv(1) == b""  # a duplicate would keep it open, and registered in its owner's epoll
+        with first, socket.create_connection(("127.0.0.1", port), LIMIT_S) as second, listener.accept()[0] as other:
+            AcceptedSocket(other.fileno(), connection.endpoint, b"").shut_down()  # the number, reused
+            second.sendall(b"x")
+            assert other.recv(1) == b"x"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in http2.FLOODS if kind != "empty CONTINUATION"])
