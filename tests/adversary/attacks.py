@@ -17,6 +17,8 @@ REFUSED = frozenset({"INVALID_ARGUMENT", "PERMISSION_DENIED", "FAILED_PRECONDITI
 """Answers that say: do not ask again."""
 SHED = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "INTERNAL"})
 """Answers of the transport to what it does not carry."""
+REQUEST_BYTES_MAX = 256 << 10
+"""A server takes no larger request."""
 WRONG = bytes(32)
 TEXTS = ("\x1b[2J", "a\x00b", "../../etc/passwd", "x" * (1 << 20), "﷽" * 400)
 
@@ -30,6 +32,11 @@ class Call:
     request: bytes
     allowed: frozenset[str] = REFUSED
     options: Mapping[str, Any] | None = None
+
+    @property
+    def answers(self) -> frozenset[str]:
+        """The statuses that may end the call; one that is too large ends before it is read."""
+        return self.allowed | SHED if len(self.request) > REQUEST_BYTES_MAX else self.allowed
 
 
 def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
@@ -49,7 +56,7 @@ def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
         ("seen", pb.Seen(generation=1, round=0, sha256=b"x")),
     ):
         if (name, value) != ("protocol", 99):  # a range of versions is no breach
-            yield Call(f"Hello {name}", "Hello", member.greeting(**{name: value}).SerializeToString())
+            yield Call(f"Hello {name} {value!r:.24}", "Hello", member.greeting(**{name: value}).SerializeToString())
     for name, value in (
         ("round", (1 << 64) - 1),
         ("generation", 1 << 63),
@@ -60,7 +67,7 @@ def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
         ("phase", ""),
         ("aggregate", b"x" * 31),
     ):
-        yield Call(f"Beat {name}", "Beat", member.pulse(**{name: value}).SerializeToString())
+        yield Call(f"Beat {name} {value!r:.24}", "Beat", member.pulse(**{name: value}).SerializeToString())
     for name, value in (
         ("kind", 0),
         ("kind", HEAD),
@@ -80,7 +87,7 @@ def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
         asked = member.asks(round, owner=victim)
         setattr(asked, name, value)
         allowed = REFUSED | ({"OK"} if (name, value) == ("for_round", 10**6) else set())
-        yield Call(f"GetManifest {name}", "GetManifest", asked.SerializeToString(), frozenset(allowed))
+        yield Call(f"GetManifest {name} {value!r:.24}", "GetManifest", asked.SerializeToString(), frozenset(allowed))
     for name, value in (
         ("kind", HEAD),
         ("purpose", HANDBACK),
@@ -92,7 +99,7 @@ def calls(member: Member, victim: str, round: int) -> Iterator[Call]:
     ):
         asked = member.fetches(round, WRONG, owner=victim)
         setattr(asked, name, value)
-        yield Call(f"FetchArtifact {name}", "FetchArtifact", asked.SerializeToString())
+        yield Call(f"FetchArtifact {name} {value!r:.24}", "FetchArtifact", asked.SerializeToString())
     report = {"generation": 1, "round": 1, "sha256": WRONG, "samples": 3, "values": {"auc": 0.5}}
     for name, change in (
         ("unasked", {}),

@@ -98,7 +98,7 @@ class Mallory:
                 for call in attacks.calls(self.member, victim, 1):
                     if self._over.wait(0.03):
                         return
-                    after.allowed[call.name] = call.allowed
+                    after.allowed[call.name] = call.answers
                     answers = after.answers.setdefault((victim, call.name), set())
                     answers.add(attacks.run(self.member, victim, call))
 
