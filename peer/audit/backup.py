@@ -221,6 +221,9 @@ def _places(
         if artifact_path(artifacts, digest).exists():  # one that is gone, the daemon forgets or fetches again
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
     states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
+    before = memory.before[0] if memory.before is not None else ""  # training that diverges goes back to it
+    if before and (folder.generation(generation) / "checkpoints" / before).is_dir():
+        states.add(before)
     for state in sorted(states):
         names = sorted(path.name for path in (folder.generation(generation) / "checkpoints" / state).iterdir())
         yield from (home / "checkpoints" / state / name for name in names)

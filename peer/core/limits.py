@@ -85,6 +85,8 @@ COMPARISONS_PER_ROUND_MAX = (
 )
 COMPARISONS_PER_SECOND_MAX = 1.0  # that a peer may ask for: each verifies a signature and reads some rows
 COMPARISONS_BURST = 2 * COMPARISONS_PER_ROUND_MAX  # a round's, and the proofs that follow
+SHOWN_BYTES_MAX = 144 << 10  # manifests in one request: a greeting's and a comparison's fit into REQUEST_BYTES_BURST
+SHOWN_BYTES_PER_SECOND_MAX = REQUEST_BYTES_PER_SECOND_MAX / 2  # a peer's server closes a connection that sends faster
 
 CHECKPOINT_S = 300.0
 HANG_S = 600.0  # a worker without a sign of progress for so long is started again; a slow disk recovers before

@@ -31,6 +31,7 @@ class Peers:
     begun: set[SiteName] = field(default_factory=set)
     round_began_s: dict[SiteName, float] = field(default_factory=dict)
     moved_s: dict[SiteName, float] = field(default_factory=dict)
+    furthest: dict[SiteName, tuple[int, int]] = field(default_factory=dict)
 
     def hear(self, site: SiteName, pulse: Heartbeat | None, now_s: float) -> None:
         """Record an authenticated byte from the site, and its state if it came with a heartbeat."""
@@ -42,8 +43,14 @@ class Peers:
             self._follow(site, before.pulse, pulse, now_s)
 
     def _follow(self, site: SiteName, before: Heartbeat | None, pulse: Heartbeat, now_s: float) -> None:
-        """Note when the site's round grew last, and when it last did more of its work."""
-        if before is None or (pulse.round, pulse.committed_round) > (before.round, before.committed_round):
+        """Note when the site's round grew last, and when it last did more of its work.
+
+        A round that the site was in before is no growth: claims that go back and forth would last for
+        ever.
+        """
+        at = (pulse.round, min(pulse.committed_round, pulse.round))
+        if before is None or at > self.furthest.get(site, (-1, -1)):
+            self.furthest[site] = at
             self.round_began_s[site] = self.moved_s[site] = now_s
         elif pulse.phase != before.phase or pulse.progress > before.progress:
             self.moved_s[site] = now_s

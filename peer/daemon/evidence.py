@@ -68,6 +68,8 @@ class EquivocationWatch:
         self._handed: set[tuple[SiteName, ManifestSubject]] = set()
         rate = (limits.COMPARISONS_PER_SECOND_MAX, limits.COMPARISONS_BURST, loop_time)
         self._calls: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*rate))
+        pace = (limits.SHOWN_BYTES_PER_SECOND_MAX, limits.SHOWN_BYTES_MAX, loop_time)
+        self._shown_bytes: defaultdict[SiteName, TokenBucket] = defaultdict(lambda: TokenBucket(*pace))
         self._tasks: set[asyncio.Task[None]] = set()
 
     def examine(self, signed: SignedManifest, manifest: Manifest) -> None:
@@ -164,7 +166,7 @@ class EquivocationWatch:
             return
         try:
             for signed in received:
-                for other in await self._client.compare_manifests(peer, (signed,)):
+                for other in await self._show(peer, (signed,)):
                     self._keep(self._verified((signed, other)))
         except ValueError as error:
             self._report(events.PeerRefused(peer, f"answered with a manifest that contradicts none: {error}"))
@@ -173,10 +175,23 @@ class EquivocationWatch:
 
     async def _give(self, peer: SiteName, proof: EquivocationProof) -> None:
         try:
-            await self._client.compare_manifests(peer, proof.signed)
+            await self._show(peer, proof.signed)
         except (ExchangeError, CertificateError, WireError) as error:
             self._handed.discard((peer, proof.subject))  # its next greeting tries again
             log.info("proof not handed on", extra={"peer": peer, "reason": str(error)})
+
+    async def _show(self, peer: SiteName, signed: Sequence[SignedManifest]) -> list[SignedManifest]:
+        """Show a peer manifests no faster than its server lets a connection send; returns its answer.
+
+        It is shown nothing that is too large for a request.
+        """
+        size = sum(len(each.body) for each in signed)
+        if size > limits.SHOWN_BYTES_MAX:
+            log.info("manifests too large to be shown", extra={"peer": peer, "bytes": size})
+            return []
+        while not self._shown_bytes[peer].take(size):  # noqa: ASYNC110 - only time fills the bucket
+            await asyncio.sleep(size / limits.SHOWN_BYTES_PER_SECOND_MAX)
+        return await self._client.compare_manifests(peer, signed)
 
 
 def _contradict(one: Manifest, other: Manifest) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from cryptography import x509
 
+from peer.core import limits
 from peer.core.machine import SiteMachine
 from peer.core.messages import Heartbeat, Seen, SignedRound
 from peer.core.roster import Sha256, SiteName
@@ -77,12 +78,14 @@ class ClaimProofs:
         return claim.round
 
     def seen(self, peer: SiteName) -> Seen | None:
-        """The newest artifact that this site has from a peer, with the peer's signed manifest."""
+        """The newest artifact that this site has from a peer, with the peer's signed manifest if it fits."""
         seen, known = self._machine.seen(peer), self._seen.get(peer)
         if seen is None or (known is not None and seen == replace(known, manifest=None)):
             return known if seen is not None else None
         parts = self._journal.received_manifest(peer, seen.sha256)
         signed = from_base64(parts) if parts is not None and "signature" in parts else None
+        if signed is not None and len(signed.body) > limits.SHOWN_BYTES_MAX:
+            signed = None  # the peer's server would refuse the greeting
         self._seen[peer] = replace(seen, manifest=signed)
         return self._seen[peer]
 

@@ -176,9 +176,9 @@ def confine(setting: object) -> None:
     own = [] if setting.duty == "measure" else [home / "artifacts", home / "checkpoints", home / "cache"]
     if (setting.site.get("data") or {}).get("cache") == "disk" and own:
         own[-1].mkdir(exist_ok=True)
-    caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
-    system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
     try:
+        caches = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path.home() / ".nv"]
+        system = [Path(tempfile.gettempdir()), Path("/dev"), Path("/proc")]
         landlock.confine(hidden=base.parent.parent.glob("*/*/pki"), writable=[*own, *caches, *system])
     except (OSError, RuntimeError) as error:  # `mhfl-peer check` says whether the kernel has Landlock
         logger.warning("the worker is not confined: reason=%s", error)

@@ -141,6 +141,15 @@ def test_a_lost_site_goes_on_from_its_backup_as_a_new_generation(
     assert "The ledger is whole." in text
 
 
+def test_a_restored_site_can_go_back_before_its_last_round(asia: SiteFolder, books: Any, tmp_path: Path) -> None:
+    commit(books, 3)
+    back_up(asia, tmp_path / "asia.tar", with_key=True)
+    shutil.rmtree(asia.path)
+    restore(tmp_path / "asia.tar", asia.home)
+    kept = {path.parent.name for path in asia.generation(1).glob("checkpoints/*/train")}
+    assert kept == {"round-000002", "round-000003"}
+
+
 def test_a_restored_backup_is_visible_to_an_auditor_unless_the_newer_ledger_survived(
     enrolled: LocalFederation, asia: SiteFolder, books: Any, tmp_path: Path
 ) -> None:

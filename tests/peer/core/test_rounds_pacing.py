@@ -255,6 +255,20 @@ def test_a_peer_that_beats_and_does_not_get_on_holds_nobody_for_ever(
     assert (number(site), waited_s) == (6, patience_s)
 
 
+@pytest.mark.parametrize("claims", [[(0, 0), (1, 0)], [(1, beat // 10) for beat in range(500)]])
+def test_rounds_that_go_back_and_forth_or_end_twice_are_no_progress(solo: Any, claims: list[tuple[int, int]]) -> None:
+    site = solo(sites=FIVE[:3], site="africa", rows=committed(5), rounds=50, pace=PaceRules(wait_max_s=60))
+    waited_s = 0
+    while number(site) == 0:
+        round, ended = claims[waited_s // 5 % len(claims)]
+        site.feed(events.PeerHeard(SiteName("asia"), Heartbeat(1, round, "train", 0.0, round, ended)))
+        site.beat("america", 5, "pacing")
+        site.wait(5)
+        waited_s += 5
+        assert waited_s <= 240 + 60
+    assert number(site) == 6
+
+
 def test_one_liar_of_four_cannot_hold_the_others_back(solo: Any) -> None:
     site = surrounded(solo, {"africa": 2, "america": 2, "asia": 0})
     assert number(site) == 3

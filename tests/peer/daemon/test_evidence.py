@@ -259,6 +259,27 @@ async def test_proofs_and_comparisons_are_bounded(member: Any, sign: Any) -> Non
     await europe.watch.close()
 
 
+async def test_manifests_are_shown_no_faster_than_a_server_takes_requests(
+    member: Any, sign: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SHOWN_BYTES_PER_SECOND_MAX", float(1 << 20))
+    europe, africa, loop = member(EUROPE), member(AFRICA), asyncio.get_running_loop()
+    artifact = decode_manifest(sign().body).artifact
+    wide = replace(artifact, bytes=1 << 20, tensors=tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(250)))
+    sizes, began_s = [], loop.time()
+    for round in range(8):
+        signed = sign(round=round + 1, artifact=wide)
+        europe.watch._start(europe.watch._ask(AFRICA, [signed]))
+        sizes.append(len(signed.body))
+    await quiet(europe)
+    assert europe.calls == [(AFRICA, 1)] * 8
+    assert loop.time() - began_s >= (sum(sizes) - limits.SHOWN_BYTES_MAX) / limits.SHOWN_BYTES_PER_SECOND_MAX
+    many = replace(wide, tensors=tuple(TensorSpec(f"{n:0250}", "F32", (2,)) for n in range(600)))
+    await europe.watch._ask(AFRICA, [sign(artifact=many)])
+    assert len(europe.calls) == 8, "too large for a request"
+    assert africa.accused == europe.accused == []
+
+
 async def test_a_round_s_record_names_who_signed_two_artifacts(
     member: Any, sign: Any, enrolled: LocalFederation
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from peer.core import rows
+from peer.core import limits, rows
 from peer.core.machine import SiteMachine
 from peer.core.messages import Artifact, Heartbeat, Manifest, Seen, SignedManifest, SignedRound, TensorSpec
 from peer.core.roster import Roster, RoundKey, Sha256, SiteName
@@ -219,6 +219,11 @@ def test_what_was_seen_comes_with_the_manifest_from_the_journal(site: Any, autho
     assert seen == Seen(1, 9, ARTIFACT.sha256, signed)
     assert asia.proofs.seen(EUROPE) is seen, "a greeting does not read the journal again"
     europe.proofs.verify_seen(seen)
+
+
+def test_a_manifest_that_the_peer_s_server_would_refuse_is_left_out(site: Any, authority: Authority) -> None:
+    signed = replace(signed_manifest(authority.admit("europe")), body=bytes(limits.SHOWN_BYTES_MAX + 1))
+    assert seen_by(site("asia"), signed) == Seen(1, 9, ARTIFACT.sha256)
 
 
 def test_what_the_simulator_or_an_older_program_journalled_has_no_manifest(site: Any) -> None:

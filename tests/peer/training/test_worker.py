@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from peer import landlock
 from peer.core import commands, events
 from peer.core.worker_protocol import FROM_WORKER, StillWorking, WorkerSetting, decode, encode
-from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, work
+from peer.training.worker import EXIT_FAILED, EXIT_ORPHAN, Inbox, confine, work
 
 FOREVER = 10**6
 
@@ -249,6 +250,19 @@ def test_network_code_reads_no_key_and_writes_only_into_the_worker_s_folders(mak
         reason = daemon.next(events.WorkFailed).reason
     assert "read the key: no; read another site's key: no; write the journal: no" in reason
     assert "read the datalist: yes; write an artifact: yes" in reason
+
+
+def test_a_user_without_a_home_can_run_a_worker(
+    make_setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    confine(make_setting())
+    assert "the worker is not confined" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
