@@ -64,8 +64,8 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
     if origin in site.rules.without:
         wanted.drop(exchange.ABSENT, site.now_s)
     elif wanted.received is None:
-        generation = site.memory.generation
-        site.emit(commands.Fetch(generation, current.round, wanted.attempt, origin, kind, current.purpose, owner))
+        order = (site.memory.generation, current.round, wanted.attempt)
+        site.emit(commands.Fetch(*order, origin, kind, current.purpose, owner, site.received_bytes_max))
 
 
 def settle(site: SiteState) -> bool:

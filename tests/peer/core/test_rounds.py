@@ -415,3 +415,21 @@ def test_one_that_weighs_less_still_contributes_and_the_site_never_refuses_itsel
     averaged(site, ("africa", "asia"), {"africa": "claims too much", "europe": "conv is too far"})
     assert site.body("committed")["contributors"] == ["africa", "asia"]
     assert not site.site.refusals
+
+
+# Bounds on the size of what comes.
+
+
+@pytest.mark.parametrize(
+    ("own_bytes", "ratio", "bytes_max"),
+    [(1000, 64.0, 256 << 20), (100 << 20, 64.0, 6400 << 20), (1 << 30, 64.0, 8 << 30), (1000, 0.0, 8 << 30)],
+)
+def test_an_artifact_may_have_a_multiple_of_the_own_one_s_bytes(
+    solo: Any, own_bytes: int, ratio: float, bytes_max: int
+) -> None:
+    site = solo(**TWO, received_ratio_max=ratio)
+    initialised = site.result()
+    own = dataclasses.replace(initialised.artifact, bytes=own_bytes)
+    site.feed(dataclasses.replace(initialised, artifact=own))
+    site.greet()
+    assert site.fetches["asia"].bytes_max == bytes_max
