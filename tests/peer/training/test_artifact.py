@@ -168,7 +168,7 @@ def test_a_description_of_endless_layers_is_refused_while_it_is_built(tmp_path: 
     sizes = {"channels": [8] * 16, "strides": [1] * 15, "num_res_units": 64}
     spec = {**network.spec, "name": "monai.networks.nets.UNet", "hyper": sizes, "head": "model.2.0"}
     endless = dataclasses.replace(write(tmp_path, network), spec=spec)
-    with pytest.raises(UnusableArtifact, match="its spec cannot be built: .*it has more than 4000 layers"):
+    with pytest.raises(UnusableArtifact, match=r"its spec cannot be built: .*it has more than 4000 layers"):
         read_network(tmp_path, source(endless), TASK, allow=())
 
 
