@@ -376,8 +376,9 @@ def test_a_copy_from_a_site_that_the_schedule_never_gave_it_is_refused(solo: Any
 def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
     site = begun(solo, method="fedcross", rounds=3, round_steps=20)
     site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
-    reason = "claims 1 steps of a model that can have 0 by round 1"
+    reason = "claims 1 steps of a model that can have 0 by then"
     assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+    assert [source.artifact.steps for source in site.order.sources] == [0]
 
 
 # Averages leave contributions out.
