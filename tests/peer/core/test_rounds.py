@@ -434,3 +434,17 @@ def test_an_artifact_may_have_a_multiple_of_the_own_one_s_bytes(
     site.feed(dataclasses.replace(initialised, artifact=own))
     site.greet()
     assert site.fetches["asia"].bytes_max == bytes_max
+
+
+def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_only(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement")
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    site.finish()
+    (source,) = site.order.sources
+    assert (site.order.round, source.origin, source.artifact.owner) == (2, "europe", "asia")
+    rejected(site, source.artifact.sha256, origin="europe")
+    assert site.site.memory.committed == 2
+    assert site.site.phase != Phase.FAILED
+    assert not site.site.refusals
