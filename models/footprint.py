@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.network import Network
+from models.network import Network, Output
 from models.registry import build, create_model
 
 MESSENGER = "messenger_"
@@ -68,17 +68,25 @@ def _forward(network: Network, input_size: Sequence[int] | None) -> dict[str, An
     """The cost of one forward pass, and its shapes."""
     if input_size is None:
         return dict.fromkeys(("multiply_accumulates", "prediction", "taps", "bottleneck", "penultimate"))
-    network.eval()
-    x = torch.empty(1, network.spec["in_channels"], *input_size, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        output = network(x)
+    operations, output = count_operations(network, input_size)
     return {
-        "multiply_accumulates": counter.get_total_flops() // 2,
+        "multiply_accumulates": operations,
         "prediction": _shape(output.prediction),
         "taps": [_shape(tap) for tap in output.taps],
         "bottleneck": _shape(output.bottleneck),
         "penultimate": _shape(output.penultimate),
     }
+
+
+def count_operations(network: Network, input_size: Sequence[int]) -> tuple[int, Output]:
+    """The multiply-accumulates of convolutions and matrix products in one forward pass of one
+    sample, and its output; the network must be on the meta device.
+    """
+    network.eval()
+    x = torch.empty(1, network.spec["in_channels"], *input_size, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        output: Output = network(x)
+    return counter.get_total_flops() // 2, output
 
 
 def _shape(feature: Tensor) -> list[int]:

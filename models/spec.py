@@ -141,6 +141,7 @@ FORBIDDEN = frozenset(
 # nothing, within seconds. The parameter count taken there decides whether the model is too large.
 SIZE_MAX = 4096  # channels, classes, kernel sizes, factors: eight times the widest stage of a ResNet-34
 LAYERS_MAX = 64  # of one stage: DenseNet-201 has 48
+LAYERS_TOTAL_MAX = 256  # of all stages: DenseNet-201 has 98
 LIST_MAX = 16  # values in a list, layers tapped: the deepest U-Nets have 7 levels
 TEXT_MAX = 256  # characters: a nested U-Net's layer name has some 100
 LAYER_COUNTS = frozenset({"layers", "block_config", "blocks_down", "blocks_up", "num_res_units", "depth"})
@@ -288,6 +289,10 @@ def _bound_problems(spec: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{argument} may be at most {bound} in a spec from another site, not {_short(item)}"
             elif isinstance(item, str) and len(item) > TEXT_MAX:
                 yield f"{argument} may have at most {TEXT_MAX} characters in a spec from another site"
+        if argument in LAYER_COUNTS and isinstance(value, list | tuple):
+            total = sum(item for item in _leaves(value, depth=0) if isinstance(item, int | float))
+            if total > LAYERS_TOTAL_MAX:
+                yield f"{argument} may add up to {LAYERS_TOTAL_MAX} in a spec from another site, not {total}"
         if any(len(values) > LIST_MAX for values in _lists(value)):
             yield f"{argument} may have at most {LIST_MAX} values in a spec from another site"
     features = spec.get("features", [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.config.schema import EgressConfig, FederationConfig
+from peer.config.schema import EgressConfig, FederationConfig, LimitsConfig
 from peer.core import limits
 from peer.core.roster import RoundKey, SiteName
 from peer.core.rules import PaceRules, Rules
@@ -16,12 +16,14 @@ def make_rules(
     without: frozenset[SiteName] = frozenset(),
     stay: bool = False,
     egress: EgressConfig | None = None,
+    received: LimitsConfig | None = None,
 ) -> Rules:
     """The rules of one site's state machine.
 
     Args:
         egress: the site's policy for evaluation at other sites; without one there is no such
             evaluation.
+        received: the site's bounds on what it receives.
     """
     works = [federation.work(stage) for stage in federation.plan.stages]
     return Rules(
@@ -43,6 +45,7 @@ def make_rules(
         global_test=federation.global_test and egress is not None,
         evaluation_permitted=egress is not None and egress.evaluate,
         evaluation_samples_min=egress.evaluation_samples_min if egress is not None else limits.EVALUATION_SAMPLES_MIN,
+        received_ratio_max=(received or LimitsConfig()).received_ratio_max,
         without=without,
         stay=stay,
     )

@@ -413,6 +413,13 @@ class TrainingConfig(StrictTable):
     batch_size: Count = 8
     checkpoint_s: Seconds = limits.CHECKPOINT_S
     hang_s: Seconds = limits.HANG_S
+    probe_ratio_max: NotNegative = limits.PROBE_RATIO_MAX
+
+
+class LimitsConfig(StrictTable):
+    """``[limits]`` of site.toml: what the site takes from others, in multiples of what is its own."""
+
+    received_ratio_max: NotNegative = limits.RECEIVED_RATIO_MAX
 
 
 class SiteConfig(StrictTable):
@@ -425,6 +432,7 @@ class SiteConfig(StrictTable):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    limits: LimitsConfig = LimitsConfig()
     egress: EgressConfig = EgressConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     metrics: MetricsConfig = MetricsConfig()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peer.core import limits
 from peer.core.messages import Artifact, EvaluationResult, Purpose
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
@@ -50,7 +51,10 @@ class Publish(Command):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Command):
-    """Fetch an artifact; try until it is on disk, refused, unavailable or cancelled."""
+    """Fetch an artifact; try until it is on disk, refused, unavailable or cancelled.
+
+    One of more than ``bytes_max`` is refused before its first byte.
+    """
 
     generation: int
     round: int
@@ -59,6 +63,7 @@ class Fetch(Command):
     kind: Kind
     purpose: Purpose
     owner: SiteName
+    bytes_max: int = limits.ARTIFACT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def order_due(site: SiteState) -> None:
                 key, site.evaluation_tasks.next_attempt(), site.now_s
             )
             order = (site.memory.generation, key[2], task.attempt)
-            site.emit(commands.Fetch(*order, origin, "model", "evaluate", origin))
+            site.emit(commands.Fetch(*order, origin, "model", "evaluate", origin, site.received_bytes_max))
         _send_report(site, origin)
     _measure(site)
 

@@ -64,8 +64,8 @@ def want(site: SiteState, origin: SiteName, *, owner: SiteName) -> None:
     if origin in site.rules.without:
         wanted.drop(exchange.ABSENT, site.now_s)
     elif wanted.received is None:
-        generation = site.memory.generation
-        site.emit(commands.Fetch(generation, current.round, wanted.attempt, origin, kind, current.purpose, owner))
+        order = (site.memory.generation, current.round, wanted.attempt)
+        site.emit(commands.Fetch(*order, origin, kind, current.purpose, owner, site.received_bytes_max))
 
 
 def settle(site: SiteState) -> bool:
@@ -161,8 +161,9 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
     """Choose again without an artifact that the worker found unusable; delete its file if unneeded."""
     rules, opened = site.rules, site.opened
     number, missing = opened.number, dict(opened.missing)
+    own = any(source.artifact.sha256 == sha256 and source.origin == rules.site for source in opened.sources)
     for source in opened.sources:
-        if source.artifact.sha256 == sha256:
+        if source.artifact.sha256 == sha256 and source.origin != rules.site:
             site.refuse(source.origin, reason)
             missing[source.origin] = "refused"
     sources = tuple(source for source in opened.sources if source.artifact.sha256 != sha256)
@@ -172,7 +173,7 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
     if rules.pattern(number) == "all_to_all":
         exchanged = opened.position > rules.plan.phases.index("exchange")
         below = exchanged and sum(not source.fallback for source in sources) < rules.quorum_others
-    elif not sources:
+    elif not sources and not own:
         usable = [source for source in site.artifacts_on_disk() if source.artifact.sha256 != sha256]
         sources = exchange.fallback(rules, round=number, owner=rules.turn(number), on_disk=usable)
     choose(site, sources, missing, position=opened.position - 1, below_quorum=below)

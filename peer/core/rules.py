@@ -34,7 +34,8 @@ class Rules:
     epochs, whose length is each site's own.
 
     ``global_test`` is the federation's setting that sites measure each other's models;
-    ``evaluation_permitted`` and ``evaluation_samples_min`` are this site's policy.
+    ``evaluation_permitted``, ``evaluation_samples_min`` and ``received_ratio_max`` are this site's
+    policy.
     """
 
     site: SiteName
@@ -55,6 +56,7 @@ class Rules:
     global_test: bool = False
     evaluation_permitted: bool = False
     evaluation_samples_min: int = limits.EVALUATION_SAMPLES_MIN
+    received_ratio_max: float = limits.RECEIVED_RATIO_MAX
     without: frozenset[SiteName] = frozenset()
     stay: bool = False
 

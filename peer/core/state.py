@@ -186,6 +186,17 @@ class SiteState:
         in_vain_s = memory.in_vain_s.get(name, 0.0)
         return liveness.patience_s(in_vain_s=in_vain_s, trained_s=memory.trained_s, pace=self.rules.pace)
 
+    @property
+    def received_bytes_max(self) -> int:
+        """The most bytes that an artifact of a peer may have: a multiple of the own one's."""
+        own = [source.artifact.bytes for source in self.artifacts_on_disk() if source.origin == self.rules.site]
+        if self.memory.open is not None and self.memory.open.artifact is not None:
+            own.append(self.memory.open.artifact.bytes)
+        ratio = self.rules.received_ratio_max
+        if not own or not ratio:
+            return limits.ARTIFACT_BYTES_MAX
+        return min(limits.ARTIFACT_BYTES_MAX, max(limits.RECEIVED_BYTES_FLOOR, int(ratio * max(own))))
+
     def next_attempt(self) -> int:
         """The number of the next order; no earlier order of this process had it."""
         self.attempt += 1

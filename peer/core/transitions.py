@@ -7,13 +7,14 @@ phase and event without a handler can only be a bug of this program.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from peer.core import commands, events, global_test, rounds, rows, worker_events
 from peer.core.commands import Source
 from peer.core.exchange import Want
-from peer.core.messages import Unavailable
+from peer.core.messages import Artifact, Unavailable
 from peer.core.phases import BUSY, Phase
 from peer.core.state import HALT_S, SiteState
 
@@ -148,7 +149,7 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
         discard(site, event)
     else:
         late = "" if event.true_round == event.round else "stale"
-        source = Source(event.origin, event.true_round, event.artifact, late)
+        source = Source(event.origin, event.true_round, _with_possible_steps(site, event), late)
         wanted.arrive(source, site.now_s)
         site.persist(rows.ArrivedRow(event.round, source=source, origin_generation=event.origin_generation))
     rounds.review(site)
@@ -170,21 +171,26 @@ def _problem(site: SiteState, wanted: Want, event: events.ArtifactArrived) -> st
         return f"sent the artifact of round {event.true_round} for round {event.round}"
     if artifact.owner != wanted.owner or artifact.kind != kind:
         return f"sent {artifact.owner}'s {artifact.kind} where {wanted.owner}'s {kind} was due"
-    return _circulation_problem(site, event) if may_be_older or event.purpose == "handback" else ""
-
-
-def _circulation_problem(site: SiteState, event: events.ArtifactArrived) -> str:
-    """Why a circulating model cannot be what its origin claims; empty when it can.
-
-    The schedule says where a model was in each round, and how many steps it can have by then.
-    """
-    rules, round, artifact = site.rules, event.true_round, event.artifact
-    holder, steps_max = rules.holder(round, artifact.owner), rules.steps_max(round)
-    if holder != event.origin:
-        return f"sent {artifact.owner}'s {artifact.kind} for round {round}, which only {holder} can have"
-    if steps_max is not None and artifact.steps > steps_max:
-        return f"claims {artifact.steps} steps of a {artifact.kind} that can have {steps_max} by round {round}"
+    if _circulates(site, event) and (holder := site.rules.holder(event.true_round, artifact.owner)) != event.origin:
+        return f"sent {artifact.owner}'s {kind} for round {event.true_round}, which only {holder} can have"
     return ""
+
+
+def _circulates(site: SiteState, event: events.ArtifactArrived) -> bool:
+    """Whether the artifact is a copy of a circulating model: the schedule tells where each one was."""
+    return event.purpose == "handback" or (site.exchange is not None and site.exchange.pattern == "circulate")
+
+
+def _with_possible_steps(site: SiteState, event: events.ArtifactArrived) -> Artifact:
+    """The artifact, with no more steps than a circulating model can have by its round.
+
+    The sender is named. The copy stays in use: the model is another site's, and would lose rounds.
+    """
+    artifact, steps_max = event.artifact, site.rules.steps_max(event.true_round)
+    if steps_max is None or artifact.steps <= steps_max or not _circulates(site, event):
+        return artifact
+    site.refuse(event.origin, f"claims {artifact.steps} steps of a {artifact.kind} that can have {steps_max} by then")
+    return dataclasses.replace(artifact, steps=steps_max)
 
 
 def discard(site: SiteState, event: events.ArtifactArrived) -> None:

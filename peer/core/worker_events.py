@@ -120,10 +120,13 @@ def reject(site: SiteState, event: events.ArtifactRejected) -> None:
     """The worker found an artifact unusable: go on without it, and name its origin.
 
     The site's own artifact, or one that the order did not name, is no peer's fault: it counts as a
-    crash, since going on without it could repeat for ever.
+    crash, since going on without it could repeat for ever. A circulating model that was trained
+    here is still another site's: the round idles without it.
     """
-    used = {source.artifact.sha256: source.origin for source in site.opened.sources}
-    if used.get(event.sha256, site.rules.site) == site.rules.site:
+    used = {source.artifact.sha256: source for source in site.opened.sources}
+    source = used.get(event.sha256)
+    visited = source is not None and source.artifact.owner != site.rules.site
+    if source is None or (source.origin == site.rules.site and not visited):
         _fail(site, "crash", f"the worker rejected {event.sha256[:12]}: {event.reason}", suspect=None)
         return
     rounds.leave_out(site, event.sha256, event.reason)

@@ -89,7 +89,9 @@ class Daemon:
         self.home = folder.generation(generation)
         self.artifacts = self.home / "artifacts"
         self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
-        rules = make_rules(federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress)
+        rules = make_rules(
+            federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress, received=site.limits
+        )
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED))

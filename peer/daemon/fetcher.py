@@ -108,6 +108,11 @@ class ArtifactFetcher:
             manifest = offer.manifest
             if manifest.method != self._rules.method:
                 raise Misbehaved(command.origin, f"sent an artifact of method {manifest.method!r}")
+            if manifest.artifact.bytes > command.bytes_max:
+                reason = (
+                    f"its artifact has {manifest.artifact.bytes} bytes, this site takes {command.bytes_max} at most"
+                )
+                raise Refused(command.origin, f"{reason} ([limits] received_ratio_max)")
             await self._receive(command, offer)
             facts = (manifest.generation, manifest.round, command.purpose, manifest.artifact)
             self._report(events.ArtifactArrived(*answer, *facts))

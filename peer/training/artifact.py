@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 import safetensors
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 import models
 from models import Network
 from models.spec import remote_spec_problem
 from peer.core import commands
 from peer.core.commands import Source
-from peer.core.limits import ARTIFACT_BYTES_MAX
+from peer.core.limits import ARTIFACT_BYTES_MAX, BUILD_S_MAX, LAYERS_BUILT_MAX
 from peer.core.messages import Artifact, TensorSpec
 from peer.core.plan import Kind
 from peer.core.roster import Sha256, SiteName
@@ -83,7 +85,14 @@ def with_tensors(order: commands.Command, folder: Path) -> commands.Command:
     return map_artifacts(order, read_list)
 
 
-def read_network(folder: Path, source: Source, task: TaskSettings, *, allow: Collection[str]) -> Network:
+def read_network(
+    folder: Path,
+    source: Source,
+    task: TaskSettings,
+    *,
+    allow: Collection[str],
+    check: Callable[[Network], None] = lambda network: None,
+) -> Network:
     """A received model, built on the CPU and loaded.
 
     The checks, in this order: this site allows the spec's name; the spec is of this federation's
@@ -91,11 +100,20 @@ def read_network(folder: Path, source: Source, task: TaskSettings, *, allow: Col
     manifest's tensors; the file has the manifest's digest and exactly those tensors; all values are
     finite. Only then the function allocates the network.
 
+    Args:
+        folder: where the artifact's file is.
+        source: the artifact.
+        task: of the federation.
+        allow: classes beyond the registry that its spec may name.
+        check: raises ``ValueError`` for a network, still on the meta device, that costs too much.
+
     Raises:
         UnusableArtifact: a check failed; the message names the first one.
     """
     with _blame_artifact(source):
-        expected = _select(_build_on_meta(source.artifact, task, allow), _all_names)
+        network = _build_on_meta(source.artifact, task, allow)
+        check(network)
+        expected = _select(network, _all_names)
         state = _read_state_file(folder, source.artifact, expected)
     network = models.build(source.artifact.spec)
     network.load_state_dict(state)
@@ -190,10 +208,33 @@ def _build_on_meta(artifact: Artifact, task: TaskSettings, allow: Collection[str
         if artifact.spec[key] != getattr(task, key):
             raise ValueError(f"{key} = {artifact.spec[key]} is not this federation's {getattr(task, key)}")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _bounded_construction():
             return models.build(artifact.spec)
     except Exception as error:
         raise ValueError(f"its spec cannot be built: {error}") from error
+
+
+@contextmanager
+def _bounded_construction() -> Iterator[None]:
+    """Raise ``ValueError`` in a network's construction once it has too many layers or takes too long.
+
+    The meta device bounds memory only: a description of a few bytes can name layers for minutes.
+    """
+    began_s, count = time.monotonic(), 0
+
+    def count_layer(*registered: object) -> None:
+        nonlocal count
+        count += 1
+        if count > LAYERS_BUILT_MAX:
+            raise ValueError(f"it has more than {LAYERS_BUILT_MAX} layers")
+        if time.monotonic() - began_s > BUILD_S_MAX:
+            raise ValueError(f"it takes more than {BUILD_S_MAX:g} s")
+
+    hook = register_module_module_registration_hook(count_layer)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _select(network: Network, artifact_tensors: ArtifactTensors) -> State:

@@ -8,9 +8,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
+import models
 from models import Network, Output
+from models.footprint import count_operations
 from peer.core.commands import Source
-from peer.core.limits import STEPS_MAX
+from peer.core.limits import RECEIVED_OPERATIONS_FLOOR, STEPS_MAX
 from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
@@ -74,9 +76,9 @@ class ArtifactExchange:
 
         A model of this site's own spec needs no entry in ``allow_models``.
         """
-        own, spec = self._networks.dam.spec, source.artifact.spec
+        spec, own_specs = source.artifact.spec, (self._networks.dam.spec, self._networks.artifact_network.spec)
         module = self._read_module(
-            source, allow={*self._settings.allow_models, *([own["name"]] if spec == own else [])}
+            source, allow={*self._settings.allow_models, *([spec["name"]] if spec in own_specs else [])}
         )
         try:
             if isinstance(module, Network):
@@ -128,7 +130,7 @@ class ArtifactExchange:
         """A received network, or a received head, joined with the network that travels with it."""
         settings, averaged_with_head = self._settings, self._method.averaged_with_head
         if settings.plan.artifact != "head":
-            return read_network(settings.artifacts, source, settings.task, allow=allow)
+            return read_network(settings.artifacts, source, settings.task, allow=allow, check=self._check_operations)
         if averaged_with_head is None:
             return read_head(settings.artifacts, source, settings.task, allow=allow)[0]
         build = functools.partial(averaged_with_head.build_received, self._networks.build_context, source.origin)
@@ -137,6 +139,26 @@ class ArtifactExchange:
         )
         # The network beside an older head was averaged in its own round, or comes too late for any.
         return head if source.fallback else averaged_with_head.join(head, network)
+
+    def _check_operations(self, network: Network) -> None:
+        """``ValueError`` where a sample costs many times the operations that it costs in the own network."""
+        ratio, operations = self._settings.received_ratio_max, self._operations(network)
+        if not ratio or operations is None or operations <= RECEIVED_OPERATIONS_FLOOR:
+            return
+        with torch.device("meta"):
+            own = self._operations(models.build(self._networks.dam.spec)) or 0
+        if operations > ratio * own:
+            raise ValueError(
+                f"it takes {operations} multiply-accumulates for one sample, above {ratio:g} times this site's {own} "
+                "([limits] received_ratio_max)"
+            )
+
+    def _operations(self, network: Network) -> int | None:
+        """Of one sample; ``None`` where the network does not run on the meta device."""
+        try:
+            return count_operations(network, self._settings.data.input_size)[0]
+        except Exception:  # somebody else's network; the probe on the CPU names what is wrong
+            return None
 
     def _read_state(self, source: Source, *, allow: Collection[str]) -> State:
         settings = self._settings

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.core.limits import CHECKPOINT_S
+from peer.core.limits import CHECKPOINT_S, PROBE_RATIO_MAX, RECEIVED_RATIO_MAX
 from peer.core.plan import AggregateRule, Plan, Value, Work
 from peer.core.roster import Sha256, SiteName
 from peer.core.worker_protocol import WorkerSetting
@@ -101,6 +101,8 @@ class TrainingSettings:
     weighted: bool = False
     aggregate_rule: AggregateRule = "mean"
     aggregate_bounds: bool = True
+    probe_ratio_max: float = PROBE_RATIO_MAX
+    received_ratio_max: float = RECEIVED_RATIO_MAX
     shared_model: Mapping[str, Any] | None = None
 
     @property
@@ -115,6 +117,7 @@ class TrainingSettings:
         name = method.pop("name")
         plan = find_plan(name, method.pop("package", None))
         training, egress = _without_nulls(site.get("training")), _without_nulls(site.get("egress"))
+        limits = _without_nulls(site.get("limits"))
         weighted = federation.get("weighting", "uniform") == "samples"
         tells_size = bool(egress.get("training_set_size", False))
         works = {stage: _work(work, federation.get("stages"), stage) for stage, work in plan.stages.items()}
@@ -144,6 +147,8 @@ class TrainingSettings:
             hides_counters=not tells_size and any(work.unit == "epoch" for work in works.values()),
             weighted=weighted,
             aggregate_rule=aggregate.get("rule", "mean"),
+            probe_ratio_max=float(training.get("probe_ratio_max", PROBE_RATIO_MAX)),
+            received_ratio_max=float(limits.get("received_ratio_max", RECEIVED_RATIO_MAX)),
             aggregate_bounds=aggregate.get("bounds", True),
             shared_model=_shared(federation.get("shared_model"), plan, federation["task"]["kind"]),
         )

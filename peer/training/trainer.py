@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Network
+from models.moe import Expert
 from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
@@ -32,6 +33,7 @@ from peer.training.errors import DivergenceError, UnusableArtifact, UnusableConf
 from peer.training.guest import evaluate_split
 from peer.training.loop import Diverged, Loop, run_stage
 from peer.training.optimiser import fitting_moments
+from peer.training.own_data_probe import OwnDataProbe
 from peer.training.rehearsal import rehearse
 from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
@@ -68,6 +70,7 @@ class Trainer:
         self._checkpoints = Checkpoints(settings.home / "checkpoints")
         self.site_networks = SiteNetworks(settings, self.method, self._seed, self._checkpoints)
         self.artifact_exchange = ArtifactExchange(settings, self.method, self.site_networks)
+        self._probe = OwnDataProbe(settings, lambda: self.data, self.device)
         self._prediction_context: StageContext | None = None
 
     def perform(self, command: commands.Command) -> events.Event:
@@ -152,6 +155,9 @@ class Trainer:
         if record is None:
             self.site_networks.load(command.base)
             try:
+                if self.settings.plan.pattern != "all_to_all":
+                    for source in command.sources:
+                        self._probe.check_model(source, self.artifact_exchange.receive(source)[0])
                 aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
@@ -188,6 +194,7 @@ class Trainer:
                 returned, _ = self.artifact_exchange.receive(command.source)
                 if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
+                self._probe.check_model(command.source, returned)
             except UnusableArtifact as error:
                 return _reject(command, error)
             steps = command.source.artifact.steps
@@ -316,19 +323,28 @@ class Trainer:
         """The method's stage, or a visitor's supervised training in a circulating round."""
         owner = command.circulate
         if owner is None:
-            return self.method.stages[command.stage](
-                self._stage_context(self.artifact_exchange.receive_all(command.sources))
-            )
+            received = self.artifact_exchange.receive_all(command.sources)
+            self._probe_received(command.sources, received)
+            return self.method.stages[command.stage](self._stage_context(received))
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
                 f"round {command.round} moves {owner}'s model, of which there is no copy here"
             )
-        visitor = (
-            self.artifact_exchange.receive(command.sources[0])[0]
-            if command.sources
-            else copy.deepcopy(self.site_networks.dam)
-        )
+        if command.sources:
+            visitor, _ = self.artifact_exchange.receive(command.sources[0])
+            self._probe.check_model(command.sources[0], visitor)
+        else:
+            visitor = copy.deepcopy(self.site_networks.dam)
         return supervised_stage(self._stage_context({}), VISITOR, visitor)
+
+    def _probe_received(self, sources: Sequence[Source], received: Mapping[str, nn.Module]) -> None:
+        for source in sources:
+            module = received[source.origin]
+            if isinstance(module, Network):
+                self._probe.check_model(source, module)
+            else:
+                head = module.head if isinstance(module, Expert) else module
+                self._probe.check_head(source, head, self.site_networks.dam)
 
     def _stage_context(self, received: Mapping[str, nn.Module]) -> StageContext:
         settings = self.settings

@@ -50,6 +50,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
         weighting: str = "uniform",
         task: Mapping[str, Any] | None = None,
         shared_model: Mapping[str, Any] | None = None,
+        aggregate: Mapping[str, Any] | None = None,
         **parts: Mapping[str, Any],
     ) -> WorkerSetting:
         home = home or tmp_path / site
@@ -73,6 +74,7 @@ def make_setting(signals: Path, tmp_path: Path) -> MakeSetting:
             "method": chosen,
             "stages": dict.fromkeys(PLANS[chosen["name"]].stages, work),
             "shared_model": shared_model,
+            "aggregate": aggregate,
         }
         return WorkerSetting(site, "ab" * 32, federation, document, str(home), str(signals))
 

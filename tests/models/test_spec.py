@@ -106,6 +106,10 @@ def test_a_missing_key_is_named():
         ({**UNET, "hyper": {"channels": [8] * 17}}, "channels may have at most 16 values"),
         ({**UNET, "hyper": {"channels": [8, 5000]}}, "channels may be at most 4096"),
         ({**UNET, "hyper": {"num_res_units": 65}}, "num_res_units may be at most 64"),
+        (
+            {**UNET, "name": "monai.networks.nets.DenseNet", "hyper": {"block_config": [64] * 5}},
+            "block_config may add up to 256 in a spec from another site, not 320",
+        ),
         ({**UNET, "hyper": {"norm": "x" * 257}}, "norm may have at most 256 characters"),
         ({**UNET, "features": ["a"] * 17}, "features may name at most 16 layers"),
         ({**UNET, "features": ["a" * 257]}, "a layer name may have at most 256 characters"),

@@ -18,6 +18,7 @@ from peer.research.report import (
     costs,
     curves,
     heatmaps,
+    insiders,
     lost_links,
     panels,
     plotting,
@@ -220,6 +221,7 @@ def _learning(source: SectionSource) -> Iterator[ReportPart | None]:
 def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     results, setting, main = source.results, source.setting, source.main_comparison
     yield from lost_links.tables(results, setting, main, name=source.name("disconnection"))
+    yield insiders.table(results, setting, main, name=source.name("insiders"))
     yield curves.disconnection(
         lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from peer.research.report.comparison import Comparison, MethodSummary, cell, summarise_method, test_row
+from peer.research.report.insiders import insider_of
 from peer.research.report.results import Results
 from peer.research.report.table import Cell, Column, Table, TableRow
 from peer.research.result_files import CENTRALISED, UNDISTURBED
@@ -14,7 +15,11 @@ from peer.research.result_files import CENTRALISED, UNDISTURBED
 def tables(results: Results, setting: tuple[str, str], comparison: Comparison, *, name: str) -> list[Table]:
     """A table of lost links and one of removed sites, where there are such runs."""
     links_with_runs = {run.links for run in results.runs if run.setting == setting}
-    lossy = [key for key, links in results.links.items() if key in links_with_runs and not links["removed"]]
+    lossy = [
+        key
+        for key, links in results.links.items()
+        if key in links_with_runs and not links["removed"] and not insider_of(links)
+    ]
     reduced = [key for key, links in results.links.items() if key in links_with_runs and links["removed"]]
     disconnection_tables = []
     if len(lossy) > 1:
@@ -31,7 +36,7 @@ def by_loss(
     points: dict[str, dict[float, tuple[float, float]]] = {}
     for label in comparison.methods:
         for key, links in results.links.items():
-            if links["removed"]:
+            if links["removed"] or insider_of(links):
                 continue
             values = summarise_method(results, setting, label, comparison.metric, links=key)
             if values is not None and values.local.mean.mean is not None:

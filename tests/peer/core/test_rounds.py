@@ -376,8 +376,9 @@ def test_a_copy_from_a_site_that_the_schedule_never_gave_it_is_refused(solo: Any
 def test_no_circulating_model_has_more_steps_than_its_rounds_allow(solo: Any, artifact: Any) -> None:
     site = begun(solo, method="fedcross", rounds=3, round_steps=20)
     site.deliver("asia", artifact=artifact("asia", "initial", steps=1))
-    reason = "claims 1 steps of a model that can have 0 by round 1"
+    reason = "claims 1 steps of a model that can have 0 by then"
     assert site.site.refusals[-1] == {"site": "asia", "round": 1, "reason": reason}
+    assert [source.artifact.steps for source in site.order.sources] == [0]
 
 
 # Averages leave contributions out.
@@ -414,4 +415,36 @@ def test_one_that_weighs_less_still_contributes_and_the_site_never_refuses_itsel
     site = averaging(solo)
     averaged(site, ("africa", "asia"), {"africa": "claims too much", "europe": "conv is too far"})
     assert site.body("committed")["contributors"] == ["africa", "asia"]
+    assert not site.site.refusals
+
+
+# Bounds on the size of what comes.
+
+
+@pytest.mark.parametrize(
+    ("own_bytes", "ratio", "bytes_max"),
+    [(1000, 64.0, 256 << 20), (100 << 20, 64.0, 6400 << 20), (1 << 30, 64.0, 8 << 30), (1000, 0.0, 8 << 30)],
+)
+def test_an_artifact_may_have_a_multiple_of_the_own_one_s_bytes(
+    solo: Any, own_bytes: int, ratio: float, bytes_max: int
+) -> None:
+    site = solo(**TWO, received_ratio_max=ratio)
+    initialised = site.result()
+    own = dataclasses.replace(initialised.artifact, bytes=own_bytes)
+    site.feed(dataclasses.replace(initialised, artifact=own))
+    site.greet()
+    assert site.fetches["asia"].bytes_max == bytes_max
+
+
+def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_only(solo: Any) -> None:
+    site = solo(sites=("asia", "europe"), method="fedcross", rounds=3, schedule_kind="derangement")
+    site.finish()
+    site.greet()
+    site.deliver("asia")
+    site.finish()
+    (source,) = site.order.sources
+    assert (site.order.round, source.origin, source.artifact.owner) == (2, "europe", "asia")
+    rejected(site, source.artifact.sha256, origin="europe")
+    assert site.site.memory.committed == 2
+    assert site.site.phase != Phase.FAILED
     assert not site.site.refusals

@@ -227,6 +227,15 @@ async def test_an_artifact_of_another_method_is_refused_before_its_transfer(euro
     assert not europe.received()
 
 
+async def test_an_artifact_above_the_site_s_bound_is_refused_before_its_transfer(europe: FetchingSite) -> None:
+    europe.client.replies = [Offer(ArtifactRequest("model", 3, "train", ASIA, earlier=False), SIGNED, MANIFEST)]
+    size = MANIFEST.artifact.bytes
+    europe.fetcher.fetch(dataclasses.replace(ORDER, bytes_max=size - 1))
+    reason = f"its artifact has {size} bytes, this site takes {size - 1} at most ([limits] received_ratio_max)"
+    assert await europe.answer() == events.ArtifactRefused(*ANSWER, "train", reason)
+    assert not europe.client.began.is_set()
+
+
 @pytest.mark.parametrize("error", [DiskError("disk is full"), OSError(28, "disk is full")])
 async def test_a_disk_that_fails_ends_the_daemon_and_blames_no_peer(europe: FetchingSite, error: Exception) -> None:
     europe.client.transfers = [error]

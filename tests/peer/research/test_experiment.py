@@ -30,6 +30,8 @@ Write = Callable[..., Path]
         ("[methods.local]\n", {"test_share = 0.25": "folds = 1"}, "one fold has nothing to train on"),
         ("[methods.local]\n", {"test_share = 0.25": "test_share = 0.25\nfolds = 5"}, "folds decide already"),
         ('[methods.local]\n[links.gone]\nremoved = ["asien"]\n', {}, "'asien' is no site (did you mean 'asia'?)"),
+        ('[methods.fedskd]\n[links.bad]\ninsider = "asia"\n', {}, "an insider has an act, and an act an insider"),
+        ('[methods.fedskd]\n[links.bad]\ninsider = "mars"\nact = "zero"\n', {}, "links.bad.insider: 'mars' is no site"),
         ("[methods.local]\n", {"classes = 2": "classes = 1"}, "classification needs at least 2"),
         (
             "[methods.local]\n",

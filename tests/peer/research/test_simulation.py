@@ -4,7 +4,7 @@ import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from peer.errors import DataError, LockedError
 from peer.records.journal import Journal
 from peer.research import simulation
 from peer.research.collect import evaluate, execute
-from peer.research.experiment import Experiment
+from peer.research.experiment import Act, Experiment
 from peer.research.pool import gather
 from peer.research.runs import Run, build_runs
 from peer.research.simulation import Simulation
@@ -112,6 +112,16 @@ def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> No
     alike = {f"width = {width}": "width = 4" for width in (5, 6)}
     (run,) = prepared("out", "[methods.fedavg]\n", replace=alike)
     assert execute(run.folder)["single_model"]
+
+
+@pytest.mark.parametrize("act", get_args(Act))
+def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable[..., list[Run]], act: str) -> None:
+    links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
+    (run,) = [each for each in prepared("out", f"[methods.feddal]\n{links}") if each.document["links"] == "bad"]
+    sites = execute(run.folder)["sites"]
+    expected = [] if act in ("samples", "steps") else ["asia"]
+    for name in ("africa", "europe"):
+        assert [sorted(row["cut"]) for row in sites[name]["rounds"]] == [expected] * 2
 
 
 def test_links_fail_by_the_seed(prepared: Callable[..., list[Run]]) -> None:

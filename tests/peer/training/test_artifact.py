@@ -162,3 +162,20 @@ def test_the_lists_that_an_order_leaves_out_are_in_the_files(tmp_path: Path) -> 
     lost = dataclasses.replace(source, artifact=dataclasses.replace(source.artifact, sha256=Sha256("ab" * 32)))
     order = commands.Adopt(1, 1, 2, "state", lost)
     assert with_tensors(order, tmp_path) == order
+
+
+def test_a_description_of_endless_layers_is_refused_while_it_is_built(tmp_path: Path, network: models.Network) -> None:
+    sizes = {"channels": [8] * 16, "strides": [1] * 15, "num_res_units": 64}
+    spec = {**network.spec, "name": "monai.networks.nets.UNet", "hyper": sizes, "head": "model.2.0"}
+    endless = dataclasses.replace(write(tmp_path, network), spec=spec)
+    with pytest.raises(UnusableArtifact, match=r"its spec cannot be built: .*it has more than 4000 layers"):
+        read_network(tmp_path, source(endless), TASK, allow=())
+
+
+def test_the_caller_may_refuse_a_network_before_it_takes_memory(tmp_path: Path, network: models.Network) -> None:
+    def refuse(described: models.Network) -> None:
+        assert all(parameter.is_meta for parameter in described.parameters())
+        raise ValueError("too expensive")
+
+    with pytest.raises(UnusableArtifact, match="too expensive"):
+        read_network(tmp_path, source(write(tmp_path, network)), TASK, allow=(), check=refuse)

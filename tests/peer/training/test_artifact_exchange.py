@@ -342,15 +342,26 @@ def test_what_is_extreme_are_weights_and_not_counts(three: Any) -> None:
 # --- averaged ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def three(make_site: Any) -> Callable[..., list[Site]]:
-    """Alpha, beta and gamma under FedAvg, with values whose float32 sum depends on the order."""
+    """Alpha, beta and gamma under FedAvg, with values whose float32 sum depends on the order, and
+    which no bound would permit.
+    """
 
     def make(method: str = "fedavg", **parts: Any) -> list[Site]:
-        sites = [make_site(method, name, **{"shared_model": ALIKE, **parts}) for name in ("alpha", "beta", "gamma")]
+        sites = [
+            make_site(method, name, **{"shared_model": ALIKE, "aggregate": {"bounds": False}, **parts})
+            for name in ("alpha", "beta", "gamma")
+        ]
         for site, value, count in zip(sites, (1e8, 1.0, -1e8), (3, 9, 5), strict=True):
             fill(site.site_networks, value, count)
         return sites
 
     return make
+
+
+def averaged(site: Any, sources: list[Source], *, samples: int = 1) -> tuple[State, list[SiteName]]:
+    """The mean and its contributors."""
+    aggregation = site.artifact_exchange.average(sources, samples=samples)
+    return aggregation.state, aggregation.contributors
 
 
 def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -> None:
@@ -359,7 +370,7 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
     for mine in sites:
         others = [site.to(mine) for site in sites if site is not mine]
         for order in (others, others[::-1]):
-            mean, contributors = mine.artifact_exchange.average(order, samples=1)
+            mean, contributors = averaged(mine, order, samples=1)
             assert contributors == ["alpha", "beta", "gamma"]
             means.append({name: tensor.numpy().tobytes() for name, tensor in mean.items()})
     assert all(each == means[0] for each in means)
@@ -370,10 +381,10 @@ def test_every_order_of_arrival_and_every_site_gives_the_same_bits(three: Any) -
 
 def test_what_is_missing_leaves_the_mean_of_the_rest(three: Any) -> None:
     alpha, beta, _ = three()
-    mean, contributors = alpha.artifact_exchange.average([beta.to(alpha)], samples=1)
+    mean, contributors = averaged(alpha, [beta.to(alpha)], samples=1)
     assert contributors == ["alpha", "beta"]
     assert mean["fc.bias"].tolist() == [50000000.0, 50000000.0]
-    mean, contributors = alpha.artifact_exchange.average([], samples=1)
+    mean, contributors = averaged(alpha, [], samples=1)
     assert contributors == ["alpha"]
     assert all(torch.equal(tensor, alpha.site_networks.dam.state_dict()[name]) for name, tensor in mean.items())
 
@@ -385,24 +396,24 @@ def test_samples_weigh_if_everybody_tells_them(three: Any) -> None:
         fill(site.site_networks, value)
     alpha, beta, gamma = sites
     sources = [beta.to(alpha, beta.send(samples=30)), gamma.to(alpha, gamma.send(samples=60))]
-    mean, _ = alpha.artifact_exchange.average(sources, samples=10)
+    mean, _ = averaged(alpha, sources, samples=10)
     assert mean["fc.bias"].tolist() == [pytest.approx((10 + 60 + 240) / 100)] * 2
     for count in (None, 0):
         uncounted = dataclasses.replace(
             sources[1], artifact=dataclasses.replace(sources[1].artifact, training_samples=count)
         )
-        mean, _ = alpha.artifact_exchange.average([sources[0], uncounted], samples=10)
+        mean, _ = averaged(alpha, [sources[0], uncounted], samples=10)
         assert mean["fc.bias"].tolist() == [pytest.approx(7 / 3)] * 2
 
 
 def test_a_site_that_receives_its_own_proxy_keeps_it(three: Any) -> None:
     alpha, beta, _ = three("proxyfl", shared_model=SHARED)
-    mean, contributors = alpha.artifact_exchange.average([alpha.to(alpha)], samples=1)
+    mean, contributors = averaged(alpha, [alpha.to(alpha)], samples=1)
     assert contributors == ["alpha"]
     assert all(
         torch.equal(tensor, alpha.site_networks.artifact_network.state_dict()[name]) for name, tensor in mean.items()
     )
-    pair, contributors = alpha.artifact_exchange.average([beta.to(alpha)], samples=1)
+    pair, contributors = averaged(alpha, [beta.to(alpha)])
     assert contributors == ["alpha", "beta"]
     assert pair["fc.bias"].tolist() == [50000000.0, 50000000.0]
 
@@ -417,7 +428,7 @@ def test_only_the_same_spec_is_averaged(three: Any, make_site: Any) -> None:
 def test_norms_neither_travel_nor_are_averaged_under_fedbn(three: Any) -> None:
     alpha, beta, _ = three("fedbn")
     received = beta.to(alpha)
-    mean, _ = alpha.artifact_exchange.average([received], samples=1)
+    mean, _ = averaged(alpha, [received])
     assert mean.keys() == {tensor.name for tensor in received.artifact.tensors}
     assert not any("bn" in name or "downsample.1" in name for name in mean)
     assert {"conv1.weight", "layer2.0.downsample.0.weight", "fc.bias"} <= mean.keys()

@@ -357,6 +357,8 @@ def test_an_unusable_artifact_is_rejected_and_the_site_goes_on(alpha: WorkerSett
 
 
 def test_an_artifact_that_makes_training_diverge_is_blamed(alpha: WorkerSetting, received: Source) -> None:
+    unprobed = {**alpha.site, "training": {**alpha.site["training"], "probe_ratio_max": 0.0}}
+    alpha = dataclasses.replace(alpha, site=unprobed)
     trainer, state = start(alpha)
     before = checkpoint_files(alpha, state)
     event = rejected(trainer, state, spoil(alpha, received, 3e38))

@@ -1,0 +1,77 @@
+"""Received models and heads are tried on own samples before they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from peer.core import commands, events
+from peer.core.roster import SiteName
+from peer.training.errors import UnusableArtifact
+from peer.training.own_data_probe import OwnDataProbe
+from peer.training.trainer import Trainer
+
+Change = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def probe(make_setting: Any) -> tuple[Trainer, OwnDataProbe, commands.Source]:
+    """A trained site, its probe, and a source of its peer."""
+    trainer = Trainer(make_setting(site="alpha", steps=40))
+    start = trainer.perform(commands.Initialise(1, 1))
+    assert isinstance(start, events.Initialised)
+    trained = trainer.perform(commands.Train(1, 1, 2, "train", start.state, ()))
+    assert isinstance(trained, events.Trained)
+    assert trained.artifact is not None
+    source = commands.Source(SiteName("beta"), 1, dataclasses.replace(trained.artifact, owner=SiteName("beta")))
+    return trainer, OwnDataProbe(trainer.settings, lambda: trainer.data, trainer.device), source
+
+
+def changed(network: nn.Module, change: Change) -> nn.Module:
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(change(parameter))
+    return network
+
+
+def test_a_trained_model_passes(probe: Any) -> None:
+    trainer, check, source = probe
+    check.check_model(source, trainer.site_networks.dam)
+    assert check.loss_ratio(trainer.site_networks.dam) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda value: value * -30 if value.ndim == 2 else value, "times that of no knowledge, above"),
+        (lambda value: value * 1e30, "its predictions on this site's samples are no numbers up to 10000"),
+        (torch.zeros_like, "all its weights are zero"),
+    ],
+)
+def test_a_model_that_training_cannot_give_is_refused(probe: Any, change: Change, reason: str) -> None:
+    trainer, check, source = probe
+    with pytest.raises(UnusableArtifact, match=reason):
+        check.check_model(source, changed(trainer.site_networks.dam, change))
+
+
+def test_a_head_of_another_scale_is_refused_and_one_of_another_width_passes(probe: Any) -> None:
+    trainer, check, source = probe
+    own = trainer.site_networks.dam
+    classes = trainer.settings.task.classes
+    check.check_head(source, nn.Linear(7, classes), own)
+    check.check_head(source, nn.Linear(300, classes), own)
+    with pytest.raises(UnusableArtifact, match="times as widely as those of the own head"):
+        check.check_head(source, changed(nn.Linear(7, classes), lambda value: value * 1000), own)
+
+
+def test_the_site_s_own_copies_and_a_bound_of_zero_are_never_refused(probe: Any) -> None:
+    trainer, check, source = probe
+    scaled = changed(trainer.site_networks.dam, lambda value: value * 1000)
+    check.check_model(dataclasses.replace(source, origin=SiteName("alpha")), scaled)
+    switched_off = dataclasses.replace(trainer.settings, probe_ratio_max=0.0)
+    OwnDataProbe(switched_off, lambda: trainer.data, trainer.device).check_model(source, scaled)
