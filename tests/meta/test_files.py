@@ -13,7 +13,19 @@ FORBIDDEN = {
     "how the text was made": re.compile(r"\bsub[-]?agents?\b", re.IGNORECASE),
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE [K]EY-----"),
 }
-SUITE_FOLDERS = {"bench", "e2e", "adversary", "chaos", "fakes", "fuzz", "gpu", "meta", "scenarios", "simulation"}
+SUITE_FOLDERS = {
+    "bench",
+    "e2e",
+    "adversary",
+    "chaos",
+    "fakes",
+    "fuzz",
+    "gpu",
+    "meta",
+    "privacy",
+    "scenarios",
+    "simulation",
+}
 """Folders of tests/ that mirror no package."""
 
 

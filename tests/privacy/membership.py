@@ -1,0 +1,196 @@
+"""Membership inference on every kind of artifact: ``python tests/privacy/membership.py [--quick] [METHOD ...]``.
+
+Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
+of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
+them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"). The AUC
+says how well that separates the two. ``deploy/guarantees.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from peer.core import commands, events
+from peer.core.commands import Source
+from peer.core.roster import SiteName
+from peer.methods.method import MIXTURE
+from peer.research.experiment import Experiment
+from peer.research.runs import Run
+from peer.research.simulation import Simulation
+from peer.research.sweep import prepare
+from peer.training.artifact import read_network
+from peer.training.data import DataSplit
+from peer.training.trainer import Trainer
+
+METHODS = ("fedskd", "fedcross", "fedavg", "dflmoe", "proxyfl", "feddal", "mh_pflid")
+AUGMENTED = ("fedskd", "fedavg")  # these are measured with augmentation, too
+EXPERIMENT = """
+name = "membership"
+rounds = {rounds}
+seeds = {seeds}
+test_share = 0.67               # about 149 of a site's 449 images are trained on
+data.dataset = "digits"
+data.input_size = [8, 8]
+training.device = "cpu"
+training.batch_size = 16
+budget.steps = {steps}
+budget.minor_steps = {minor_steps}
+budget.learning_rate = 1e-3
+task = {{kind = "classification", spatial_dims = 2, in_channels = 1, classes = 10}}
+partitions.equal = {{kind = "equal", sites = ["africa", "america", "asia", "europe"]}}
+models.small."*" = {{name = "resnet10", width = 4, max_pool = false}}
+proxy = {{name = "resnet10", width = 4, max_pool = false}}
+messenger = {{name = "messenger_classification", width = 8}}
+methods.{method} = {{}}
+
+[data.augmentation]             # off where the probability is 0
+flip = 0.0
+rotate_degrees = 10.0
+translate_share = 0.1
+scale_share = 0.1
+probability = {probability}
+"""
+FULL: dict[str, Any] = {"rounds": 12, "seeds": [0, 1, 2], "steps": 30, "minor_steps": 10}
+QUICK: dict[str, Any] = {"rounds": 3, "seeds": [0], "steps": 10, "minor_steps": 5}
+LINE = "| {:<9} | {:<19} | {:<31} | {:>5} | {:>6} | {:>4} | {:>12} |"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One attack on an artifact with so many rounds of training behind it."""
+
+    kind: str
+    method: str
+    victim: str
+    rounds: int
+    auc: float
+
+
+def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> float:
+    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"."""
+
+    def losses(split: DataSplit) -> Tensor:
+        images, labels = split.read(range(len(split)))
+        with torch.inference_mode():
+            return F.cross_entropy(predict(images).float(), labels, reduction="none")
+
+    is_member = [1] * len(members) + [0] * len(others)
+    return float(roc_auc_score(is_member, -torch.cat([losses(members), losses(others)])))
+
+
+class CuriousSimulation(Simulation):
+    """A federation in which every receiver attacks each artifact that it received, once."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.folder, round_key=bytes.fromhex(run.document["round_key"]))
+        self.figures: list[Figure] = []
+        self._trainers: dict[SiteName, Trainer] = {}
+        self._attacked: set[tuple[str, ...]] = set()
+        self._last_trained_at: dict[SiteName, SiteName] = {}
+
+    def trainer(self, name: SiteName) -> Trainer:
+        self._trainers[name] = super().trainer(name)
+        return self._trainers[name]
+
+    def _worker(self, name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
+        perform = super()._worker(name, trainer)
+
+        def perform_and_attack(command: commands.Command) -> events.Event:
+            event = perform(command)
+            if isinstance(command, commands.Train | commands.Aggregate):
+                for source in command.sources:
+                    self._attack(trainer, source)
+            return event
+
+        return perform_and_attack
+
+    def _attack(self, receiver: Trainer, source: Source) -> None:
+        settings, artifact = receiver.settings, source.artifact
+        rounds = source.round - (settings.plan.published == "commit")  # a commit publishes for the next round
+        # A head depends on the receiver's body; every other artifact gives all receivers the same figure.
+        key = (source.origin, artifact.sha256, settings.site if artifact.kind == "head" else "")
+        if rounds == 0 or key in self._attacked:
+            return
+        self._attacked.add(key)
+        victims = {"the sender": source.origin}
+        earlier = self._last_trained_at.get(artifact.owner, source.origin)
+        if earlier != source.origin:  # a model that travels
+            victims["the site that trained it before"] = earlier
+        self._last_trained_at[artifact.owner] = source.origin
+        if settings.site == source.origin:  # it did not leave
+            return
+        predict = make_predict(receiver, source)
+        for victim, site in victims.items():
+            data = self._trainers[site].data
+            auc = membership_auc(predict, data.training, data.test)
+            self.figures.append(Figure(artifact.kind, settings.method, victim, rounds, auc))
+
+
+def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor]:
+    """What the receiver predicts with the artifact, from images to logits.
+
+    A head gets the feature of the receiver's own body, through the transform that the receiver
+    trained for it. Every other artifact predicts by itself.
+    """
+    if source.artifact.kind == "head":
+        head = receiver.artifact_exchange.receive(source)[0].eval()
+        networks = receiver.site_networks.networks
+        body, transform = networks["dam"].eval(), networks[MIXTURE].eval().transform
+        return lambda images: head(transform(body(images).penultimate, source.origin))
+    settings = receiver.settings
+    network = read_network(settings.artifacts, source, settings.task, allow={source.artifact.spec["name"]}).eval()
+    return lambda images: network(images).prediction
+
+
+def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figure]:
+    """Run the method with each seed, in a folder of its own."""
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "membership.toml"
+        path.write_text(EXPERIMENT.format(**scale, method=method, probability=0.5 if augmented else 0.0))
+        for run in prepare(Experiment.load(path), Path(folder) / "out"):
+            simulation = CuriousSimulation(run)
+            simulation.run()
+            figures += simulation.figures
+    return figures
+
+
+def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
+    """A line for each victim: the means of the first, the middle and the last round, and the range of all figures."""
+    for victim in dict.fromkeys(figure.victim for figure in figures):
+        chosen = [figure for figure in figures if figure.victim == victim]
+        rounds = sorted({figure.rounds for figure in chosen})
+        shown = (rounds[0], rounds[len(rounds) // 2], rounds[-1])
+        means = [fmean(figure.auc for figure in chosen if figure.rounds == number) for number in shown]
+        aucs = [figure.auc for figure in chosen]
+        method = chosen[0].method + (", augmented" if augmented else "")
+        cells = [f"{mean:.2f}" for mean in means] + [f"{min(aucs):.2f} to {max(aucs):.2f}"]
+        yield LINE.format(chosen[0].kind, method, victim, *cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("methods", nargs="*", choices=[*METHODS, []], metavar="METHOD", help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--quick", action="store_true", help="few rounds, one seed")
+    arguments = parser.parse_args()
+    header = LINE.format("kind", "method", "whose samples", "first", "middle", "last", "range")
+    print(header, "|" + "---|" * (header.count("|") - 1), sep="\n", flush=True)
+    for method in arguments.methods or METHODS:
+        for augmented in (False, True) if method in AUGMENTED else (False,):
+            figures = measure(method, augmented=augmented, scale=QUICK if arguments.quick else FULL)
+            print(*table_rows(figures, augmented=augmented), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

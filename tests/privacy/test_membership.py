@@ -1,0 +1,47 @@
+"""The attack of ``membership.py`` sees what was planted, and attacks what leaves in each kind of exchange."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from privacy.membership import QUICK, Figure, measure, membership_auc, table_rows
+from torch import nn
+
+from peer.training.data import DataSplit
+
+
+def split_of(images: torch.Tensor, labels: torch.Tensor) -> DataSplit:
+    return DataSplit([None] * len(images), list(zip(images, labels, strict=True)).__getitem__, True, frozenset())
+
+
+def test_an_overfitted_network_gives_its_training_samples_away() -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(200, 64), torch.randint(10, (200,))  # labels at random: only memory gets them right
+    members, others = split_of(images[:100], labels[:100]), split_of(images[100:], labels[100:])
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    assert membership_auc(network, members, others) == pytest.approx(0.5, abs=0.12)
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(50):
+        optimiser.zero_grad()
+        F.cross_entropy(network(images[:100]), labels[:100]).backward()
+        optimiser.step()
+    assert membership_auc(network, members, others) > 0.95
+    assert membership_auc(network, others, members) < 0.05
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fedcross", {1, 2}), ("dflmoe", {1, 2}), ("feddal", {1, 2})])
+def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(method: str, rounds: set[int]) -> None:
+    figures = measure(
+        method,
+        augmented=False,
+        scale=QUICK | {"rounds": max(rounds) + (method == "fedcross"), "steps": 1, "minor_steps": 1},
+    )
+    assert {figure.rounds for figure in figures} == rounds  # the last model of fedcross goes to its owner alone
+    of_the_sender = [figure for figure in figures if figure.victim == "the sender"]
+    assert len(of_the_sender) == {"dflmoe": 2 * 4 * 3, "feddal": 2 * 4}.get(method, len(of_the_sender))
+    assert (len(of_the_sender) < len(figures)) == (method == "fedcross")
+
+
+def test_a_row_has_the_mean_of_three_rounds_and_the_range_of_all() -> None:
+    figures = [Figure("model", "fedavg", "the sender", *pair) for pair in ((1, 0.5), (1, 0.6), (2, 0.7), (3, 0.9))]
+    (row,) = table_rows(figures, augmented=False)
+    assert [cell.strip() for cell in row.split("|")[-5:-1]] == ["0.55", "0.70", "0.90", "0.50 to 0.90"]
