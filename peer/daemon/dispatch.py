@@ -131,8 +131,15 @@ class Daemon:
             clock=loop_time,
         )
         self.heartbeats = self._heartbeats()
-        self.fetcher = ArtifactFetcher(
-            rules=rules,
+        self.fetcher = self._fetcher()
+        setting = self._setting()
+        log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
+        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
+        self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
+
+    def _fetcher(self) -> ArtifactFetcher:
+        return ArtifactFetcher(
+            rules=self.machine.rules,
             client=self.client,
             service=self.service,
             journal=self.journal,
@@ -141,10 +148,6 @@ class Daemon:
             fail=self._fail,
             examine=self.evidence.examine,
         )
-        setting = self._setting()
-        log_path, hang_s = folder.logs / "worker.log", site.training.hang_s
-        self.worker_process = WorkerProcess(setting, log_path, self.report, command=worker, hang_s=hang_s)
-        self.evaluation_process = EvaluationProcess(setting, folder.logs / "examiner.log", self.report, command=worker)
 
     def _heartbeats(self) -> Heartbeats:
         return Heartbeats(
