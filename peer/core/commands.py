@@ -129,7 +129,8 @@ class Train(Command):
     """Run one training stage from the checkpoint ``base``; the sources are in roster order.
 
     In a circulating round ``circulate`` names the owner of the visiting model: the worker then
-    trains that model instead of the local one, and the result is the artifact.
+    trains that model instead of the local one, and the result is the artifact. The worker keeps the
+    checkpoints ``kept``, to which the site may go back.
     """
 
     generation: int
@@ -139,17 +140,22 @@ class Train(Command):
     base: str
     sources: tuple[Source, ...]
     circulate: SiteName | None = None
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(Command):
-    """Average the shared module over the site's own state and the sources, in roster order."""
+    """Average the shared module over the site's own state and the sources, in roster order.
+
+    The worker keeps the checkpoints ``kept``, to which the site may go back.
+    """
 
     generation: int
     round: int
     attempt: int
     base: str
     sources: tuple[Source, ...]
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,17 +374,18 @@ def next_phase(site: SiteState) -> None:
         return
     name = rules.plan.phases[current.position]
     order = (memory.generation, current.number)
+    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()))
     if name == "exchange":
         open_exchange(site)
         review(site)
     elif name == "aggregate":
         site.enter(Phase.AGGREGATE)
-        site.emit(commands.Aggregate(*order, site.next_attempt(), current.state, current.sources))
+        site.emit(commands.Aggregate(*order, site.next_attempt(), current.state, current.sources, kept))
     else:
         slot = rules.turn(current.number) if circulates else None
         stage = name.removeprefix("train:")
         site.enter(Phase.TRAIN)
-        site.emit(commands.Train(*order, site.next_attempt(), stage, current.state, current.sources, slot))
+        site.emit(commands.Train(*order, site.next_attempt(), stage, current.state, current.sources, slot, kept))
 
 
 def _evaluate(site: SiteState, round: int, base: str, sources: tuple[Source, ...] = ()) -> None:

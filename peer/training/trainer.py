@@ -172,7 +172,7 @@ class Trainer:
                 if name != self.method.artifact_network
             }
             self.site_networks.write(name, record, moments)
-            self._checkpoints.prune([command.base])
+            self._checkpoints.prune([command.base, *command.kept])
         return events.Aggregated(
             generation=command.generation,
             round=command.round,
@@ -293,7 +293,7 @@ class Trainer:
             name, record, {**self.site_networks.moments, **{key: loop.moments()[key] for key in local}}
         )
         self._checkpoints.clear_partial()
-        self._checkpoints.prune([command.base])
+        self._checkpoints.prune([command.base, *command.kept])
         return record
 
     def prepare(self, command: commands.Train) -> tuple[Loop, Batches]:

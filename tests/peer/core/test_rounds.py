@@ -448,3 +448,26 @@ def test_a_visiting_model_that_was_trained_here_and_is_unusable_costs_its_round_
     assert site.site.memory.committed == 2
     assert site.site.phase != Phase.FAILED
     assert not site.site.refusals
+
+
+def test_whatever_a_site_goes_back_to_is_kept(solo: Any) -> None:
+    """The second stage diverges in every round, since one peer poisons every mean."""
+    site = begun(solo, method="mh_pflid", rounds=6)
+    kept, diverged = {"initial"}, 1
+    for _ in range(100):
+        order = site.order
+        if site.site.phase == Phase.EXCHANGE:
+            site.deliver("asia")
+        elif site.site.phase in (Phase.TRAIN, Phase.AGGREGATE):
+            assert order.base in kept, order
+            if isinstance(order, commands.Train) and order.stage == "distill" and order.round > diverged:
+                diverged = order.round
+                site.fail("divergence", "the loss is nan")
+            else:
+                kept = (kept & {*order.kept, order.base}) | {site.result().state}  # the worker may delete all others
+                site.finish()
+        elif site.site.phase == Phase.EVALUATE:
+            site.finish()
+        else:
+            site.beat("asia", site.site.memory.committed + 1)
+    assert [round for kind, round, _ in site.audit.rows if kind == "reverted"] == [2, 3, 4, 5, 6]

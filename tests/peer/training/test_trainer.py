@@ -290,6 +290,14 @@ def test_old_checkpoints_go(alpha: WorkerSetting) -> None:
     assert rounds == ["round-000002", "round-000003", "round-000004"]
 
 
+def test_a_checkpoint_that_an_order_names_stays(alpha: WorkerSetting) -> None:
+    trainer, initial = start(alpha)
+    state = initial
+    for round in range(1, 5):
+        state = train(trainer, state, round=round, kept=(initial,)).state
+    assert checkpoint_files(alpha, initial)
+
+
 def test_a_base_that_is_not_there_is_named(alpha: WorkerSetting) -> None:
     with pytest.raises(UnusableConfigurationError, match="'round-000009/train' is not in"):
         train(Trainer(alpha), "round-000009/train")
