@@ -1,21 +1,20 @@
 """A member that means harm: it trains as the others do, and sends something else.
 
-The acts are those of the table of insiders in ``deploy/guarantees.md``. Only the worker's answer
-changes, as if the member had changed its program; the file and its description fit each other, so
-that every check of an artifact passes that does not look at values.
+The acts are those of the table of insiders in ``deploy/guarantees.md``. Only what leaves the member
+changes; the file and its description fit each other, so that every check of an artifact passes that
+does not look at values.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from peer.core import events
 from peer.core.limits import COUNT_MAX, STEPS_MAX
+from peer.core.messages import Artifact
 from peer.core.seeds import derive
 from peer.files import artifact_path
 from peer.research.experiment import Act
@@ -43,15 +42,12 @@ class Insider:
     site: str
     act: Act
 
-    def play(self, event: events.Event, settings: TrainingSettings, *, sites: int) -> events.Event:
-        """The worker's event with what the insider sends instead of its artifact, if there is one."""
-        artifact = getattr(event, "artifact", None)
-        if artifact is None or isinstance(event, events.Evaluated):
-            return event
+    def forge(self, artifact: Artifact, settings: TrainingSettings, *, sites: int) -> Artifact:
+        """What the insider sends to a peer in place of its artifact; the file lies beside that."""
         if self.act == "samples":
-            return _with_artifact(event, dataclasses.replace(artifact, training_samples=COUNT_MAX))
+            return dataclasses.replace(artifact, training_samples=COUNT_MAX)
         if self.act == "steps":
-            return _with_artifact(event, dataclasses.replace(artifact, steps=STEPS_MAX))
+            return dataclasses.replace(artifact, steps=STEPS_MAX)
         generator = torch.Generator().manual_seed(derive("insider", settings.seed, artifact.sha256))
 
         def redraw(value: Tensor) -> Tensor:
@@ -70,7 +66,7 @@ class Insider:
         for name in sorted(state):
             if state[name].is_floating_point() and (self.act == "scale" or not name.endswith(STATISTICS)):
                 state[name] = changes[self.act](state[name])
-        forged = write_artifact(
+        return write_artifact(
             settings.artifacts,
             state,
             spec=artifact.spec,
@@ -79,9 +75,3 @@ class Insider:
             steps=artifact.steps,
             training_samples=artifact.training_samples,
         )
-        return _with_artifact(event, forged)
-
-
-def _with_artifact(event: Any, artifact: Any) -> events.Event:
-    changed: events.Event = dataclasses.replace(event, artifact=artifact)
-    return changed

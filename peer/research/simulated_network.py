@@ -21,7 +21,7 @@ from typing import Any
 
 from peer.core import access, commands, events, rows, site_memory
 from peer.core.machine import SiteMachine
-from peer.core.messages import LastHeard, Unavailable
+from peer.core.messages import Artifact, LastHeard, Unavailable
 from peer.core.phases import Phase
 from peer.core.roster import SiteName
 from peer.core.rules import Rules
@@ -77,6 +77,7 @@ class SimulatedNetwork:
 
     Args:
         sites: every site of the roster that takes part, by name.
+        forge: what a site sends in place of its artifact.
         watch: called with a site's name and state machine after each of its events.
     """
 
@@ -85,9 +86,10 @@ class SimulatedNetwork:
         sites: Mapping[SiteName, SimulatedSite],
         *,
         link_down: LinkDown = lambda round, sender, receiver: False,
+        forge: Callable[[SiteName, Artifact], Artifact] = lambda site, artifact: artifact,
         watch: Callable[[SiteName, SiteMachine], None] = lambda site, round: None,
     ) -> None:
-        self.sites, self._link_down, self._watch = sites, link_down, watch
+        self.sites, self._link_down, self._forge, self._watch = sites, link_down, forge, watch
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._counter = itertools.count()
@@ -187,6 +189,7 @@ class SimulatedNetwork:
             return
         round, artifact = answer
         assert origin is not None
+        artifact = self._forge(command.origin, artifact)
         self._copy_artifact(origin, site, artifact.sha256)
         row = rows.ReceivedRow(
             command.round,

@@ -18,6 +18,7 @@ from peer.config.rules import make_rules
 from peer.config.schema import FederationConfig, SiteConfig
 from peer.core import commands, events, site_memory
 from peer.core.machine import SiteMachine
+from peer.core.messages import Artifact
 from peer.core.phases import Phase
 from peer.core.roster import RoundKey, SiteName
 from peer.core.seeds import derive
@@ -120,13 +121,20 @@ class Simulation:
                 name: restore_site(
                     make_rules(self.federation, name, self._key),
                     tuple(journals[name].rows()),
-                    self._worker(name, trainers[name]),
+                    _make_worker(name, trainers[name]),
                     journals[name],
                     self.home(name) / "artifacts",
                 )
                 for name in trained
             }
-            SimulatedNetwork(sites, link_down=self._link_failures(), watch=report_progress).run()
+
+            def forge(name: SiteName, artifact: Artifact) -> Artifact:
+                insider = self._insider
+                if insider is None or insider.site != name:
+                    return artifact
+                return insider.forge(artifact, trainers[name].settings, sites=len(self.sites))
+
+            SimulatedNetwork(sites, link_down=self._link_failures(), forge=forge, watch=report_progress).run()
             for name, site in sites.items():
                 if site.exit is not None and site.exit.fault:
                     raise FAULTS.get(site.exit.fault, WorkerFailed)(f"{name}: {site.exit.reason}")
@@ -158,14 +166,6 @@ class Simulation:
                 base_folder=str(self.sites[name].folder),
             )
         )
-
-    def _worker(self, name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-        """The site's worker; that of the insider sends something else than it trained."""
-        perform = _make_worker(name, trainer)
-        insider = self._insider
-        if insider is None or insider.site != name:
-            return perform
-        return lambda command: insider.play(perform(command), trainer.settings, sites=len(self.sites))
 
     @contextlib.contextmanager
     def _journals(self, names: list[SiteName]) -> Iterator[dict[SiteName, Journal]]:
