@@ -27,6 +27,7 @@ from peer.core import status as status_document
 from peer.core.machine import SiteMachine
 from peer.core.phases import Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.rules import Rules
 from peer.core.state import HALT_S
 from peer.daemon.addresses import AddressBook
 from peer.daemon.evidence import EquivocationWatch
@@ -89,9 +90,7 @@ class Daemon:
         self.home = folder.generation(generation)
         self.artifacts = self.home / "artifacts"
         self.journal, self.ledger = Journal(self.home / "journal.db"), Ledger(folder.egress_db)
-        rules = make_rules(
-            federation, own.name, own.round_key, without=without, stay=stay, egress=site.egress, received=site.limits
-        )
+        rules = self._rules(without, stay=stay)
         present = {Sha256(path.stem) for path in self.artifacts.glob("*.safetensors")}
         recover = functools.partial(site_memory.recover, present=present, generation=generation)
         self.machine = SiteMachine(rules, self.journal.fold(recover, site_memory.REMEMBERED))
@@ -147,6 +146,18 @@ class Daemon:
             report=self.report,
             fail=self._fail,
             examine=self.evidence.examine,
+        )
+
+    def _rules(self, without: frozenset[SiteName], *, stay: bool) -> Rules:
+        own, site = self.own, self.site
+        return make_rules(
+            self.federation,
+            own.name,
+            own.round_key,
+            without=without,
+            stay=stay,
+            egress=site.egress,
+            received=site.limits,
         )
 
     def _heartbeats(self) -> Heartbeats:
