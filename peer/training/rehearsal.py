@@ -51,7 +51,7 @@ class RehearsedTrainer(Protocol):
     @property
     def data(self) -> SiteData: ...
 
-    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]: ...
+    def prepare(self, command: commands.Train, *, probes: bool = True) -> tuple[Loop, Batches]: ...
 
     def load(self, state: str) -> None: ...
 
@@ -111,7 +111,7 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:
     """Run the first steps of each pass: the seconds of a step, and of the whole stage."""
-    loop, batches = trainer.prepare(command)
+    loop, batches = trainer.prepare(command, probes=False)  # the stand-ins are this site's own
     whole_s = 0.0
     try:
         for number in range(len(loop.stage.passes)):

@@ -296,8 +296,10 @@ class Trainer:
         self._checkpoints.prune([command.base, *command.kept])
         return record
 
-    def prepare(self, command: commands.Train) -> tuple[Loop, Batches]:
+    def prepare(self, command: commands.Train, *, probes: bool = True) -> tuple[Loop, Batches]:
         """Build the loop and the batches of a stage, before its first step.
+
+        Received artifacts are tried on own samples, except where ``probes`` is false.
 
         Received artifacts are loaded, the networks are those of ``command.base``, and all are on
         the device. The caller must call ``loop.thaw()`` and ``batches.close()``.
@@ -307,7 +309,7 @@ class Trainer:
         self.site_networks.load(command.base)
         self.site_networks.invalidate()  # before its first step, a stage may add layers for a received head
         self._prediction_context = None
-        stage = self._build_stage(command)
+        stage = self._build_stage(command, self._probe if probes else None)
         seed = functools.partial(self._seed, command.round, command.stage)
         batches = Batches(
             self.data,
@@ -319,12 +321,13 @@ class Trainer:
         steps = batches.steps(work)
         return Loop(stage, work, steps=steps, device=self.device, precision=settings.precision, seed=seed), batches
 
-    def _build_stage(self, command: commands.Train) -> Stage:
+    def _build_stage(self, command: commands.Train, probe: OwnDataProbe | None) -> Stage:
         """The method's stage, or a visitor's supervised training in a circulating round."""
         owner = command.circulate
         if owner is None:
             received = self.artifact_exchange.receive_all(command.sources)
-            self._probe_received(command.sources, received)
+            if probe is not None:
+                self._probe_received(probe, command.sources, received)
             return self.method.stages[command.stage](self._stage_context(received))
         if not command.sources and owner != self.settings.site:
             raise UnusableConfigurationError(
@@ -332,19 +335,22 @@ class Trainer:
             )
         if command.sources:
             visitor, _ = self.artifact_exchange.receive(command.sources[0])
-            self._probe.check_model(command.sources[0], visitor)
+            if probe is not None:
+                probe.check_model(command.sources[0], visitor)
         else:
             visitor = copy.deepcopy(self.site_networks.dam)
         return supervised_stage(self._stage_context({}), VISITOR, visitor)
 
-    def _probe_received(self, sources: Sequence[Source], received: Mapping[str, nn.Module]) -> None:
+    def _probe_received(
+        self, probe: OwnDataProbe, sources: Sequence[Source], received: Mapping[str, nn.Module]
+    ) -> None:
         for source in sources:
             module = received[source.origin]
             if isinstance(module, Network):
-                self._probe.check_model(source, module)
+                probe.check_model(source, module)
             else:
                 head = module.head if isinstance(module, Expert) else module
-                self._probe.check_head(source, head, self.site_networks.dam)
+                probe.check_head(source, head, self.site_networks.dam)
 
     def _stage_context(self, received: Mapping[str, nn.Module]) -> StageContext:
         settings = self.settings
