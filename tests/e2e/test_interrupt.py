@@ -41,8 +41,11 @@ def enrolled(found: Callable[..., LocalFederation]) -> LocalFederation:
 
 @pytest.mark.parametrize(
     ("number", "delays_ms"),
-    [(signal.SIGINT, range(0, 3000, 150)), (signal.SIGTERM, range(75, 3000, 450))],
-    ids=["Ctrl-C", "SIGTERM"],
+    [
+        pytest.param(signal.SIGINT, range(0, 3000, 150), marks=pytest.mark.slow, id="Ctrl-C"),
+        pytest.param(signal.SIGINT, range(75, 3000, 900), id="Ctrl-C-now-and-then"),
+        pytest.param(signal.SIGTERM, range(75, 3000, 450), marks=pytest.mark.slow, id="SIGTERM"),
+    ],
 )
 def test_a_signal_at_any_moment_ends_the_start_quietly(
     enrolled: LocalFederation, number: signal.Signals, delays_ms: range
