@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 FAKES = Path(__file__).parents[1] / "fakes"
 WORKER = (sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64")
 SITE = '[data]\ndatalist = "datalist.json"\ninput_size = [8]\n[training]\ndevice = "cpu"\n'
-PACE = "beat_s = 1\nsilence_s = 15\nlinger_s = 5"
+PACE = {"beat_s": 1, "silence_s": 15, "linger_s": 5}
 MEMORY_MB_MAX = 120
 HEADERS_MB_MAX = 300  # until its settings are acknowledged, gRPC buffers 16 MiB of headers for each connection
 FLOOD_S = 14.0
@@ -50,7 +50,7 @@ def loopback(tmp_path: Path) -> Iterator[LocalFederation]:
     class FloodedFederation(LocalFederation):
         program = (sys.executable, str(FAKES / "daemon.py"), json.dumps(WORKER))
 
-    text = draft("trial", pace=PACE).replace("rounds = 3", "rounds = 100000")
+    text = draft("trial", rounds=100000, pace=PACE)
     sites = dict.fromkeys(("asia", "europe", "mallory"), SITE)
     made = FloodedFederation.create(tmp_path, text, sites)
     with FloodedFederation(made.home, made.federation) as federation:
