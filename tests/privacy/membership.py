@@ -33,7 +33,7 @@ from peer.training.artifact import read_network
 from peer.training.data import DataSplit
 from peer.training.trainer import Trainer
 
-METHODS = ("fedskd", "fedcross", "fedavg", "dflmoe", "proxyfl", "feddal", "mh_pflid")
+METHODS = ("fedskd", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid")
 AUGMENTED = ("fedskd", "fedavg")  # these are measured with augmentation, too
 EXPERIMENT = """
 name = "membership"

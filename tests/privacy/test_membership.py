@@ -28,7 +28,7 @@ def test_an_overfitted_network_gives_its_training_samples_away() -> None:
     assert membership_auc(network, others, members) < 0.05
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("fedcross", {1, 2}), ("dflmoe", {1, 2}), ("feddal", {1, 2})])
+@pytest.mark.parametrize(("method", "rounds"), [("fedcross", {1, 2}), ("dflmoe", {1, 2}), ("mh_pflid", {1, 2})])
 def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(method: str, rounds: set[int]) -> None:
     figures = measure(
         method,
@@ -37,7 +37,7 @@ def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(m
     )
     assert {figure.rounds for figure in figures} == rounds  # the last model of fedcross goes to its owner alone
     of_the_sender = [figure for figure in figures if figure.victim == "the sender"]
-    assert len(of_the_sender) == {"dflmoe": 2 * 4 * 3, "feddal": 2 * 4}.get(method, len(of_the_sender))
+    assert len(of_the_sender) == {"dflmoe": 2 * 4 * 3, "mh_pflid": 2 * 4}.get(method, len(of_the_sender))
     assert (len(of_the_sender) < len(figures)) == (method == "fedcross")
 
 
