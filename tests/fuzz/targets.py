@@ -85,7 +85,7 @@ def signed_manifest(content: bytes) -> None:
 def folder() -> Path:
     """A folder in memory, if there is one: a target that reads a file writes it first."""
     shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="mhfl-fuzz-", dir=shared if shared.is_dir() else None))
+    return Path(tempfile.mkdtemp(prefix="fuzz-mhfl-", dir=shared if shared.is_dir() else None))
 
 
 def header(content: bytes) -> None:

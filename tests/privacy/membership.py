@@ -100,11 +100,8 @@ class CuriousSimulation(Simulation):
         self._last_trained_at: dict[SiteName, SiteName] = {}
 
     def trainer(self, name: SiteName) -> Trainer:
-        self._trainers[name] = super().trainer(name)
-        return self._trainers[name]
-
-    def _worker(self, name: SiteName, trainer: Trainer) -> Callable[[commands.Command], events.Event]:
-        perform = super()._worker(name, trainer)
+        trainer = self._trainers[name] = super().trainer(name)
+        perform = trainer.perform
 
         def perform_and_attack(command: commands.Command) -> events.Event:
             event = perform(command)
@@ -113,7 +110,8 @@ class CuriousSimulation(Simulation):
                     self._attack(trainer, source)
             return event
 
-        return perform_and_attack
+        trainer.perform = perform_and_attack  # type: ignore[method-assign]
+        return trainer
 
     def _attack(self, receiver: Trainer, source: Source) -> None:
         settings, artifact = receiver.settings, source.artifact

@@ -28,6 +28,7 @@ def test_an_overfitted_network_gives_its_training_samples_away() -> None:
     assert membership_auc(network, others, members) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "rounds"), [("fedcross", {1, 2}), ("dflmoe", {1, 2}), ("mh_pflid", {1, 2})])
 def test_every_artifact_is_attacked_once_by_each_receiver_for_which_it_differs(method: str, rounds: set[int]) -> None:
     figures = measure(
