@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="long: set NIGHTLY=1"),
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 
 def test_what_breaks_for_a_minute_loses_nothing() -> None:

@@ -22,7 +22,12 @@ from fakes.drafts import draft
 from peer.config.site_folder import SiteFolder
 from peer.demo.local_federation import LocalFederation
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="long: set NIGHTLY=1"),
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 FAKES = Path(__file__).parents[1] / "fakes"
 WORKER = (sys.executable, "-I", "-S", str(FAKES / "worker.py"), "paced", "64")

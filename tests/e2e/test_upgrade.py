@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,12 @@ from peer.core.messages import FEATURES
 from peer.demo.local_federation import LocalFederation
 from peer.records.journal import Journal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = [
+    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="long: set NIGHTLY=1"),
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(580),
+]
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "c941538"  # the last commit of 0.2.0
