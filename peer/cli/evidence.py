@@ -36,7 +36,7 @@ def evidence(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show proofs that a site signed two artifacts for one round, which no honest site does.
+    """Show proofs that a site signed two artifacts for one round.
 
     Each proof is two manifests under that site's signature; every site that has the federation's
     CA certificate can verify it. It shows what was signed, and not why: a backup that was restored

@@ -105,7 +105,7 @@ def arrive(site: SiteState, event: events.ArtifactArrived) -> None:
     """A lent model is on disk: it is measured when its turn comes."""
     key, artifact = _finish_fetch(site, event), event.artifact
     if key is None:
-        site.ignore(event, "this guest is not waited for")
+        site.ignore(event, "this lent model is not waited for")
         _discard(site, artifact.sha256)
         return
     if (
@@ -137,7 +137,7 @@ def miss(site: SiteState, event: events.ArtifactUnavailable) -> None:
     if event.answer == Unavailable.NOT_YET:
         site.ignore(event)
     elif (key := _finish_fetch(site, event)) is None:
-        site.ignore(event, "this guest is not waited for")
+        site.ignore(event, "this lent model is not waited for")
     else:
         _settle(site, key, str(event.answer))
 
@@ -146,7 +146,7 @@ def refuse(site: SiteState, event: events.ArtifactRefused) -> None:
     """The fetched file was not acceptable, or the origin refused the fetch."""
     key = _finish_fetch(site, event)
     if key is None:
-        site.ignore(event, "this guest is not waited for")
+        site.ignore(event, "this lent model is not waited for")
         return
     site.refuse(event.origin, event.reason)
     _conclude(site, key, "not_received")
@@ -156,7 +156,7 @@ def take_measurement(site: SiteState, event: events.Measured) -> None:
     """The metrics of a lent model are here; those of a small test split are withheld."""
     key = _finish_measurement(site, event)
     if key is None:
-        site.ignore(event, "this guest is not being measured")
+        site.ignore(event, "this lent model is not being measured")
     elif event.refused:
         site.refuse(key[0], event.refused)
         _conclude(site, key, "refused")
@@ -170,7 +170,7 @@ def fail(site: SiteState, event: events.MeasurementFailed) -> None:
     """The evaluation process failed: fetch the model once more, then report that it cannot be run."""
     key = _finish_measurement(site, event)
     if key is None:
-        site.ignore(event, "this guest is not being measured")
+        site.ignore(event, "this lent model is not being measured")
         return
     site.evaluation_tasks.process_ordered = False
     model = site.memory.evaluation.borrowed[key]

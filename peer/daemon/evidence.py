@@ -98,7 +98,10 @@ class EquivocationWatch:
             raise Refusal(Status.BUSY, f"over {limits.COMPARISONS_PER_SECOND_MAX:g} comparisons a second")
         try:
             if len(shown) == 2:
-                self._keep(self._verified(shown))
+                proof = self._verified(shown)
+                if self._is_refused_here(proof):
+                    raise ValueError("a certificate is refused here")
+                self._keep(proof)
                 return []
             (signed,) = shown
             manifest = verify_any(signed, federation=self._federation, ca=self._ca)
@@ -106,7 +109,10 @@ class EquivocationWatch:
             raise Refusal(Status.MALFORMED, f"manifests: {error}") from error
         for own, known in self._received(manifest.origin, manifest.round):
             if _contradict(known, manifest):
-                self._keep(self._verified((own, signed)))
+                proof = self._verified((own, signed))
+                if self._is_refused_here(proof):
+                    return []
+                self._keep(proof)
                 return [own]
         return []
 
@@ -126,10 +132,12 @@ class EquivocationWatch:
         proof = prove(signed, federation=self._federation, ca=self._ca)
         if proof.subject.origin not in self._roster:
             raise ValueError(f"{proof.subject.origin} is not in the roster")
-        certificates = [x509.load_der_x509_certificate(each.certificate_der) for each in signed]
-        if any(is_refused(certificate, self._refused) for certificate in certificates):
-            raise ValueError("a certificate is refused here")
         return proof
+
+    def _is_refused_here(self, proof: EquivocationProof) -> bool:
+        """Whether this site's operator refuses a certificate under which a manifest was signed."""
+        certificates = [x509.load_der_x509_certificate(each.certificate_der) for each in proof.signed]
+        return any(is_refused(certificate, self._refused) for certificate in certificates)
 
     def _keep(self, proof: EquivocationProof) -> None:
         """Journal a new proof, name its origin, and hand it on to every other peer."""
@@ -167,7 +175,9 @@ class EquivocationWatch:
         try:
             for signed in received:
                 for other in await self._show(peer, (signed,)):
-                    self._keep(self._verified((signed, other)))
+                    proof = self._verified((signed, other))
+                    if not self._is_refused_here(proof):
+                        self._keep(proof)
         except ValueError as error:
             self._report(events.PeerRefused(peer, f"answered with a manifest that contradicts none: {error}"))
         except (ExchangeError, CertificateError) as error:

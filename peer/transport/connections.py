@@ -33,8 +33,8 @@ SCAN_S = 0.05  # a flood of headers makes gRPC take up to 100 MB a second until 
 FLOOD_SCAN_S = 0.02  # soon after a connection was closed; the next one may have been opened
 FLOOD_S = 10.0  # a flood is over when no connection had to be closed for so long
 RELEASE_S = 1.0  # between two releases of freed memory during a flood; each takes some milliseconds
-REFUSED_CALLS_PER_SECOND = 1.0  # of one connection; a site of another roster greets once in two seconds
-REFUSED_CALLS_BURST = 40
+CONNECTION_REFUSALS_PER_SECOND = 1.0  # of one connection; a site of another roster greets once in two seconds
+CONNECTION_REFUSALS_BURST = 40
 DESCRIPTORS = "/proc/self/fd"
 TCP_INFO_BYTES = 256
 BYTES_ACKED_OFFSET = 120  # of tcpi_bytes_acked in Linux' struct tcp_info; tcpi_bytes_received follows
@@ -192,7 +192,7 @@ class ConnectionGuard:
         with self._lock:
             record = self._record(endpoint_of(peer))
             if not record.refusals_left.take():
-                record.reason = f"over {REFUSED_CALLS_PER_SECOND:g} refused calls a second"
+                record.reason = f"over {CONNECTION_REFUSALS_PER_SECOND:g} refused calls a second"
 
     def start(self, port: int) -> None:
         """Close connections on the port until ``stop``, in a thread: a busy event loop would be too late."""
@@ -239,7 +239,7 @@ class ConnectionGuard:
         record = self._records.get(endpoint)
         if record is None:
             requests = TokenBucket(limits.REQUEST_BYTES_PER_SECOND_MAX, limits.REQUEST_BYTES_BURST, self.clock)
-            refusals = TokenBucket(REFUSED_CALLS_PER_SECOND, REFUSED_CALLS_BURST, self.clock)
+            refusals = TokenBucket(CONNECTION_REFUSALS_PER_SECOND, CONNECTION_REFUSALS_BURST, self.clock)
             record = self._records[endpoint] = ConnectionRecord(self.clock(), requests, refusals)
         return record
 

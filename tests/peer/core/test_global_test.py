@@ -347,7 +347,7 @@ def test_pause_and_stop_break_off_what_is_under_way(europe: Any, request_: event
     assert bool(kinds_of(out, commands.Dismiss)) == (europe.site.phase == Phase.PAUSED)
     if europe.site.phase == Phase.PAUSED:
         europe.feed(events.Measured(late.generation, late.round, late.attempt, {"samples": 20.0}))
-        assert europe.body("ignored")["reason"] == "this guest is not being measured"
+        assert europe.body("ignored")["reason"] == "this lent model is not being measured"
         europe.feed(events.ResumeRequested())
         assert europe.measure_order is not None, "from the file that is still here"
 

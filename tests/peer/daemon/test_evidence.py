@@ -247,6 +247,22 @@ async def test_a_manifest_under_a_refused_certificate_is_no_half_of_a_proof(memb
         await europe.watch.answer(AFRICA, [one, sign(OTHER)])
 
 
+async def test_who_answers_truthfully_is_not_named_for_a_certificate_that_is_refused_here(
+    member: Any, sign: Any
+) -> None:
+    one = sign(ONE)
+    europe = member(EUROPE, refused=frozenset({certificates.certificate_sha256(one.certificate_der)}))
+    africa = member(AFRICA)
+    member(ASIA)
+    europe.receive(one)
+    africa.receive(sign(OTHER))
+    europe.watch.compare(AFRICA, 5)
+    await quiet(africa, europe)
+    assert europe.calls == [(AFRICA, 1)]
+    assert (europe.proofs, europe.events) == ([], [])
+    assert await europe.watch.answer(AFRICA, [sign(OTHER)]) == []
+
+
 async def test_proofs_and_comparisons_are_bounded(member: Any, sign: Any) -> None:
     europe = member(EUROPE)
     for round in range(1, limits.EQUIVOCATIONS_PER_SITE_MAX + 3):

@@ -15,8 +15,8 @@ from peer.core import limits
 from peer.core.messages import Heartbeat
 from peer.core.roster import SiteName
 from peer.transport.connections import (
+    CONNECTION_REFUSALS_BURST,
     FLOOD_S,
-    REFUSED_CALLS_BURST,
     RELEASE_S,
     AcceptedSocket,
     ConnectionBounds,
@@ -152,7 +152,7 @@ def test_a_connection_without_a_peer_s_call_has_few_bytes_and_little_time() -> N
 def test_a_connection_with_too_many_refused_calls_is_closed_and_the_next_one_on_its_port_is_not() -> None:
     table = Table()
     connection = table.open(1)
-    for _ in range(REFUSED_CALLS_BURST):
+    for _ in range(CONNECTION_REFUSALS_BURST):
         table.guard.refused("ipv4:192.0.2.1:1")
     assert table.closed() == []
     table.guard.refused("ipv4:192.0.2.1:1")
