@@ -86,7 +86,11 @@ def serve(path: str) -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
             running[pid] = connection
-            selector.register(connection, selectors.EVENT_READ, lambda: os.kill(pid, signal.SIGKILL))
+            selector.register(connection, selectors.EVENT_READ, lambda: abandon(pid))
+
+        def abandon(pid: int) -> None:
+            selector.unregister(running[pid])  # it stays readable, and would keep the others from their turn
+            os.kill(pid, signal.SIGKILL)
 
         def reap() -> None:
             os.read(wake, 4096)
@@ -94,7 +98,7 @@ def serve(path: str) -> None:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if not ended:
                     continue
-                with running.pop(pid) as connection, contextlib.suppress(OSError):  # the daemon killed the caller
+                with running.pop(pid) as connection, contextlib.suppress(KeyError, OSError):  # the caller was killed
                     selector.unregister(connection)
                     connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
