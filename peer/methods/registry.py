@@ -16,6 +16,7 @@ from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
@@ -34,6 +35,9 @@ PLANS: dict[str, Plan] = {
     "fedprox": FEDPROX,
     "fedbn": FEDBN,
     "lg_fedavg": LG_FEDAVG,
+    "fedavg_ft": FEDAVG_FT,
+    "fedprox_ft": FEDPROX_FT,
+    "fedcross_ft": FEDCROSS_FT,
 }
 """The built-in methods."""
 
