@@ -1,7 +1,7 @@
 """The studies of the demonstration: real data from packages, networks of several families.
 
 Differs: the schedule is scaled. The papers train 40 to 100 rounds. Here a round's main stage has
-the same number of steps for every method, stages that only distil or decide have a quarter of it,
+the same number of steps for every method, stages that only distil, decide or fit a head have a quarter of it,
 and all methods have one learning rate.
 """
 

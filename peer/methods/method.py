@@ -23,6 +23,9 @@ DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
 """Names of the local networks beside the local model, by method."""
 
+GLOBAL, HEAD = "global", "head"
+"""The averaged model beside a personal one of the same architecture; the local model's head, where it trains alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

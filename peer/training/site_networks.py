@@ -59,9 +59,10 @@ class SiteNetworks:
             networks: dict[str, nn.Module] = {}
             for name, build in self._method.local_networks.items():
                 build_context = self.build_context  # before the seed: building it draws weights
-                self._seed_torch(
-                    "init", name, alike=name in (self._method.artifact_network, self._averaged_with_head), role=name
-                )
+                alike = name in (self._method.artifact_network, self._averaged_with_head)
+                # Where the local model has the shared architecture, both start with the same weights.
+                role = DAM if self._settings.plan.shared == "itself" else name
+                self._seed_torch("init", name, alike=alike, role=role)
                 networks[name] = build(build_context, networks)
             self._beside = networks
         return {DAM: self.dam, **self._beside}

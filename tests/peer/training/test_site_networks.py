@@ -13,7 +13,7 @@ from peer.core import commands
 from peer.core.commands import Source
 from peer.core.roster import SiteName
 from peer.core.worker_protocol import WorkerSetting
-from peer.methods.method import DAM, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSMITTER, Method
+from peer.methods.method import DAM, GLOBAL, MESSENGER, MIXTURE, PROXY, RECEIVER, TRANSMITTER, Method
 from peer.methods.registry import PLANS
 from peer.training.checkpoint import Checkpoints
 from peer.training.data import site_seed
@@ -71,6 +71,7 @@ def changed(networks: SiteNetworks, by: float) -> None:
         ("fedskd", {"name": "resnet10", "width": 4}, {DAM}),
         ("fedcross", {"name": "resnet10", "width": 4}, {DAM}),
         ("dflmoe_models", {"name": "resnet10", "width": 4}, {DAM}),
+        ("ditto", {"name": "resnet10", "width": 4}, {DAM, GLOBAL}),
     ],
 )
 def test_what_is_shared_starts_alike_at_all_sites_and_nothing_else_does(

@@ -52,7 +52,7 @@ def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: 
     assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
 
 
-@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg"])
+@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep"])
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
     together = sites(method)
     together.round(1)
@@ -84,6 +84,7 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
+        ("ditto", "proxy", "dam"),
         ("mh_pflid", "messenger", "dam"),
     ],
 )
