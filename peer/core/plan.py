@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 Pattern = Literal["permutation", "circulate", "all_to_all", "none"]
-Kind = Literal["model", "head", "proxy", "messenger"]
+Kind = Literal["model", "head", "proxy", "messenger", "prototype"]
 Unit = Literal["step", "epoch"]
 AggregateRule = Literal["mean", "trimmed_mean", "median"]
 Shared = Literal["maybe", "itself", "beside"]
@@ -23,7 +23,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 SHARE_SLACK = 1e-9
 """0.29 of 100 rounds are 29 rounds, although the floating-point product is slightly less."""
 
-KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger")
+KINDS: tuple[Kind, ...] = ("model", "head", "proxy", "messenger", "prototype")
 METHOD_KEYS = ("name", "package")
 """Keys of the table ``[method]`` that are no parameters."""
 OBJECT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

@@ -13,5 +13,5 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 """The metrics that a report shows of each kind of task; the first is the main one."""
 CLASSIFYING = frozenset({"classification", "time_series"})
 """Kinds of tasks whose labels are one class a sample."""
-MINOR = frozenset({"distill", "decide", "head"})
+MINOR = frozenset({"distill", "decide", "head", "prototypes"})
 """Stages that train no whole local model: they have a quarter of the steps."""

@@ -168,7 +168,7 @@ def default_study(methods: Collection[str]) -> str:
 
 def problem(study: str, method: str) -> str | None:
     """The reason why a method does not fit a study; None where it fits."""
-    plan = PLANS[method]
+    plan, kind = PLANS[method], STUDIES[study]["task"]["kind"]
     if study == "dermoscopy" and (plan.shared != "maybe" or plan.artifact == "model"):
         return f"{method} does not fit sites that enlarge by different factors; dflmoe and local do"
-    return None
+    return f"{method} is not defined for {kind}" if kind in plan.not_for else None

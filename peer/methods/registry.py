@@ -16,6 +16,7 @@ from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
 from peer.methods.ditto.plan import DITTO
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
+from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
@@ -42,6 +43,7 @@ PLANS: dict[str, Plan] = {
     "fedcross_ft": FEDCROSS_FT,
     "ditto": DITTO,
     "fedrep": FEDREP,
+    "fedproto": FEDPROTO,
 }
 """The built-in methods."""
 

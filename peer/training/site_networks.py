@@ -115,6 +115,8 @@ class SiteNetworks:
             output=self.output,
             shared_output=None if spec is None else self._probe(build_spec(spec, "[shared_model]"), "[shared_model]"),
             build_shared=lambda: build_spec(spec or {}, "[shared_model]"),
+            spatial_dims=settings.task.spatial_dims,
+            in_channels=settings.task.in_channels,
         )
 
     @property

@@ -85,6 +85,7 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
         ("ditto", "proxy", "dam"),
+        ("fedproto", "prototype", "dam"),
         ("mh_pflid", "messenger", "dam"),
     ],
 )
