@@ -67,10 +67,12 @@ class Step:
 
     A frozen network is in evaluation mode, its parameters have no gradient and no optimiser.
     Gradients do pass through it to its inputs. A step that trains no network only measures.
+    ``after_backward`` may change the gradients before the optimisers take them.
     """
 
     trains: tuple[str, ...]
     losses: Losses
+    after_backward: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,8 @@ class Method:
         artifact_tensors: the names in that network's state that the site sends, and averages where
             the plan averages.
         averaged_with_head: the network that travels with the head, or none.
+        sent_beside: the name of the local network whose state travels with that of
+            ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
         check_local: given outputs of the local and of the shared model, the parameters and whether
             there are region masks: why the method cannot work here, or none.
@@ -225,6 +229,7 @@ class Method:
     artifact_network: str = DAM
     artifact_tensors: Callable[[Network, Mapping[str, Any]], Collection[str]] = all_tensors
     averaged_with_head: AveragedNetwork | None = None
+    sent_beside: str | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received

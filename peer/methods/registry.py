@@ -23,6 +23,7 @@ from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
+from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
@@ -44,6 +45,8 @@ PLANS: dict[str, Plan] = {
     "ditto": DITTO,
     "fedrep": FEDREP,
     "fedproto": FEDPROTO,
+    "scaffold": SCAFFOLD,
+    "scaffold_ft": SCAFFOLD_FT,
 }
 """The built-in methods."""
 
