@@ -218,6 +218,8 @@ class Method:
         sent_beside: the name of the local network whose state travels with that of
             ``artifact_network`` and is averaged like it, or none; it has the same tensors at all sites.
         predict: the prediction for images ``(b, c, *space)``; every network is in evaluation mode.
+        one_network: for an export, builds from the site's networks the one network that predicts as
+            ``predict`` does; none where that is the local model, or takes several networks.
         check_local: given outputs of the local and of the shared model, the parameters and whether
             there are region masks: why the method cannot work here, or none.
         check_received: given outputs of the local and of the received model (of a received head:
@@ -231,6 +233,7 @@ class Method:
     averaged_with_head: AveragedNetwork | None = None
     sent_beside: str | None = None
     predict: Callable[[StageContext, Tensor], Tensor] = predict_locally
+    one_network: Callable[[Mapping[str, Any]], Network] | None = None
     check_local: Callable[..., str | None] = accept_any_local
     check_received: Callable[[Output, Output, Mapping[str, Any]], str | None] = accept_any_received
 

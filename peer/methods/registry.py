@@ -11,6 +11,7 @@ import re
 
 from peer.core.plan import Plan
 from peer.errors import ConfigError
+from peer.methods.apfl.plan import APFL
 from peer.methods.averaging.plan import FEDAVG, FEDBN, FEDPROX, LG_FEDAVG
 from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
 from peer.methods.ditto.plan import DITTO
@@ -47,6 +48,7 @@ PLANS: dict[str, Plan] = {
     "fedproto": FEDPROTO,
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
+    "apfl": APFL,
 }
 """The built-in methods."""
 
