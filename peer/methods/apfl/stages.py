@@ -58,7 +58,7 @@ class MixedModel(nn.Module):
     registered: the stage has all three as networks of their own.
     """
 
-    def __init__(self, personal: Network, other: nn.Module, share: nn.Module) -> None:
+    def __init__(self, personal: Network, other: nn.Module, share: MixtureShare) -> None:
         super().__init__()
         self._parts = (personal, other, share)
 
