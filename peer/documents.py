@@ -60,6 +60,7 @@ class FederationShown(TypedDict):
     quorum: Annotated[int | None, "contributors that suffice for a slow round to go on; null: all"]
     global_test: Annotated[bool, "whether sites evaluate each other's models"]
     evaluation_every: Annotated[int, "rounds between two evaluations; 0: at the end only"]
+    image_axes: Annotated[str, "the order of a picture's axes"]
     task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
     aggregate: Annotated[Mapping[str, Any], "how sites average, and whether within bounds"]
