@@ -9,9 +9,12 @@ from typing import Any
 import click
 
 from peer.cli import output, shared_options
+from peer.research.result_files import SHARE_OF_ROOM
 
 STYLES = {1: "bold", 2: "underline"}
 """Style of the best and of the second best value of a column, by rank."""
+SHOWN = (": Mean", f": {SHARE_OF_ROOM}")
+"""Endings of the columns on the screen; others without a group are there too."""
 
 
 @click.command(short_help="Make tables and pictures from the results of `simulate`.")
@@ -64,11 +67,11 @@ def _render(document: Mapping[str, Any]) -> output.RenderableType:
 
 
 def _render_table(table: Mapping[str, Any], setting: str) -> output.RenderableType:
-    """The means of both tests; the written files have the sites' own cells too."""
+    """The means of both tests, and shares of the room; the written files have the sites' cells too."""
     from rich.text import Text
 
     title = f"{table['title']}: {setting}" if setting else table["title"]
-    shown = [index for index, name in enumerate(table["columns"]) if name.endswith(": Mean") or ":" not in name]
+    shown = [index for index, name in enumerate(table["columns"]) if ":" not in name or name.endswith(SHOWN)]
     grid = output.table(["method", *(table["columns"][index] for index in shown)], (), title=title)
     for row in table["rows"]:
         cells = [Text(row["cells"][index], style=STYLES.get(row["ranks"][index], "")) for index in shown]

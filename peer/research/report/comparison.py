@@ -10,8 +10,9 @@ from statistics import fmean
 from peer.research.report.published import MEAN, TESTS, Published, normalise_name
 from peer.research.report.results import Results, RunResult
 from peer.research.report.table import EMPTY, Cell, Column, Table, TableRow, Unit, unit_of
-from peer.research.result_files import CENTRALISED, UNDISTURBED
+from peer.research.result_files import CENTRALISED, SHARE_OF_ROOM, UNDISTURBED
 from peer.research.statistics import tables
+from peer.research.statistics.room import RoomShare, share_of_room
 from peer.research.statistics.significance import paired_t
 from peer.research.statistics.tables import Matrix, ResultRow, average, generalisation, global_test, local_test
 
@@ -36,6 +37,13 @@ class MethodSummary:
     def means(self, test: str) -> dict[int, float | None]:
         """The column "Mean" of ``local`` or ``global`` by fold or seed."""
         return dict(zip(self.units, test_row(self, test).mean.folds, strict=True))
+
+    def by_site(self, test: str) -> dict[int, dict[str, float | None]]:
+        """The values of ``local`` or ``global`` by fold or seed, then by site."""
+        cells = test_row(self, test).cells
+        return {
+            unit: {site: spread.folds[index] for site, spread in cells.items()} for index, unit in enumerate(self.units)
+        }
 
 
 def summarise_method(
@@ -93,6 +101,8 @@ def _mean(matrices: Sequence[Matrix]) -> Matrix:
 SIGNIFICANT = ((0.02, "**"), (0.05, "*"))
 """FedSKD marks p < 0.05 in its table II and p < 0.02 in its table III."""
 Setting = tuple[str, str]
+NO_ROOM = "no room"
+"""Stands for a share where the room is too small to have shares."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,8 @@ class Comparison:
     Attributes:
         methods: the methods that have runs, by label.
         ranked: the labels that compete for the best value; the pooled bound does not.
+        local: the label of training alone, where it has runs.
+        pooled: the label of the pooled bound, where it has runs.
     """
 
     table: Table
@@ -109,6 +121,20 @@ class Comparison:
     metric: str
     unit: Unit
     ranked: tuple[str, ...]
+    local: str | None = None
+    pooled: str | None = None
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether training alone and the pooled bound both have runs, so that there is a room."""
+        return self.local is not None and self.pooled is not None
+
+    def share(self, label: str, test: str) -> RoomShare:
+        """A method's share of the room between training alone and the pooled bound."""
+        assert self.local is not None
+        assert self.pooled is not None
+        values, local, pooled = (self.methods[name].by_site(test) for name in (label, self.local, self.pooled))
+        return share_of_room(values, local, pooled)
 
     def best(self, test: str) -> list[str]:
         """The competing labels from the best mean of a test to the worst."""
@@ -140,13 +166,15 @@ def compare(
     }
     ranked = tuple(label for label in methods if results.method_of(label) != CENTRALISED)
     sites = results.sites(setting)
-    columns = [
-        Column(site, f"{test.title()} Test", unit.digits, "higher" if unit.higher else "lower")
-        for test in TESTS
-        for site in (*sites, MEAN)
-    ]
+    local, pooled = (_bound(results, methods, method) for method in ("local", CENTRALISED))
+    comparison = Comparison(Table(name, "", "method", (), ()), methods, metric, unit, ranked, local, pooled)
+    columns = []
+    for test in TESTS:
+        better = "higher" if unit.higher else "lower"
+        columns += [Column(site, f"{test.title()} Test", unit.digits, better) for site in (*sites, MEAN)]
+        if comparison.has_bounds:
+            columns.append(Column(SHARE_OF_ROOM, f"{test.title()} Test", 0))
     columns.append(Column("steps"))
-    comparison = Comparison(Table(name, "", "method", (), ()), methods, metric, unit, ranked)
     marks = dict(_significance_marks(comparison))
     rows = list(_rows(results, setting, comparison, sites, published, metric, marks))
     table = Table(
@@ -165,13 +193,19 @@ def _rows(
     marks: Mapping[tuple[str, str], str],
 ) -> Iterator[TableRow]:
     """A row of each method, its published row below it, and last the methods without runs."""
+    has_bounds = comparison.has_bounds
+    empty_cells = tuple(Cell() for _ in range(len(TESTS) * (len(sites) + 1 + has_bounds) + 1))
     unmatched = {normalise_name(label): label for label in published.labels} if published else {}
     for label in results.methods:
         published_label = unmatched.pop(_published_name(results, label, unmatched), None)
         if label in comparison.methods:
             values = comparison.methods[label]
             cells_by_test = [
-                _cells(values, test, sites, comparison.unit, marks.get((label, test), "")) for test in TESTS
+                (
+                    *_cells(values, test, sites, comparison.unit, marks.get((label, test), "")),
+                    *([share_cell(comparison, label, test)] if comparison.has_bounds else []),
+                )
+                for test in TESTS
             ]
             yield TableRow(
                 label,
@@ -179,18 +213,17 @@ def _rows(
                 ranked=label in comparison.ranked,
             )
         else:
-            yield TableRow(f"{label} (no run)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False)
+            yield TableRow(f"{label} (no run)", empty_cells, ranked=False)
         if published and published_label:
-            yield _published_row(f"{label} (published)", published, published_label, sites, metric)
+            yield _published_row(f"{label} (published)", published, published_label, sites, metric, has_bounds)
     for published_label in unmatched.values():
         assert published is not None
-        yield _published_row(f"{published_label} (published, not run here)", published, published_label, sites, metric)
+        name = f"{published_label} (published, not run here)"
+        yield _published_row(name, published, published_label, sites, metric, has_bounds)
     known = {normalise_name(label) for label in (*results.methods, *(published.labels if published else ()))}
     for absent in results.experiment.get("not_run") or ():
         if normalise_name(absent["method"]) not in known:
-            yield TableRow(
-                f"{absent['method']} (not run here)", tuple(Cell() for _ in range(2 * len(sites) + 3)), ranked=False
-            )
+            yield TableRow(f"{absent['method']} (not run here)", empty_cells, ranked=False)
 
 
 def _published_name(results: Results, label: str, unmatched: Mapping[str, str]) -> str:
@@ -208,6 +241,24 @@ def _cells(values: MethodSummary, test: str, sites: Sequence[str], unit: Unit, m
     yield replace(cell(row.mean, unit, len(values.units)), mark=mark)
 
 
+def _bound(results: Results, methods: Mapping[str, MethodSummary], method: str) -> str | None:
+    """The row of ``local`` or of the pooled bound: the one of that name, or the first of that method."""
+    labels = [label for label in methods if results.method_of(label) == method]
+    return min(labels, key=lambda label: normalise_name(label) != normalise_name(method), default=None)
+
+
+def share_cell(comparison: Comparison, label: str, test: str) -> Cell:
+    """A method's share of the room in per cent, or the words that there is no room."""
+    if label in (comparison.local, comparison.pooled):
+        return Cell()
+    share = comparison.share(label, test)
+    if share.room.difference is None:
+        return Cell()
+    if not share.has_room(comparison.unit.room_min):
+        return Cell(text=NO_ROOM)
+    return Cell(None if share.share.value is None else 100 * share.share.value)
+
+
 def number_cells(values: Iterable[float | None], unit: Unit) -> tuple[Cell, ...]:
     """Cells of measured values, converted to the table's unit."""
     return tuple(Cell(None if value is None else value * unit.factor) for value in values)
@@ -222,7 +273,12 @@ def cell(spread: tables.Spread, unit: Unit, units: int) -> Cell:
 
 
 def _published_row(
-    label: str, published: Published, published_label: str, sites: Sequence[str], metric: str
+    label: str,
+    published: Published,
+    published_label: str,
+    sites: Sequence[str],
+    metric: str,
+    has_bounds: bool,
 ) -> TableRow:
     names = match_sites(published, sites, metric) or {}
     cells = [
@@ -230,7 +286,7 @@ def _published_row(
         if site == MEAN or site in names
         else Cell()
         for test in TESTS
-        for site in (*sites, MEAN)
+        for site in (*sites, MEAN, *([SHARE_OF_ROOM] if has_bounds else []))
     ]
     return TableRow(label, (*cells, Cell(text=EMPTY)), published=True, ranked=False)
 
@@ -306,6 +362,12 @@ def _notes(results: Results, setting: Setting, comparison: Comparison, published
     ]
     if simulated_only:
         yield f"Global Test is simulated for {', '.join(simulated_only)}: between real sites these models stay at home."
+    if comparison.has_bounds:
+        yield (
+            f"Room: what {comparison.pooled} gains over {comparison.local}; share: a method's gain over "
+            f"{comparison.local}, divided by the room. No room: it is less than {comparison.unit.room_words}, or its "
+            "95 % interval is not above zero."
+        )
     yield from _gap_notes(results, setting, comparison)
     if published:
         yield f"Published rows: {published.source}, {published.dataset}, {published.setting}; as printed, other code."

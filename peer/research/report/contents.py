@@ -22,6 +22,7 @@ from peer.research.report import (
     lost_links,
     panels,
     plotting,
+    room,
     subgroups,
     tsne,
 )
@@ -182,6 +183,8 @@ def _results(source: SectionSource, resamples: int) -> Iterator[ReportPart | Non
     yield comparison.spread_of_steps(source.results, source.setting)
     for metric in source.comparisons:
         yield source.comparisons[metric].table
+    for metric, compared in source.comparisons.items():
+        yield room.table(source.results, compared, name=source.name(f"room-{metric}"))
     main = source.main_comparison
     yield confidence.paired_table(source.results, main, name=source.name("paired"))
     if resamples:

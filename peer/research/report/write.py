@@ -9,7 +9,7 @@ from peer import __version__
 from peer.documents import ReportTable, ReportWritten
 from peer.errors import DiskError
 from peer.extras import require_extra
-from peer.research.report import contents, html_page, markdown
+from peer.research.report import contents, html_page, markdown, room
 from peer.research.report.comparison import Comparison, summary
 from peer.research.report.results import Results, read
 
@@ -80,6 +80,11 @@ def _document(results: Results, content: contents.ReportContents, out: Path, fil
                 "partition": setting[0],
                 "models": setting[1],
                 "methods": {metric: summary(comparison) for metric, comparison in comparisons.items()},
+                "room": {
+                    metric: room.document(comparison)
+                    for metric, comparison in comparisons.items()
+                    if comparison.has_bounds
+                },
                 "tables": [
                     _table_document(comparison)
                     for comparison in comparisons.values()
