@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -15,6 +15,9 @@ from peer.research.statistics import tables
 from peer.research.statistics.room import RoomShare, share_of_room
 from peer.research.statistics.significance import paired_t
 from peer.research.statistics.tables import Matrix, ResultRow, average, generalisation, global_test, local_test
+
+Measure = Callable[[RunResult, str, str], float | None]
+"""A value of a run, by its model's site and the test split's site; None where it is undefined."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,15 @@ def summarise_method(
     *,
     links: str = UNDISTURBED,
     without: Collection[str] = (),
+    measure: Measure | None = None,
 ) -> MethodSummary | None:
-    """A method's results without some sites; None where the method has no run."""
+    """A method's results without some sites; None where the method has no run.
+
+    Args:
+        metric: of the runs' results, where there is no ``measure``.
+        measure: the value of a run, of a model's site and a test split's site.
+    """
+    value = measure or (lambda run, model, split: run.matrix.get(model, {}).get(split, {}).get(metric))
     runs = results.select(setting, label, links)
     if not runs:
         return None
@@ -65,7 +75,7 @@ def summarise_method(
     sites = [site for site in sorted(runs[0].sites) if site not in without]
     if not sites:
         return None
-    matrices = [_mean([_matrix(run, metric, sites) for run in unit_runs]) for unit_runs in by_unit.values()]
+    matrices = [_mean([_matrix(run, value, sites) for run in unit_runs]) for unit_runs in by_unit.values()]
     is_complete = {
         model: all(run.matrix.get(model, {}).get(split) for run in runs for split in sites) for model in sites
     }
@@ -75,8 +85,8 @@ def summarise_method(
     ]
     return MethodSummary(
         units=tuple(by_unit),
-        local=local_test(matrices),
-        overall=global_test(complete_matrices),
+        local=local_test(matrices, ddof=results.ddof),
+        overall=global_test(complete_matrices, ddof=results.ddof),
         matrix={
             model: {split: spread.mean for split, spread in row.items()}
             for model, row in generalisation(matrices).items()
@@ -85,8 +95,8 @@ def summarise_method(
     )
 
 
-def _matrix(run: RunResult, metric: str, sites: Sequence[str]) -> Matrix:
-    return {model: {split: run.matrix.get(model, {}).get(split, {}).get(metric) for split in sites} for model in sites}
+def _matrix(run: RunResult, value: Measure, sites: Sequence[str]) -> Matrix:
+    return {model: {split: value(run, model, split) for split in sites} for model in sites}
 
 
 def _mean(matrices: Sequence[Matrix]) -> Matrix:
@@ -101,6 +111,8 @@ def _mean(matrices: Sequence[Matrix]) -> Matrix:
 SIGNIFICANT = ((0.02, "**"), (0.05, "*"))
 """FedSKD marks p < 0.05 in its table II and p < 0.02 in its table III."""
 Setting = tuple[str, str]
+UNDEFINED_CLASSES = "classes without an AUC"
+"""The row that counts them."""
 NO_ROOM = "no room"
 """Stands for a share where the room is too small to have shares."""
 
@@ -177,10 +189,10 @@ def compare(
     columns.append(Column("steps"))
     marks = dict(_significance_marks(comparison))
     rows = list(_rows(results, setting, comparison, sites, published, metric, marks))
-    table = Table(
-        name, unit.axis, "method", tuple(columns), tuple(rows), tuple(_notes(results, setting, comparison, published))
-    )
-    return replace(comparison, table=table.with_ranks())
+    table = Table(name, unit.axis, "method", tuple(columns), tuple(rows)).with_ranks()
+    comparison = replace(comparison, table=table)
+    notes = tuple(_notes(results, setting, comparison, published))
+    return replace(comparison, table=replace(table, notes=notes))
 
 
 def _rows(
@@ -213,17 +225,37 @@ def _rows(
                 ranked=label in comparison.ranked,
             )
         else:
-            yield TableRow(f"{label} (no run)", empty_cells, ranked=False)
+            reason = results.reason_without_runs(setting, label) or "no run"
+            yield TableRow(f"{label} ({reason})", empty_cells, ranked=False)
         if published and published_label:
             yield _published_row(f"{label} (published)", published, published_label, sites, metric, has_bounds)
     for published_label in unmatched.values():
         assert published is not None
         name = f"{published_label} (published, not run here)"
         yield _published_row(name, published, published_label, sites, metric, has_bounds)
+    undefined = _undefined_classes(results, setting, sites) if metric == "auc" else {}
+    if any(undefined.values()):
+        local = (*(Cell(text=undefined[site] or "0") for site in sites), *empty_cells[len(sites) : len(empty_cells)])
+        yield TableRow(UNDEFINED_CLASSES, local, ranked=False)
     known = {normalise_name(label) for label in (*results.methods, *(published.labels if published else ()))}
     for absent in results.experiment.get("not_run") or ():
         if normalise_name(absent["method"]) not in known:
             yield TableRow(f"{absent['method']} (not run here)", empty_cells, ranked=False)
+
+
+def _undefined_classes(results: Results, setting: Setting, sites: Sequence[str]) -> dict[str, str]:
+    """By site, how many classes its test samples give no AUC, over folds and seeds; empty for none."""
+    counts: dict[str, set[int]] = {site: set() for site in sites}
+    for run in results.runs:
+        if run.setting == setting:
+            for site in run.sites:
+                counts[site].add(int(run.matrix.get(site, {}).get(site, {}).get("auc_undefined") or 0))
+    of = f" of {results.experiment['task']['classes']}"
+    ranges = {site: (min(numbers), max(numbers)) for site, numbers in counts.items() if numbers}
+    return {
+        site: "" if not high else (f"{low}–{high}" if low < high else f"{high}") + of
+        for site, (low, high) in ranges.items()
+    }
 
 
 def _published_name(results: Results, label: str, unmatched: Mapping[str, str]) -> str:
@@ -344,7 +376,7 @@ def paired_difference(
 
 def _notes(results: Results, setting: Setting, comparison: Comparison, published: Published | None) -> Iterator[str]:
     has_several_units = any(len(values.units) > 1 for values in comparison.methods.values())
-    over = f"Mean ± standard deviation (ddof 0) over {results.repeats}" if has_several_units else "One run"
+    over = f"Mean ± standard deviation (ddof {results.ddof}) over {results.repeats}" if has_several_units else "One run"
     inside = " inside each of them first" if has_several_units else ""
     bound = "; the pooled bound does not compete" if len(comparison.ranked) < len(comparison.methods) else ""
     yield (
@@ -362,6 +394,11 @@ def _notes(results: Results, setting: Setting, comparison: Comparison, published
     ]
     if simulated_only:
         yield f"Global Test is simulated for {', '.join(simulated_only)}: between real sites these models stay at home."
+    if any(row.label == UNDEFINED_CLASSES for row in comparison.table.rows):
+        yield (
+            "Classes without an AUC: a site's test samples have none of them, or nothing else. A mean leaves them out, "
+            "so that each site, fold and seed has the mean of other classes."
+        )
     if comparison.has_bounds:
         yield (
             f"Room: what {comparison.pooled} gains over {comparison.local}; share: a method's gain over "
