@@ -508,6 +508,9 @@ class SettingResults(TypedDict):
     partition: Annotated[str, "its name"]
     models: Annotated[str, "name of the set of networks"]
     methods: Annotated[dict[str, Mapping[str, Any]], "means of Local and Global Test, by metric and method"]
+    room: Annotated[
+        dict[str, Mapping[str, Any]], "the room, and each method's gain and share of it, by metric and test"
+    ]
     tables: Annotated[list[ReportTable], "the report's tables"]
 
 
