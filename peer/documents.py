@@ -383,6 +383,7 @@ class MethodDescription(TypedDict):
     state: Annotated[str, "content of an artifact, in words; empty where nothing is sent"]
     never_leaves: Annotated[list[str], "kinds of artifact that no setting permits to leave"]
     phases: Annotated[list[str], "of a round, in order"]
+    last_round: Annotated[list[str], "phases of the last round, if it has others"]
     shared_model: Annotated[str, "whether all sites share a network: `beside` their own, as `itself`, or `maybe`"]
     stages: Annotated[dict[str, StageDescription], "by name"]
     parameters: Annotated[dict[str, ParameterDescription], "by name"]

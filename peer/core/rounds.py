@@ -196,7 +196,7 @@ def revert(site: SiteState, reason: str) -> bool:
     origins = tuple(name for name in contributors if name != rules.site)
     if published or not origins or state == site.memory.state:
         return False
-    trained = any(name.startswith("train") for name in rules.plan.phases[: current.position])
+    trained = any(name.startswith("train") for name in rules.phases(current.number)[: current.position])
     position = 0 if trained else current.position
     row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
     site.persist(row)
@@ -222,7 +222,8 @@ def adopt(site: SiteState, source: Source) -> None:
 def record_homecoming(site: SiteState, state: str = "", artifact: Artifact | None = None) -> None:
     """Journal that the site's own model is back; without a state it is unchanged."""
     round, rules = site.memory.committed, site.rules
-    publish = round + 1 if rules.plan.published == "commit" and round < rules.rounds else None
+    serves_next = rules.plan.published == "commit" and round < rules.rounds and rules.pattern(round + 1) != "none"
+    publish = round + 1 if serves_next else None
     site.persist(rows.AdoptedRow(round, state=state, artifact=artifact, publish=publish))
 
 
@@ -366,13 +367,14 @@ def next_phase(site: SiteState) -> None:
     current, rules, memory = site.opened, site.rules, site.memory
     circulates = rules.pattern(current.number) == "circulate"
     site.progress = None
-    if current.position == len(rules.plan.phases):
+    phases = rules.phases(current.number)
+    if current.position == len(phases):
         if rules.evaluates(current.number) and not circulates and not current.evaluated:
             _evaluate(site, current.number, current.state, current.sources)
         else:
             commit(site)
         return
-    name = rules.plan.phases[current.position]
+    name = phases[current.position]
     order = (memory.generation, current.number)
     kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()))
     if name == "exchange":

@@ -108,7 +108,7 @@ class Budget(StrictTable):
     """The same work for all methods: optimiser steps a round of the evaluated network, at one
     learning rate.
 
-    Stages that only distil or decide take ``minor_steps``. With ``paper = true`` every method takes
+    Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
     the stages of its paper, and the keys that its row has under ``paper``.
     """
 
@@ -338,7 +338,7 @@ class Experiment(StrictTable):
                 )
         if self.task.kind in plan.not_for:
             raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
-        if plan.artifact == "proxy" and self.proxy is None and method.shared_model is None:
+        if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
             raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 
     # --- the documents of one federation ---------------------------------------------------------------------------
