@@ -14,6 +14,7 @@ from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.site_memory import later_generation
 from peer.core.state import IllegalTransitionError, SiteState
 
 
@@ -509,7 +510,7 @@ def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     Otherwise peers would take the artifacts that this site makes again for forgeries.
     """
     memory, busy = site.memory, site.phase in BUSY
-    generation = seen.generation + 1
+    generation = later_generation(seen.generation, site.chance)
     row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)
     site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):
