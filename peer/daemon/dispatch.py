@@ -312,6 +312,9 @@ class Daemon:
             log.info("round committed", extra={"round": round, **facts, "seconds": body["duration_s"]})
         elif kind == "compared" and not body["agrees"]:
             log.warning("peer has another mean", extra={"round": round, "peer": body["site"], "sha256": body["sha256"]})
+        elif kind == "reverted":
+            facts = {"reason": body["reason"], "contributors": body["origins"]}
+            log.warning("training diverged after a round: its artifacts are left out", extra={"round": round, **facts})
         elif kind == "refused":
             log.warning("peer refused", extra={"round": round, "peer": body["origin"], "reason": body["reason"]})
         elif kind == "report":
