@@ -60,6 +60,7 @@ class FederationShown(TypedDict):
     quorum: Annotated[int | None, "contributors that suffice for a slow round to go on; null: all"]
     global_test: Annotated[bool, "whether sites evaluate each other's models"]
     evaluation_every: Annotated[int, "rounds between two evaluations; 0: at the end only"]
+    image_axes: Annotated[str, "the order of a picture's axes"]
     task: Annotated[Mapping[str, Any], "the learning task"]
     stages: Annotated[Mapping[str, Any], "training stages by name"]
     aggregate: Annotated[Mapping[str, Any], "how sites average, and whether within bounds"]
@@ -508,6 +509,9 @@ class SettingResults(TypedDict):
     partition: Annotated[str, "its name"]
     models: Annotated[str, "name of the set of networks"]
     methods: Annotated[dict[str, Mapping[str, Any]], "means of Local and Global Test, by metric and method"]
+    room: Annotated[
+        dict[str, Mapping[str, Any]], "the room, and each method's gain and share of it, by metric and test"
+    ]
     tables: Annotated[list[ReportTable], "the report's tables"]
 
 

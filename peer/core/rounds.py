@@ -14,6 +14,7 @@ from peer.core.exchange import Exchange, Want
 from peer.core.messages import Artifact, Purpose, Seen
 from peer.core.phases import BUSY, Phase
 from peer.core.roster import Sha256, SiteName
+from peer.core.site_memory import later_generation
 from peer.core.state import IllegalTransitionError, SiteState
 
 
@@ -184,8 +185,9 @@ def leave_out(site: SiteState, sha256: Sha256, reason: str) -> None:
 def revert(site: SiteState, reason: str) -> bool:
     """Go back to the state before the last committed round, if peers had a part in that round.
 
-    Their artifacts are not at hand any more, so all of these peers are named. An artifact that the
-    open round has published stays: a second one for the same round would be a forgery.
+    Their artifacts are not at hand any more, so the row names all of these peers as contributors.
+    None is refused: nobody can tell which of them caused it, if any did. An artifact that the open
+    round has published stays: a second one for the same round would be a forgery.
 
     Returns:
         Whether the site went back.
@@ -200,8 +202,6 @@ def revert(site: SiteState, reason: str) -> bool:
     position = 0 if trained else current.position
     row = rows.RevertedRow(current.number, position=position, state=state, origins=origins, reason=reason)
     site.persist(row)
-    for origin in origins:
-        site.refuse(origin, f"left out of round {site.memory.committed}, after which training diverged: {reason}")
     return True
 
 
@@ -511,7 +511,7 @@ def regenerate(site: SiteState, *, reported_by: SiteName, seen: Seen) -> None:
     Otherwise peers would take the artifacts that this site makes again for forgeries.
     """
     memory, busy = site.memory, site.phase in BUSY
-    generation = seen.generation + 1
+    generation = later_generation(seen.generation, site.chance)
     row = rows.RegeneratedRow(memory.committed, generation=generation, reported_by=reported_by, their_round=seen.round)
     site.persist(row)
     for (round, _), artifact in sorted(memory.published.items()):

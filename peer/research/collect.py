@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -192,7 +192,7 @@ def _evaluate_everywhere(
             continue
         run_files.matrix[name][other], outputs = evaluate(trainer, owner.data.test, keep_outputs=classifies)
         if outputs:
-            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).float().numpy()
+            run_files.predictions[f"p/{name}/{other}"] = torch.cat(outputs).double().softmax(1).numpy()
     own = own_trainers[name].data.test
     if classifies:
         run_files.predictions[f"y/{name}"] = np.array([sample.label for sample in own.samples], dtype=np.int64)
@@ -283,10 +283,19 @@ def _site_document(
         },
         "steps": member.steps,
         "sent_bytes": sum(transfer.bytes for transfer in sent),
+        "sent_bytes_by_round": _sum_by_round(sent),
         "received_bytes": sum(transfer.bytes for transfer in received),
         "training_s": sum(record["duration_s"] for record in rounds),
         "rounds": rounds,
     }
+
+
+def _sum_by_round(transfers: Sequence[Transfer]) -> dict[str, int]:
+    """The bytes by round; the keys of a JSON object are texts."""
+    sizes: Counter[int] = Counter()
+    for transfer in transfers:
+        sizes[transfer.round] += transfer.bytes
+    return {str(round): sizes[round] for round in sorted(sizes)}
 
 
 def _received_transfers(member: FinishedSite) -> list[Transfer]:

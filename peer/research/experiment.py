@@ -22,7 +22,7 @@ from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
-from peer.core.tasks import METRICS, MINOR
+from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
 from peer.data.adapters import DATASETS, installed_datasets
 from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
@@ -361,6 +361,7 @@ class Experiment(StrictTable):
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }

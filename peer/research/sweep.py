@@ -208,6 +208,8 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
             "method": row.method or label,
             "parameters": dict(row.__pydantic_extra__),
             "kept_home": experiment.plan(label).evaluation_denied or "",
+            "models": list(row.models),
+            "one_network": experiment.plan(label).shared == "itself",
             "stages": {
                 stage: {**dataclasses.asdict(work), **experiment.stages(label).get(stage, {})}
                 for stage, work in experiment.plan(label).stages.items()

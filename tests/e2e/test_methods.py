@@ -38,10 +38,6 @@ THREE_SITES = frozenset({"dflmoe", "fedcross", "feddal", "fedskd", "mh_pflid"})
 """What differs from another method in its worker alone is shown by two sites, which start sooner."""
 
 
-QUICK = frozenset({"dflmoe", "fedskd"})
-"""Heads for all, a model for one; the others differ in their plans and workers, which are tested by themselves."""
-
-
 COLD = "fedskd"
 """Its sites are started as an operator starts them: ``mhfl-peer start`` and ``python -m peer.training.worker``."""
 
@@ -68,9 +64,8 @@ def run(found: Callable[..., LocalFederation], tools: Any) -> Callable[[str], Lo
     return run
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(PLANS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(PLANS))
 def test_families_come_to_the_last_round_and_to_the_simulators_bits(run, simulated, tools, method: str) -> None:
     loopback, plan = run(method), PLANS[method]
     sites = loopback.federation.roster.names

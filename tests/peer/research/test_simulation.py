@@ -57,10 +57,12 @@ def test_a_run_leaves_its_tables_and_its_predictions(prepared: Callable[..., lis
         assert [sample["label"] for sample in samples[name]] == arrays[f"y/{name}"].tolist()
         assert all(sample["sex"] in "fm" for sample in samples[name])
         for other in SITES:
-            expected = classification(arrays[f"p/{name}/{other}"].astype(np.float64), arrays[f"y/{other}"])
+            assert arrays[f"p/{name}/{other}"].dtype == np.float64, "as scored: float32 makes close values equal"
+            expected = classification(arrays[f"p/{name}/{other}"], arrays[f"y/{other}"])
             metrics = result["matrix"][name][other]
-            assert {key: metrics[key] for key in expected} == pytest.approx(expected)
+            assert {key: metrics[key] for key in expected} == expected
     sent = sum(entry["sent_bytes"] for entry in result["sites"].values())
+    assert sent == sum(sum(entry["sent_bytes_by_round"].values()) for entry in result["sites"].values())
     assert sent == sum(entry["received_bytes"] for entry in result["sites"].values()) > 0
     assert not list(run.folder.glob("sites/*/gen-0001"))
 
@@ -73,7 +75,10 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedskd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe"))],
+)
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
     execute(whole.folder)
@@ -114,7 +119,10 @@ def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> No
     assert execute(run.folder)["single_model"]
 
 
-@pytest.mark.parametrize("act", get_args(Act))
+@pytest.mark.parametrize(
+    "act",
+    [pytest.param(act, marks=() if act in ("scale", "steps") else pytest.mark.slow) for act in get_args(Act)],
+)
 def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable[..., list[Run]], act: str) -> None:
     links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
     (run,) = [each for each in prepared("out", f"[methods.feddal]\n{links}") if each.document["links"] == "bad"]
