@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from models import Network, Output
@@ -117,6 +118,8 @@ class BuildContext:
         parameters: the method's.
         output: the local model's, for one image of zeros; the networks must fit its shapes.
         shared_output: that of the network of ``[shared_model]``, or none without that table.
+        sites: the roster.
+        public_images: gives the images ``(n, c, *space)`` of the public set.
         build_shared: builds that network, with weights from torch's global generator.
     """
 
@@ -129,6 +132,8 @@ class BuildContext:
     build_shared: Callable[[], Network]
     spatial_dims: int = 1
     in_channels: int = 1
+    sites: tuple[str, ...] = ()
+    public_images: Callable[[], Tensor] = lambda: torch.empty(0)
 
 
 @dataclass(frozen=True)

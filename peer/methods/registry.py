@@ -24,6 +24,7 @@ from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
+from peer.methods.public_distillation.plan import FEDMD, KT_PFL
 from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 
 PLANS: dict[str, Plan] = {
@@ -49,6 +50,8 @@ PLANS: dict[str, Plan] = {
     "scaffold": SCAFFOLD,
     "scaffold_ft": SCAFFOLD_FT,
     "apfl": APFL,
+    "fedmd": FEDMD,
+    "kt_pfl": KT_PFL,
 }
 """The built-in methods."""
 

@@ -36,6 +36,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_MESSENGER: _Kind.ValueType  # 4
     KIND_PROTOTYPE: _Kind.ValueType  # 6
     """the mean feature of each class"""
+    KIND_PREDICTION: _Kind.ValueType  # 7
+    """logits for each image of a public set"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -46,6 +48,8 @@ KIND_PROXY: Kind.ValueType  # 3
 KIND_MESSENGER: Kind.ValueType  # 4
 KIND_PROTOTYPE: Kind.ValueType  # 6
 """the mean feature of each class"""
+KIND_PREDICTION: Kind.ValueType  # 7
+"""logits for each image of a public set"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:

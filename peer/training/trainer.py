@@ -326,7 +326,7 @@ class Trainer:
         owner = command.circulate
         if owner is None:
             received = self.artifact_exchange.receive_all(command.sources)
-            if probe is not None:
+            if probe is not None and self.settings.plan.artifact != "prediction":
                 self._probe_received(probe, command.sources, received)
             return self.method.stages[command.stage](self._stage_context(received))
         if not command.sources and owner != self.settings.site:
