@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.core.roster import SiteName
 from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_outliers
+from peer.training.tensors import VALUES_AT_ONCE_MAX
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -176,3 +180,32 @@ def test_a_site_with_all_prototypes_out_of_bounds_contributes_nothing() -> None:
     tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
     tables[ASIA]["network.prototypes"] *= -1000
     assert ASIA not in aggregate_prototypes(tables, NO_SAMPLES).contributors
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many values the largest tensor had that an operation made."""
+
+    values = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(made, Tensor):
+                self.values = max(self.values, made.numel())
+        return result
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed_mean"])
+def test_a_large_tensor_of_many_sites_is_never_held_at_once_in_float64(rule: Any) -> None:
+    sites, count = 9, 1_000_000
+    generator = torch.Generator().manual_seed(3)
+    tensors = torch.randn(sites, count, generator=generator)
+    tensors[2] *= 40
+    states = {SiteName(f"site-{index}"): {"weight": tensor} for index, tensor in enumerate(tensors)}
+    with LargestTensor() as largest:
+        result = aggregate(states, dict.fromkeys(states, 1), rule=rule)
+    assert largest.values <= max(count, VALUES_AT_ONCE_MAX) < sites * count
+    assert list(result.cut) == ["site-2"]
+    kept = np.sort(np.delete(tensors.numpy(), 2, axis=0).astype(np.float64), axis=0)
+    expected = {"mean": kept, "median": kept[3:5], "trimmed_mean": kept[2:6]}[rule].mean(axis=0)
+    np.testing.assert_allclose(result.state["weight"].numpy(), expected, rtol=1e-6, atol=1e-7)
