@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from peer.core import commands
+from peer.core.limits import CHECKPOINTS_KEPT
 from peer.errors import DataError, LockedError
 from peer.records.journal import Journal
 from peer.research import simulation
@@ -73,6 +74,24 @@ def test_what_is_kept_is_what_a_daemon_would_have(prepared: Callable[..., list[R
     for name in SITES:
         assert (run.folder / f"sites/{name}/gen-0001/journal.db").exists()
         assert list((run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-000002/*/dam.safetensors"))
+
+
+def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[..., list[Run]]) -> None:
+    changes = {
+        "rounds = 2\n": "rounds = 7\nevaluation_every = 1\n",
+        "[training]": "validation_share = 0.4\n\n[training]",
+    }
+    (run,) = prepared("out", "[methods.dflmoe]\n", replace=changes)
+    result = execute(run.folder, keep=True)
+    best_rounds = []
+    for name in SITES:
+        values = [record["metrics"].get("validation_auc", -1.0) for record in result["sites"][name]["rounds"]]
+        best = 1 + values.index(max(values))
+        best_rounds.append(best)
+        kept = {path.name for path in (run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-*")}
+        assert f"round-{best:06d}" in kept
+        assert len(kept) <= CHECKPOINTS_KEPT + 1, "the last ones, and the best"
+    assert min(best_rounds) <= 7 - CHECKPOINTS_KEPT, "one that would be deleted otherwise"
 
 
 @pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe"])
