@@ -1,5 +1,6 @@
 """One run with real training: interrupted it goes on to the same bits, and what it leaves can be scored again."""
 
+import contextlib
 import fcntl
 import json
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 
 from peer.core import commands
 from peer.core.limits import CHECKPOINTS_KEPT
+from peer.core.roster import SiteName
+from peer.core.site_memory import recover, used_sources
 from peer.errors import DataError, LockedError
 from peer.records.journal import Journal
 from peer.research import simulation
@@ -91,6 +94,12 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[
         kept = {path.name for path in (run.folder / f"sites/{name}/gen-0001/checkpoints").glob("round-*")}
         assert f"round-{best:06d}" in kept
         assert len(kept) <= CHECKPOINTS_KEPT + 1, "the last ones, and the best"
+        trainer = Simulation(run.folder, round_key=bytes(32)).trainer(SiteName(name))
+        with contextlib.closing(Journal(trainer.settings.home / "journal.db", read_only=True)) as journal:
+            rows = list(journal.rows())
+        end = next(index for index, (kind, number, _) in enumerate(rows) if (kind, number) == ("committed", best))
+        trainer.load(recover(rows).best.state, used_sources(rows[: end + 1]))
+        assert trainer.evaluate(trainer.data.validation)["auc"] == max(values), "with the heads that it had then"
     assert min(best_rounds) <= 7 - CHECKPOINTS_KEPT, "one that would be deleted otherwise"
 
 
