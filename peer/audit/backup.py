@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from random import SystemRandom
 from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -399,7 +400,7 @@ def _put_in_place(staged: SiteFolder, folder: SiteFolder, manifest: BackupManife
     former_generation, former_round = _former(folder) if exists else (0, 0)
     generation = 0
     if newest:
-        generation = 1 + max(memory.generation, former_generation)
+        generation = site_memory.later_generation(max(memory.generation, former_generation), SystemRandom().random())
         with contextlib.closing(Journal(staged.generation(newest) / JOURNAL)) as journal:
             row = rows.RegeneratedRow(
                 memory.committed, generation=generation, reported_by=folder.site, their_round=memory.committed

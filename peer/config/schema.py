@@ -222,6 +222,7 @@ class FederationConfig(StrictTable):
     quorum: Count | None = None
     global_test: bool = False
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    image_axes: Literal["rows_columns", "columns_rows"] = "columns_rows"
     ca_certificate: str | None = None
     task: TaskConfig
     method: NamedParameters

@@ -149,6 +149,18 @@ class Memory:
             current.position, current.sources = max(current.exchanged, 0), ()
 
 
+def later_generation(newest: int, chance: float) -> int:
+    """A generation after the newest one: one of the next hundredth of those that are left.
+
+    Of two machines on which one backup is restored, each gets one of its own, so that they do not
+    sign two artifacts under one generation and round.
+
+    Args:
+        chance: a random number in [0, 1).
+    """
+    return newest + 1 + int(chance * max(1, (limits.ROUNDS_MAX - newest) // 100))
+
+
 def recover(stored: Iterable[Row], *, present: set[Sha256] | None = None, generation: int = 1) -> Memory:
     """The memory after these rows.
 

@@ -15,8 +15,10 @@ VALIDATION = "validation_"
 """Begins the name of a metric on the site's validation split; others are of its test split."""
 CLASSIFYING = frozenset({"classification", "time_series"})
 """Kinds of tasks whose labels are one class a sample."""
-MINOR = frozenset({"distill", "decide"})
-"""Stages that do not train the local model: they have a quarter of the steps."""
+ROWS_COLUMNS, COLUMNS_ROWS = "rows_columns", "columns_rows"
+"""The order of a picture's axes: height before width; and that of release 0.2.0."""
+MINOR = frozenset({"distill", "decide", "head", "prototypes"})
+"""Stages that train no whole local model: they have a quarter of the steps."""
 
 
 def validation_metric(metrics: Mapping[str, float]) -> str | None:

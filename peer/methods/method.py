@@ -23,6 +23,9 @@ DAM, KTM, VISITOR = "dam", "ktm", "visitor"
 PROXY, MESSENGER, RECEIVER, TRANSMITTER, MIXTURE = "proxy", "messenger", "receiver", "transmitter", "mixture"
 """Names of the local networks beside the local model, by method."""
 
+GLOBAL, HEAD = "global", "head"
+"""The averaged model beside a personal one of the same architecture; the local model's head, where it trains alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -106,6 +109,8 @@ class BuildContext:
     Attributes:
         site: this site's name.
         task: the task's kind.
+        spatial_dims: of the images.
+        in_channels: of the images.
         classes: of the predictions.
         parameters: the method's.
         output: the local model's, for one image of zeros; the networks must fit its shapes.
@@ -120,6 +125,8 @@ class BuildContext:
     output: Output
     shared_output: Output | None
     build_shared: Callable[[], Network]
+    spatial_dims: int = 1
+    in_channels: int = 1
 
 
 @dataclass(frozen=True)

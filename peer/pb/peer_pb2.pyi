@@ -34,6 +34,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_HEAD: _Kind.ValueType  # 2
     KIND_PROXY: _Kind.ValueType  # 3
     KIND_MESSENGER: _Kind.ValueType  # 4
+    KIND_PROTOTYPE: _Kind.ValueType  # 6
+    """the mean feature of each class"""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
 
@@ -42,6 +44,8 @@ KIND_MODEL: Kind.ValueType  # 1
 KIND_HEAD: Kind.ValueType  # 2
 KIND_PROXY: Kind.ValueType  # 3
 KIND_MESSENGER: Kind.ValueType  # 4
+KIND_PROTOTYPE: Kind.ValueType  # 6
+"""the mean feature of each class"""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 class _Purpose:

@@ -22,7 +22,7 @@ from peer.config.schema import NamedParameters, TaskConfig, TrainingConfig
 from peer.config.toml import Count, Loose, Share, StrictTable, key_problem, suggestion
 from peer.core.plan import Plan
 from peer.core.roster import site_name
-from peer.core.tasks import METRICS, MINOR
+from peer.core.tasks import METRICS, MINOR, ROWS_COLUMNS
 from peer.data.adapters import DATASETS, installed_datasets
 from peer.methods.registry import find_plan, method_names
 from peer.research.partition.divide import rule
@@ -108,7 +108,7 @@ class Budget(StrictTable):
     """The same work for all methods: optimiser steps a round of the evaluated network, at one
     learning rate.
 
-    Stages that only distil or decide take ``minor_steps``. With ``paper = true`` every method takes
+    Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
     the stages of its paper, and the keys that its row has under ``paper``.
     """
 
@@ -338,7 +338,7 @@ class Experiment(StrictTable):
                 )
         if self.task.kind in plan.not_for:
             raise key_problem(f"methods.{label}", f"{name} is not defined for {self.task.kind}")
-        if plan.artifact == "proxy" and self.proxy is None and method.shared_model is None:
+        if (plan.artifact, plan.shared) == ("proxy", "beside") and self.proxy is None and method.shared_model is None:
             raise key_problem(f"methods.{label}", "needs the table [proxy]: the small network that all sites share")
 
     # --- the documents of one federation ---------------------------------------------------------------------------
@@ -361,6 +361,7 @@ class Experiment(StrictTable):
             "seed": seed,
             "evaluation_every": self.evaluation_every,
             **({} if self.weighting == "uniform" else {"weighting": self.weighting}),
+            **({"image_axes": ROWS_COLUMNS} if self.task.spatial_dims > 1 else {}),
             "task": self.task.model_dump(),
             "method": {"name": self.method_name(label), **package, **method.__pydantic_extra__},
         }

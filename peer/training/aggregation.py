@@ -28,6 +28,8 @@ PAIR_RATIO_MAX = 100.0
 """Of two contributions, one may be so many times as large as the other: of two, neither has a majority."""
 SAMPLES_RATIO_MAX = 10.0
 """A claimed number of samples counts up to so many times the median claim."""
+TABLE = ("prototypes", "counts")
+"""The last parts of the names in a table of prototypes."""
 STATISTICS = ("running_mean", "running_var")
 """The last parts of the names of batch statistics."""
 
@@ -88,6 +90,39 @@ def aggregate(
                 cut[site] = f"claims {claim:.0f} samples, and counts as {largest:.0f}: {SAMPLES_RATIO_MAX:g} medians"
         claims = [min(claim, largest) for claim in claims]
     return Aggregation(mean(kept, claims), contributors, cut)
+
+
+def aggregate_prototypes(
+    states: Mapping[SiteName, State],
+    samples: Mapping[SiteName, int | None],
+    *,
+    rule: AggregateRule = "mean",
+    bounds: bool = True,
+    weighted: bool = False,
+) -> Aggregation:
+    """Aggregate each class's prototype among the sites that have the class, after the bounds.
+
+    A state has two tensors: ``...prototypes``, whose rows are classes, and ``...counts``, the number
+    of samples of each class; a class without any has no prototype. The aggregate counts 1 for every
+    class that has one. ``samples`` counts whole sites, and is not used.
+    """
+    prototypes, counts = (next(name for name in next(iter(states.values())) if name.endswith(end)) for end in TABLE)
+    own = next(iter(states.values()))
+    mean_of = {prototypes: torch.zeros_like(own[prototypes]), counts: torch.zeros_like(own[counts])}
+    contributors: set[SiteName] = set()
+    cut: dict[SiteName, str] = {}
+    for number in range(len(own[counts])):
+        rows = {
+            site: {prototypes: state[prototypes][number]} for site, state in states.items() if state[counts][number] > 0
+        }
+        if not rows:
+            continue
+        sizes = {site: int(states[site][counts][number]) for site in rows}
+        of_class = aggregate(rows, sizes, rule=rule, bounds=bounds, weighted=weighted)
+        mean_of[prototypes][number], mean_of[counts][number] = of_class.state[prototypes], 1
+        contributors |= set(of_class.contributors)
+        cut |= {site: f"class {number}: {reason}" for site, reason in of_class.cut.items() if site not in cut}
+    return Aggregation(mean_of, sorted(contributors), cut)
 
 
 def find_outliers(states: Mapping[SiteName, State]) -> dict[SiteName, str]:

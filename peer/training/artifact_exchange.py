@@ -17,7 +17,7 @@ from peer.core.messages import Artifact
 from peer.core.roster import SiteName
 from peer.files import artifact_path
 from peer.methods.method import Method
-from peer.training.aggregation import Aggregation, aggregate
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes
 from peer.training.artifact import read_head, read_network, read_state, write_artifact
 from peer.training.errors import UnusableArtifact, UnusableConfigurationError
 from peer.training.network import probe, probe_head
@@ -25,6 +25,8 @@ from peer.training.settings import TrainingSettings
 from peer.training.site_networks import SiteNetworks
 from peer.training.tensors import State, state_of, unpack
 
+CLASS_COUNTS = "counts"
+"""How a table of prototypes names the numbers of samples of its classes."""
 BATCH_COUNTER = "num_batches_tracked"
 """How torch's batch normalisations name their counters."""
 
@@ -118,7 +120,8 @@ class ArtifactExchange:
         for source in sources:
             states[source.origin] = self._read_state(source, allow=allow)
             counts[source.origin] = source.artifact.training_samples
-        return aggregate(
+        combine = aggregate_prototypes if settings.plan.artifact == "prototype" else aggregate
+        return combine(
             states,
             counts,
             rule=settings.aggregate_rule,
@@ -185,7 +188,18 @@ class ArtifactExchange:
 
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network))
-        return self._hide_counters({name: tensor for name, tensor in state_of(network).items() if name in names})
+        state = {name: tensor for name, tensor in state_of(network).items() if name in names}
+        return self._hide_counters(self._hide_class_counts(state))
+
+    def _hide_class_counts(self, state: State) -> State:
+        """The state with 1 for the count of every class of a table of prototypes, if the policy hides sizes."""
+        settings = self._settings
+        if settings.plan.artifact != "prototype" or settings.tells_samples:
+            return state
+        return {
+            name: (tensor > 0).to(tensor.dtype) if name.endswith(CLASS_COUNTS) else tensor
+            for name, tensor in state.items()
+        }
 
     def _hide_counters(self, state: State) -> State:
         """The state without the numbers of batches that layers have seen, if the policy hides them.

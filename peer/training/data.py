@@ -135,7 +135,9 @@ def load_data(settings: TrainingSettings, seed: Seed, *, check_halt: Callable[[]
     lack = _find_lack(splits["training"], task.kind)
     if lack is not None:
         raise UnusableDataError(f"{data.datalist}: what can be read for training {lack}")
-    masks = load_regions(data.regions, input_size=data.input_size) if data.regions is not None else None
+    masks = None
+    if data.regions is not None:
+        masks = load_regions(data.regions, input_size=data.input_size, image_axes=data.image_axes)
     return SiteData(**splits, unreadable=len(unreadable), masks=masks, task=task.kind)
 
 

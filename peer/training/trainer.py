@@ -158,7 +158,8 @@ class Trainer:
             try:
                 if self.settings.plan.pattern != "all_to_all":
                     for source in command.sources:
-                        self._probe.check_model(source, self.artifact_exchange.receive(source)[0])
+                        network, own = self.artifact_exchange.receive(source)[0], self.site_networks.artifact_network
+                        self._probe.check_model(source, network, own)
                 aggregate = self.artifact_exchange.average(command.sources, samples=len(self.data.training))
             except UnusableArtifact as error:
                 return _reject(command, error)
@@ -195,7 +196,7 @@ class Trainer:
                 returned, _ = self.artifact_exchange.receive(command.source)
                 if not isinstance(returned, Network) or returned.spec != dam.spec:
                     raise UnusableArtifact(command.source, "it is not of this site's [model]")
-                self._probe.check_model(command.source, returned)
+                self._probe.check_model(command.source, returned, dam)
             except UnusableArtifact as error:
                 return _reject(command, error)
             steps = command.source.artifact.steps
@@ -337,7 +338,7 @@ class Trainer:
         if command.sources:
             visitor, _ = self.artifact_exchange.receive(command.sources[0])
             if probe is not None:
-                probe.check_model(command.sources[0], visitor)
+                probe.check_model(command.sources[0], visitor, self.site_networks.dam)
         else:
             visitor = copy.deepcopy(self.site_networks.dam)
         return supervised_stage(self._stage_context({}), VISITOR, visitor)
@@ -348,7 +349,7 @@ class Trainer:
         for source in sources:
             module = received[source.origin]
             if isinstance(module, Network):
-                probe.check_model(source, module)
+                probe.check_model(source, module, self.site_networks.dam)
             else:
                 head = module.head if isinstance(module, Expert) else module
                 probe.check_head(source, head, self.site_networks.dam)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from peer.core import commands, events
+from peer.core import commands, events, limits
 from peer.core.commands import Source
 from peer.core.limits import FIRST_DIGESTS_PER_PEER_MAX
 from peer.core.messages import Seen
 from peer.core.phases import Phase
 from peer.core.rows import ArrivedRow
-from peer.core.site_memory import REMEMBERED, Memory, recover, used_sources
+from peer.core.site_memory import REMEMBERED, Memory, later_generation, recover, used_sources
 from peer.core.worker_protocol import to_json
 from peer.records.documents import RoundRecord
 from peer.records.history import committed_rounds
@@ -206,6 +206,24 @@ def test_a_restored_backup_begins_a_new_generation(solo: Any) -> None:
     assert [command.round for command in out if isinstance(command, commands.Publish)] == [1]
     site.restart()
     assert site.site.memory.generation == 2, "the new generation is remembered"
+
+
+def test_a_backup_that_two_machines_copied_gets_a_generation_of_its_own_on_each(solo: Any) -> None:
+    generations = set()
+    for chance in (0.0, 0.5, 0.99):
+        site = trained_once(solo)
+        site.restart([row for row in site.audit.rows if row[0] in ("began", "initialised")])
+        site.site.chance = chance
+        site.greet("asia", seen=Seen(1, 2, "ab" * 32))
+        generations.add(site.site.memory.generation)
+    assert len(generations) == 3
+
+
+@pytest.mark.parametrize("newest", [1, 500_000, 999_900, 999_998])
+def test_a_later_generation_is_later_and_never_the_last_by_chance(newest: int) -> None:
+    lowest, highest = later_generation(newest, 0.0), later_generation(newest, 0.999999)
+    assert newest < lowest <= highest <= limits.ROUNDS_MAX
+    assert highest - newest <= max(1, (limits.ROUNDS_MAX - newest) / 100 + 1), "many restorations must fit"
 
 
 def test_a_site_that_remembers_as_much_stays_what_it_is(solo: Any) -> None:

@@ -103,7 +103,10 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[
     assert min(best_rounds) <= 7 - CHECKPOINTS_KEPT, "one that would be deleted otherwise"
 
 
-@pytest.mark.parametrize("method", ["fedskd", "fedcross", "mh_pflid", "dflmoe"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedskd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe"))],
+)
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
     execute(whole.folder)
@@ -144,7 +147,10 @@ def test_averaging_ends_with_one_model(prepared: Callable[..., list[Run]]) -> No
     assert execute(run.folder)["single_model"]
 
 
-@pytest.mark.parametrize("act", get_args(Act))
+@pytest.mark.parametrize(
+    "act",
+    [pytest.param(act, marks=() if act in ("scale", "steps") else pytest.mark.slow) for act in get_args(Act)],
+)
 def test_an_insider_sends_something_else_and_the_others_go_on(prepared: Callable[..., list[Run]], act: str) -> None:
     links = f'[links.bad]\ninsider = "asia"\nact = "{act}"\n'
     (run,) = [each for each in prepared("out", f"[methods.feddal]\n{links}") if each.document["links"] == "bad"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.core.roster import SiteName
-from peer.training.aggregation import Aggregation, aggregate, find_outliers
+from peer.training.aggregation import Aggregation, aggregate, aggregate_prototypes, find_outliers
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -129,3 +129,50 @@ def test_the_rules_are_those_of_the_paper(rule: str, sites: int) -> None:
             (values.mean(0) if expected is None else expected).astype(np.float32),
         )
     assert result.state["bn.num_batches_tracked"] == 30
+
+
+# --- prototypes -------------------------------------------------------------------------------------------------------
+def table(site: int, counts: list[float]) -> State:
+    """Prototypes of three classes; a class without samples has zeros."""
+    draw = torch.Generator().manual_seed(site)
+    common = torch.randn(3, 8, generator=torch.Generator().manual_seed(9))
+    present = torch.tensor(counts)
+    rows = (common + torch.randn(3, 8, generator=draw) / 10) * (present > 0)[:, None]
+    return {"network.prototypes": rows, "network.counts": present}
+
+
+COUNTS = ([4.0, 1.0, 0.0], [2.0, 0.0, 0.0], [3.0, 5.0, 0.0], [1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_prototype_is_the_mean_of_the_sites_that_have_the_class(weighted: bool) -> None:
+    tables = {site: table(k, counts) for k, (site, counts) in enumerate(zip(SITES, COUNTS, strict=True))}
+    result = aggregate_prototypes(tables, NO_SAMPLES, weighted=weighted)
+    assert (result.contributors, result.cut) == (list(SITES), {})
+    assert result.state["network.counts"].tolist() == [1.0, 1.0, 0.0]
+    for number in range(3):
+        counts = np.array([each[number] for each in COUNTS])
+        shares = counts if weighted else (counts > 0).astype(float)
+        rows = np.stack([state["network.prototypes"][number].double().numpy() for state in tables.values()])
+        expected = shares @ rows / max(shares.sum(), 1)
+        np.testing.assert_allclose(result.state["network.prototypes"][number].numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_prototype_that_no_training_gives_is_left_out_of_its_class_alone() -> None:
+    tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
+    tables[ASIA]["network.prototypes"][1] *= -1000
+    result = aggregate_prototypes(tables, NO_SAMPLES)
+    assert list(result.cut) == [ASIA]
+    assert result.cut[ASIA].startswith("class 1: network.prototypes is")
+    assert ASIA in result.contributors
+    others = {site: state for site, state in tables.items() if site != ASIA}
+    alone = aggregate_prototypes(others, NO_SAMPLES)
+    rows = result.state["network.prototypes"], alone.state["network.prototypes"]
+    assert torch.equal(rows[0][1], rows[1][1])
+    assert not torch.equal(rows[0][0], rows[1][0])
+
+
+def test_a_site_with_all_prototypes_out_of_bounds_contributes_nothing() -> None:
+    tables = {site: table(k, [1.0, 1.0, 1.0]) for k, site in enumerate(SITES)}
+    tables[ASIA]["network.prototypes"] *= -1000
+    assert ASIA not in aggregate_prototypes(tables, NO_SAMPLES).contributors

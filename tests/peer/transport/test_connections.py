@@ -219,7 +219,13 @@ def test_a_scan_keeps_no_connection_open_and_closes_no_other() -> None:
             assert other.recv(1) == b"x"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in http2.FLOODS if kind != "empty CONTINUATION"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("PING", marks=pytest.mark.slow),
+        *(kind for kind in http2.FLOODS if "PING" not in kind and "empty" not in kind),
+    ],
+)
 async def test_a_flood_ends_its_connection_and_a_peer_s_calls_go_on(network, kind: str) -> None:
     europe, mallory = await network.serve("europe"), network.authority.admit("asia")
     africa = network.dial("africa")

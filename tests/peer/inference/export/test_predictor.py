@@ -17,8 +17,10 @@ IMAGES = torch.randn(3, 2, 24, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("dflmoe", {"mixing": "gate"}), ("dflmoe_models", {})],
-    ids=["heads", "models"],
+    [
+        pytest.param("dflmoe", {"mixing": "gate"}, id="heads"),
+        pytest.param("dflmoe_models", {}, id="models", marks=pytest.mark.slow),
+    ],
 )
 def test_a_mixture_is_what_the_site_predicts_with(make_mixing, name: str, parameters: dict[str, Any]) -> None:
     site = make_mixing(name, **parameters)

@@ -22,7 +22,7 @@ QUICK = frozenset({"local", "fedskd", "feddal", "dflmoe"})
     "method",
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in sorted(PLANS.keys() - {"fedcross"})
+        for name in sorted(PLANS.keys() - {"fedcross", "fedcross_ft"})
     ],
 )
 def test_three_families_train_predict_and_go_on_from_disk_with_the_same_bits(sites, equal, method: str) -> None:
@@ -52,7 +52,7 @@ def test_what_is_averaged_starts_alike_and_the_rest_does_not(sites: Any, equal: 
     assert not equal(sites("dflmoe").state_of("alpha", "dam"), sites("fedavg").state_of("alpha", "dam"))
 
 
-@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg"])
+@pytest.mark.parametrize("method", ["mh_pflid", "feddal", "fedavg", "fedprox", "fedbn", "lg_fedavg", "ditto", "fedrep"])
 def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_rest(sites: Any, method: str) -> None:
     together = sites(method)
     together.round(1)
@@ -84,6 +84,8 @@ def test_equal_contributors_give_equal_bits_and_a_missing_one_the_mean_of_the_re
         ("lg_fedavg", "head", None),
         ("feddal", "proxy", "dam"),
         ("proxyfl", "proxy", "dam"),
+        ("ditto", "proxy", "dam"),
+        ("fedproto", "prototype", "dam"),
         ("mh_pflid", "messenger", "dam"),
     ],
 )
