@@ -30,6 +30,8 @@ from peer.research.partition.groups import SUBJECT
 from peer.research.result_files import CENTRALISED, UNDISTURBED
 
 EVERY_SITE = "*"
+LEFT_OUT = "leave-out-"
+"""Begins the name of the links of a federation without one site, which is then tested on."""
 Act = Literal["signs", "random", "scale", "replacement", "zero", "samples", "steps"]
 """What an insider does with the artifacts that it sends; see ``peer.research.insider``."""
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_.-]*")
@@ -166,6 +168,7 @@ class Experiment(StrictTable):
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     classes_min: Count | None = None
     evaluation_every: Annotated[int, Field(ge=0)] = 0
+    leave_one_site_out: bool = False
     schedule: Literal["permutation", "derangement", "ring"] = "permutation"
     fallback: Literal["self", "stale"] = "self"
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -212,7 +215,16 @@ class Experiment(StrictTable):
     @property
     def links_by_name(self) -> dict[str, Links]:
         """The settings of the links by name, the undisturbed federation first."""
-        return {UNDISTURBED: Links(), **self.links}
+        left_out = {name: Links(removed=(site,)) for name, site in self.left_out_by_links.items()}
+        return {UNDISTURBED: Links(), **self.links, **left_out}
+
+    @property
+    def left_out_by_links(self) -> dict[str, str]:
+        """By the name of the links, the site that is left out to be tested on; see
+        ``leave_one_site_out``.
+        """
+        sites = sorted({site for partition in self.partitions.values() for site in partition.sites})
+        return {f"{LEFT_OUT}{site}": site for site in sites} if self.leave_one_site_out else {}
 
     def plan(self, label: str) -> Plan:
         return find_plan(self.method_name(label), self.methods[label].package)
@@ -249,6 +261,11 @@ class Experiment(StrictTable):
                 continue
             if plan.shared == "itself" and not self.has_one_network(network_set, partition):
                 continue
+            if (left_out := self.left_out_by_links.get(links)) is not None and (
+                left_out not in self.partitions[partition].sites
+                or (plan.pattern == "none" and not self.is_centralised(label))
+            ):
+                continue  # a site that trains alone has the same model without the other site
             if links != UNDISTURBED and plan.pattern == "none" and not self.links_by_name[links].removed:
                 continue  # the method sends nothing, so that lost links change nothing
             yield partition, network_set, links, label
@@ -288,6 +305,10 @@ class Experiment(StrictTable):
         self._check_networks()
         if len(set(self.seeds)) < len(self.seeds):
             raise key_problem("seeds", "one is there twice: both would be the same run")
+        if self.leave_one_site_out and any(len(partition.sites) < 3 for partition in self.partitions.values()):
+            raise key_problem("leave_one_site_out", "needs three sites in every partition: one is left out, two train")
+        for name in self.left_out_by_links.keys() & self.links.keys():
+            raise key_problem(f"links.{name}", "is what leave_one_site_out calls its runs; give another name")
         if UNDISTURBED in self.links:
             raise key_problem(f"links.{UNDISTURBED}", "is the name of the undisturbed federation; give another")
         for name, count in Counter(map(".".join, self.combinations())).items():

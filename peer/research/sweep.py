@@ -245,6 +245,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
                 "removed": list(links.removed),
                 "insider": links.insider,
                 "act": links.act,
+                "left_out": experiment.left_out_by_links.get(name),
             }
             for name, links in experiment.links_by_name.items()
         ],

@@ -177,3 +177,12 @@ def test_data_sets_and_networks_of_packages_are_known(experiment: Write, distrib
     distribution("some-nets", "1.0", "mhfl_peer.models", small_net="models.resnet:resnet5")
     loaded = Experiment.load(experiment("[methods.local]\n", replace=replace))
     assert (loaded.data.dataset, loaded.model("mixed", "asia").name) == ("figures", "small_net")
+
+
+def test_leaving_sites_out_needs_three_of_them(experiment: Callable[..., Path]) -> None:
+    changes = {"rounds = 2\n": "rounds = 2\nleave_one_site_out = true\n"}
+    loaded = Experiment.load(experiment(replace=changes))
+    assert loaded.left_out_by_links == {f"leave-out-{site}": site for site in ("africa", "asia", "europe")}
+    two = {'sites = ["africa", "asia", "europe"]': 'sites = ["africa", "asia"]', "europe = {name": '"*" = {name'}
+    with pytest.raises(ConfigError, match="leave_one_site_out: needs three sites in every partition"):
+        Experiment.load(experiment(replace=changes | two))

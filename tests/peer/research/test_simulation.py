@@ -250,3 +250,20 @@ def test_similarities_of_networks_with_other_grids_can_be_compared(prepared: Cal
     assert names
     for name in names:
         assert arrays[name].shape == arrays[name.removesuffix("dam") + "ktm"].shape
+
+
+def test_a_site_can_be_left_out_and_tested_on(prepared: Callable[..., list[Run]]) -> None:
+    changes = {"rounds = 2\n": "rounds = 1\nleave_one_site_out = true\n"}
+    runs = prepared("out", "[methods.local]\n[methods.fedskd]\n", replace=changes)
+    labels = [".".join(run.id.split(".")[2:4]) for run in runs]
+    assert labels == [
+        "all.local", "all.fedskd", "leave-out-africa.fedskd", "leave-out-asia.fedskd", "leave-out-europe.fedskd",
+    ]  # fmt: skip
+    run = runs[-1]
+    result = execute(run.folder)
+    assert set(result["sites"]) == set(result["matrix"]) == {"africa", "asia"}
+    arrays = np.load(run.folder / "predictions.npz")
+    for row in result["matrix"].values():
+        assert set(row) == set(SITES)
+        assert row["europe"]["samples"] == len(arrays["y/europe"]) == 4.0
+    assert not list(run.folder.glob("sites/*/gen-0001"))
