@@ -108,7 +108,7 @@ class Links(StrictTable):
 
 class Budget(StrictTable):
     """The same work for all methods: optimiser steps a round of the evaluated network, at one
-    learning rate.
+    learning rate and one weight decay.
 
     Stages that only distil, decide or fit a head take ``minor_steps``. With ``paper = true`` every method takes
     the stages of its paper, and the keys that its row has under ``paper``.
@@ -117,6 +117,7 @@ class Budget(StrictTable):
     steps: Count = 20
     minor_steps: Count = 5
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     paper: bool = False
 
 
@@ -125,7 +126,7 @@ class MethodSettings(StrictTable):
 
     ``method`` is by default the row's label. ``package`` is the installed package that provides the
     method, as in federation.toml. ``stages`` override the budget always, ``paper`` only with the
-    budget's ``paper = true``.
+    budget's ``paper = true``; ``paper_batch_size`` then replaces that of [training].
     """
 
     model_config = ConfigDict(extra="allow")
@@ -136,6 +137,7 @@ class MethodSettings(StrictTable):
     models: Annotated[tuple[str, ...], Loose] = ()
     stages: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     paper: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    paper_batch_size: Count | None = None
     shared_model: NamedParameters | None = None
 
 
@@ -404,11 +406,17 @@ class Experiment(StrictTable):
                 "unit": "step",
                 "count": budget.minor_steps if stage in MINOR else budget.steps,
                 "learning_rate": budget.learning_rate,
+                "weight_decay": budget.weight_decay,
             }
             base = method.paper.get(stage, {}) if budget.paper else equal
             if keys := base | method.stages.get(stage, {}):
                 work[stage] = keys
         return work
+
+    def batch_size(self, label: str) -> int:
+        """The samples in a batch: [training]'s, or with ``paper = true`` the row's own."""
+        own = self.methods[label].paper_batch_size if self.budget.paper else None
+        return self.training.batch_size if own is None else own
 
     def _shared_model(self, label: str, network_set: str, site: str) -> dict[str, Any] | None:
         method, plan = self.methods[label], self.plan(label)
@@ -420,7 +428,14 @@ class Experiment(StrictTable):
         return None if shared is None else shared.model_dump()
 
     def site_text(
-        self, site: str, network_set: str, *, datalist: str = "datalist.json", root: str | None, regions: str | None
+        self,
+        site: str,
+        network_set: str,
+        label: str,
+        *,
+        datalist: str = "datalist.json",
+        root: str | None,
+        regions: str | None,
     ) -> str:
         """The text of one site's ``site.toml``; paths in its datalist are relative to ``root``."""
         model, hyper = self.model(network_set, site), dict(self.model(network_set, site).__pydantic_extra__)
@@ -440,7 +455,7 @@ class Experiment(StrictTable):
         document = {
             "data": data_keys,
             "model": {"name": model.name, **layers, "parameters": hyper},
-            "training": self.training.model_dump(),
+            "training": self.training.model_dump() | {"batch_size": self.batch_size(label)},
             "egress": {"training_set_size": True if self.weighting == "samples" else None},
         }
         return toml.text(

@@ -369,11 +369,18 @@ def _reproduction(results: Results) -> Iterator[ReportPart]:
     rows = [
         TableRow(
             label,
-            text_cells((facts.get("method"), _join_pairs(facts.get("parameters")), _join_stages(facts.get("stages")))),
+            text_cells(
+                (
+                    facts.get("method"),
+                    _join_pairs(facts.get("parameters")),
+                    facts.get("batch_size"),
+                    _join_stages(facts.get("stages")),
+                )
+            ),
         )
         for label, facts in experiment["methods"].items()
     ]
-    method_columns = tuple(map(Column, ("method", "parameters", "stages")))
+    method_columns = tuple(map(Column, ("method", "parameters", "batch", "stages")))
     yield Table("methods", "The methods", "row", method_columns, tuple(rows))
     keys = ("seconds", "threads", "digest", "source", "platform")
     rows = [
