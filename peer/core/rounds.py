@@ -376,7 +376,8 @@ def next_phase(site: SiteState) -> None:
         return
     name = phases[current.position]
     order = (memory.generation, current.number)
-    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()))
+    best = (memory.best.state,) if memory.best is not None else ()
+    kept = (memory.state, *((memory.before[0],) if memory.before is not None else ()), *best)
     if name == "exchange":
         open_exchange(site)
         review(site)

@@ -47,6 +47,24 @@ class OpenRound:
     evaluated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BestRound:
+    """The evaluated round with the best model on the site's own validation data so far.
+
+    ``received`` are the digests of the received heads with which the model predicts.
+    """
+
+    round: int
+    state: str
+    metric: str
+    value: float
+    received: tuple[Sha256, ...] = ()
+
+    def is_beaten(self, round: int, value: float) -> bool:
+        """Whether a round takes its place; a round that is evaluated again has a new model."""
+        return value > self.value or round == self.round
+
+
 @dataclass(slots=True)
 class Memory:
     """All that must survive a crash.
@@ -83,6 +101,7 @@ class Memory:
     skipped: list[int] = field(default_factory=list)
     finished: bool = False
     evaluation: Evaluation = field(default_factory=Evaluation)
+    best: BestRound | None = None
 
     def apply(self, row: rows.JournalRow) -> None:
         """Apply one row; kinds that only inform a reader change nothing."""
@@ -96,6 +115,8 @@ class Memory:
         """Digests of every artifact that memory needs; all other files may be deleted."""
         digests = {artifact.sha256 for artifact in self.published.values()}
         digests |= set(self.received) | self.evaluation.needed_digests()
+        if self.best is not None:
+            digests |= set(self.best.received)
         if self.artifact is not None:
             digests.add(self.artifact.sha256)
         if self.publication_due is not None:
@@ -232,6 +253,9 @@ def _evaluated(memory: Memory, row: rows.EvaluatedRow) -> None:
     memory.evaluated_after_handback = memory.open is None
     if row.artifact is not None:
         memory.evaluation.lent[row.round] = LentModel(row.artifact)
+    if row.best_by is not None:
+        state = memory.state if memory.open is None else memory.open.state
+        memory.best = BestRound(row.round, state, row.best_by, row.metrics[row.best_by], row.received or ())
     if memory.open is not None:
         memory.open.metrics.update(row.metrics)
         memory.open.evaluated = True

@@ -21,6 +21,7 @@ from peer.core import commands, events
 from peer.core.commands import Source
 from peer.core.messages import Artifact
 from peer.core.roster import Sha256, SiteName
+from peer.core.tasks import VALIDATION
 from peer.core.worker_protocol import WorkerSetting, from_json, to_json
 from peer.files import artifact_path
 from peer.methods.method import DAM, VISITOR, Method, Stage, StageContext
@@ -216,7 +217,7 @@ class Trainer:
                 logger.warning("artifact left out of the evaluation: peer=%s reason=%s", error.source.origin, error)
                 sources = tuple(source for source in sources if source != error.source)
         metrics = self.evaluate(self.data.test)
-        metrics |= {f"validation_{name}": value for name, value in self.evaluate(self.data.validation).items()}
+        metrics |= {f"{VALIDATION}{name}": value for name, value in self.evaluate(self.data.validation).items()}
         lent = None
         if command.lent:
             lent = self._send(
