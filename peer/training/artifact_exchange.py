@@ -42,14 +42,14 @@ class ArtifactExchange:
     def __init__(self, settings: TrainingSettings, method: Method, networks: SiteNetworks) -> None:
         self._settings, self._method, self._networks = settings, method, networks
 
-    def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int) -> Artifact:
-        """Write the artifact of a network: the tensors that the method sends."""
+    def send(self, network: nn.Module, *, owner: SiteName, steps: int, samples: int, lent: bool = False) -> Artifact:
+        """Write the artifact of a network: the tensors that the method sends; a lent model's are its own alone."""
         settings, kind = self._settings, self._settings.plan.artifact
         if kind is None or not isinstance(network, Network):
             raise UnusableConfigurationError(f"method {settings.method!r} shares no model")
         return write_artifact(
             settings.artifacts,
-            self._sent_state(network) | self._state_with_head(),
+            self._sent_state(network) | self._state_with_head() | ({} if lent else self._state_beside()),
             spec=network.spec,
             kind=kind,
             owner=owner,
@@ -115,7 +115,7 @@ class ArtifactExchange:
         """
         settings, own = self._settings, self._networks.artifact_network
         allow = {*settings.allow_models, own.spec["name"]}
-        states = {settings.site: self._sent_state(own)}
+        states = {settings.site: self._sent_state(own) | self._state_beside()}
         counts = {settings.site: samples if settings.tells_samples else None}
         for source in sources:
             states[source.origin] = self._read_state(source, allow=allow)
@@ -173,7 +173,15 @@ class ArtifactExchange:
             artifact_tensors=self._artifact_tensors,
             allow=allow,
             any_body=settings.plan.artifact == "head",
+            beside=self._state_beside(),
         )
+
+    def load(self, state: State) -> None:
+        """Load an aggregate into the networks whose states it averages."""
+        self._networks.artifact_network.load_state_dict(state, strict=False)
+        if (name := self._method.sent_beside) is not None:
+            beside = {key.removeprefix(f"{name}/"): state[key] for key in self._state_beside()}
+            self._networks.networks[name].load_state_dict(beside)
 
     def _artifact_tensors(self, network: Network) -> Collection[str]:
         return self._method.artifact_tensors(network, self._settings.parameters)
@@ -185,6 +193,13 @@ class ArtifactExchange:
             return {}
         state = self._hide_counters(state_of(self._networks.networks[averaged_with_head.name]))
         return {f"{averaged_with_head.name}/{name}": tensor for name, tensor in state.items()}
+
+    def _state_beside(self) -> State:
+        """The state of the network that travels beside the artifact's, with its name as prefix."""
+        name = self._method.sent_beside
+        if name is None:
+            return {}
+        return {f"{name}/{key}": tensor for key, tensor in state_of(self._networks.networks[name]).items()}
 
     def _sent_state(self, network: Network) -> State:
         names = set(self._artifact_tensors(network))

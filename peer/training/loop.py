@@ -127,6 +127,7 @@ class Loop:
         total = torch.stack([term.value * term.weight for term in terms.values()]).sum()
         if optimiser_step.trains:
             torch.autograd.backward(total)
+            optimiser_step.after_backward()
         for optimiser in optimisers:
             optimiser.step()
         return {TOTAL: total.detach()} | {name: term.value.detach() for name, term in terms.items()}

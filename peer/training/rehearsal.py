@@ -100,13 +100,14 @@ def stage_commands(trainer: RehearsedTrainer, sources: tuple[Source, ...]) -> It
         visitor = sources[:1]
         yield "visitor", commands.Train(1, 1, 1, stage, INITIAL, visitor, circulate=visitor[0].origin)
     has_received = plan.keeps_last_received
-    circulates = bool(sources) and plan.pattern == "circulate"
-    for phase in plan.last_round if circulates else (*plan.phases, *plan.last_round):
+    for phase in () if sources and plan.pattern == "circulate" else plan.phases:
         if phase == "exchange":
             has_received = True
         elif phase != "aggregate":
             stage = phase.removeprefix("train:")
             yield stage, commands.Train(1, 1, 1, stage, INITIAL, sources if has_received else ())
+    for stage in sorted(plan.stages_of(plan.last_round)):
+        yield stage, commands.Train(1, 1, 1, stage, INITIAL, ())
 
 
 def try_stage(trainer: RehearsedTrainer, command: commands.Train) -> tuple[float, float]:

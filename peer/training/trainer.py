@@ -164,7 +164,7 @@ class Trainer:
             except UnusableArtifact as error:
                 return _reject(command, error)
             self.site_networks.invalidate()
-            self.site_networks.artifact_network.load_state_dict(aggregate.state, strict=False)
+            self.artifact_exchange.load(aggregate.state)
             digest = hashlib.sha256(pack(aggregate.state)).hexdigest()
             record = {"work": work, "steps": base["steps"], "artifact": None, "sha256": digest}
             record |= {"contributors": aggregate.contributors, "cut": aggregate.cut}
@@ -220,9 +220,8 @@ class Trainer:
         metrics |= {f"{VALIDATION}{name}": value for name, value in self.evaluate(self.data.validation).items()}
         lent = None
         if command.lent:
-            lent = self._send(
-                self.site_networks.dam, owner=self.settings.site, steps=self._base_record(command.base)["steps"]
-            )
+            steps = self._base_record(command.base)["steps"]
+            lent = self._send(self.site_networks.dam, owner=self.settings.site, steps=steps, lent=True)
         return events.Evaluated(command.generation, command.round, command.attempt, metrics, lent)
 
     # --- predictions of a finished state ----------------------------------------------------------------------------
@@ -392,8 +391,9 @@ class Trainer:
         )
 
     # --- artifacts and checkpoints ----------------------------------------------------------------------------------
-    def _send(self, network: nn.Module, *, owner: SiteName, steps: int) -> Artifact:
-        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=len(self.data.training))
+    def _send(self, network: nn.Module, *, owner: SiteName, steps: int, lent: bool = False) -> Artifact:
+        samples = len(self.data.training)
+        return self.artifact_exchange.send(network, owner=owner, steps=steps, samples=samples, lent=lent)
 
     def _base_record(self, name: str) -> dict[str, Any]:
         """The record of a checkpoint that must be there."""

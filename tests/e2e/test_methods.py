@@ -20,7 +20,7 @@ SHARED: Mapping[str, str] = {
     "proxyfl": '[shared_model]\nname = "resnet10"\nwidth = 4\nstem_stride = 2',
     "mh_pflid": '[shared_model]\nname = "messenger_classification"\nwidth = 4',
     **dict.fromkeys(
-        ("fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep"),
+        ("fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep", "scaffold", "scaffold_ft", "apfl"),
         '[shared_model]\nname = "resnet10"\nwidth = 8\nstem_stride = 2',
     ),
 }

@@ -42,7 +42,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"shared_model": SHARED}, "fedprox": {"shared_model": SHARED}, "fedbn": {"shared_model": SHARED},
     "lg_fedavg": {"models": PROJECTED}, "fedavg_ft": {"shared_model": SHARED}, "fedprox_ft": {"shared_model": SHARED},
     "ditto": {"shared_model": SHARED}, "fedrep": {"shared_model": SHARED},
-    "fedproto": {},
+    "fedproto": {}, "scaffold": {"shared_model": SHARED}, "scaffold_ft": {"shared_model": SHARED},
+    "apfl": {"shared_model": SHARED},
 }  # fmt: skip
 
 State = dict[str, Tensor]
