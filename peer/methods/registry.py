@@ -16,6 +16,7 @@ from peer.methods.dflmoe.plan import DFLMOE, DFLMOE_AVERAGED, DFLMOE_MODELS
 from peer.methods.fedcross.plan import FEDCROSS
 from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
 from peer.methods.proxyfl.plan import PROXYFL
@@ -23,6 +24,7 @@ from peer.methods.proxyfl.plan import PROXYFL
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
     "fedskd": FEDSKD,
+    "fedvisit": FEDVISIT,
     "mh_pflid": MH_PFLID,
     "feddal": FEDDAL,
     "dflmoe": DFLMOE,

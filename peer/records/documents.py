@@ -52,7 +52,7 @@ class TransferRecord(TypedDict):
     time: Annotated[float, "when it was received, or when this site intended to send it"]
     direction: Annotated[Literal["in", "out"], "as seen from this site"]
     peer: Annotated[str, "the other site, or the receiver of an export"]
-    purpose: Annotated[str, "`train`, `handback`, `evaluate` or `export`"]
+    purpose: Annotated[str, "`train`, `handback`, `return`, `evaluate` or `export`"]
     kind: Annotated[str, "kind of artifact, or `metrics`"]
     round: Annotated[int, "its round"]
     sha256: Annotated[str, "digest of the artifact"]
@@ -102,6 +102,7 @@ class PlannedRound(TypedDict):
     round: Annotated[int, "its number"]
     order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
     receives_from: Annotated[dict[str, list[str]], "by receiver, the senders"]
+    visits: Annotated[NotRequired[list[list[int]]], "where models visit: the order of each visit"]
 
 
 class PlanDocument(TypedDict):
@@ -111,7 +112,7 @@ class PlanDocument(TypedDict):
     digest: Annotated[str, "SHA-256 of the federation's agreed settings"]
     schedule: Annotated[str, "kind of the schedule"]
     sites: Annotated[list[str], "all sites"]
-    pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all` or `none`"]
+    pattern: Annotated[str, "`permutation`, `circulate`, `all_to_all`, `visit` or `none`"]
     artifact: Annotated[str | None, "kind of artifact that sites exchange"]
     rounds: Annotated[list[PlannedRound], "the requested rounds"]
 
