@@ -65,9 +65,7 @@ def denial(
     return None
 
 
-def _visit_denial(
-    rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose
-) -> str | None:
+def _visit_denial(rules: Rules, *, caller: SiteName, for_round: int, owner: SiteName, purpose: Purpose) -> str | None:
     """Why the caller has no visitor, or no return, of this site in a round; ``None`` when it has."""
     if purpose == "return":
         if owner != caller:

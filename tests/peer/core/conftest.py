@@ -221,9 +221,7 @@ class Solo:
                 digest = make_artifact(me, f"mean {round}").sha256
                 names = tuple(sorted({me, *(source.origin for source in sources)}))
                 given = make_artifact(me, f"merged {round}", kind=kind) if planned == "commit" else None
-                return events.Aggregated(
-                    generation, round, attempt, f"{base} mean", digest, names, artifact=given
-                )
+                return events.Aggregated(generation, round, attempt, f"{base} mean", digest, names, artifact=given)
             case commands.Adopt(generation, round, attempt, _, source):
                 home = make_artifact(me, f"home {source.artifact.sha256}", steps=source.artifact.steps, kind=kind)
                 return events.Adopted(generation, round, attempt, "home", home)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.core.roster import SiteName
-from peer.training.aggregation import Aggregation, aggregate, find_outliers
+from peer.training.aggregation import Aggregation, aggregate, find_leap, find_outliers
 
 State = dict[str, Tensor]
 SITES = tuple(map(SiteName, ("africa", "america", "asia", "europe")))
@@ -129,3 +129,28 @@ def test_the_rules_are_those_of_the_paper(rule: str, sites: int) -> None:
             (values.mean(0) if expected is None else expected).astype(np.float32),
         )
     assert result.state["bn.num_batches_tracked"] == 30
+
+
+def test_a_copy_that_came_home_may_move_some_times_as_far_as_the_model_that_stayed() -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2, drift=0.1)
+    assert find_leap(sent, own, own) is None
+    assert find_leap(sent, own, copy) is None
+    assert find_leap(sent, sent, own) is None, "the own model did not move at all"
+    random = {"fc.weight": torch.randn(10, 16)}
+    assert "fc.weight is" in (find_leap(sent, own, {**copy, **random}) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("conv.weight", lambda value: value * 10, "conv.weight is 8"),
+        ("conv.weight", lambda value: -value, "conv.weight is 1.8"),
+        ("bn.running_var", lambda value: -value, "bn.running_var has a negative variance"),
+        ("bn.running_mean", lambda value: value + 1e4, "bn.running_mean is 1e+04 times as large"),
+    ],
+)
+def test_one_tensor_of_a_return_beyond_its_bound_is_enough(name: str, change: object, reason: str) -> None:
+    sent, own, copy = trained(0, drift=0.0), trained(1), trained(2)
+    told = find_leap(sent, own, {**copy, name: change(copy[name])})  # type: ignore[operator]
+    assert told is not None
+    assert told.startswith(reason)
