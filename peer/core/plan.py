@@ -1,8 +1,8 @@
 """A method's plan: plain data that the torch-free daemon and the worker read alike.
 
 A round runs through the plan's phases in order. ``exchange`` waits for other sites' artifacts, ``aggregate`` averages
-them in the worker, ``train`` (or ``train:<stage>``) is one training stage. Where models visit, ``returns`` waits for the
-own model as other sites have trained it, and ``aggregate`` averages those copies with the local model.
+them in the worker, ``train`` (or ``train:<stage>``) is one training stage. Where models visit, ``returns`` waits for
+copies of the own model that other sites have trained, and ``aggregate`` averages them with the local model.
 """
 
 from __future__ import annotations

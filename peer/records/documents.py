@@ -8,7 +8,7 @@ include_extras=True)`` lists them. Times are Unix seconds, and durations end in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from peer.core.status import PeerStatus, SiteStatus
 
@@ -30,6 +30,14 @@ class RoundRecord(TypedDict):
     sources: Annotated[list[SourceRecord], "artifacts of other sites that the round used"]
     contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    returned: Annotated[
+        NotRequired[list[SourceRecord]],
+        "where models visit: copies of the own model that other sites trained and sent back",
+    ]
+    missing_returns: Annotated[
+        NotRequired[dict[str, str]],
+        "where models visit: sites whose copy of the own model was not merged, each with the reason",
+    ]
     cut: Annotated[
         dict[str, str],
         "sites whose contribution the bounds of the average left out (no contributors then) or weighed less, each with "
