@@ -226,14 +226,14 @@ def plan_of(rules: Rules, *, rounds: int, first: int = 1) -> dict[str, Any]:
         if pattern == "permutation" or pattern == "circulate":
             order = rules.order(round)
             receives = {name: [names[order[index]]] for index, name in enumerate(names) if order[index] != index}
-            shown.append({"round": round, "order": list(order), "receives_from": receives})
+            shown.append({"round": round, "order": list(order), "receives_from": receives, "visits": None})
         elif pattern == "visit":
             visiting = {name: list(rules.visitors(round, name)) for name in names}
             orders = [list(order) for order in rules.visiting_orders(round)]
             shown.append({"round": round, "order": None, "receives_from": visiting, "visits": orders})
         else:
             others = {name: list(rules.roster.others(name)) for name in names} if pattern == "all_to_all" else {}
-            shown.append({"round": round, "order": None, "receives_from": others})
+            shown.append({"round": round, "order": None, "receives_from": others, "visits": None})
     return {
         "digest": rules.federation,
         "schedule": rules.drawn_kind,

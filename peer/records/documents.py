@@ -8,7 +8,7 @@ include_extras=True)`` lists them. Times are Unix seconds, and durations end in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from peer.core.status import PeerStatus, SiteStatus
 
@@ -31,12 +31,10 @@ class RoundRecord(TypedDict):
     contributors: Annotated[list[str], "sites whose work is in the result, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
     returned: Annotated[
-        NotRequired[list[SourceRecord]],
-        "where models visit: copies of the own model that other sites trained and sent back",
+        list[SourceRecord], "where models visit: copies of the own model that came home and were merged"
     ]
     missing_returns: Annotated[
-        NotRequired[dict[str, str]],
-        "where models visit: sites whose copy of the own model was not merged, each with the reason",
+        dict[str, str], "where models visit: sites whose copy of the own model was not merged, each with the reason"
     ]
     cut: Annotated[
         dict[str, str],
@@ -110,7 +108,7 @@ class PlannedRound(TypedDict):
     round: Annotated[int, "its number"]
     order: Annotated[list[str] | None, "the schedule's permutation of the sites; null where there is none"]
     receives_from: Annotated[dict[str, list[str]], "by receiver, the senders"]
-    visits: Annotated[NotRequired[list[list[int]]], "where models visit: the order of each visit"]
+    visits: Annotated[list[list[int]] | None, "the order of each visit; null where models do not visit"]
 
 
 class PlanDocument(TypedDict):

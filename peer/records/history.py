@@ -67,7 +67,7 @@ class CommittedRound:
     duration_s: float
     agrees: dict[str, bool] = field(default_factory=dict)
     equivocated: list[str] = field(default_factory=list)
-    returned: list[SourceRecord] | None = None
+    returned: list[SourceRecord] = field(default_factory=list)
     missing_returns: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -89,13 +89,13 @@ class CommittedRound:
             metrics=dict(member("metrics")),
             threads=member("threads"),
             duration_s=member("duration_s"),
-            returned=body.get("returned"),
+            returned=list(body.get("returned") or []),
             missing_returns=dict(body.get("missing_returns") or {}),
         )
 
     def document(self) -> RoundRecord:
         """The record of `rounds --json`."""
-        record: RoundRecord = {
+        return {
             "round": self.number,
             "generation": self.generation,
             "sources": self.sources,
@@ -111,10 +111,9 @@ class CommittedRound:
             "duration_s": self.duration_s,
             "agrees": self.agrees,
             "equivocated": self.equivocated,
+            "returned": self.returned,
+            "missing_returns": self.missing_returns,
         }
-        if self.returned is not None:
-            record["returned"], record["missing_returns"] = self.returned, self.missing_returns
-        return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,8 @@ def test_visits_and_what_came_home(tell: Tell) -> None:
         "europe's return from asia arrived at europe (100 bytes).",
         "europe waited for africa, asia for 3 s.",
         "europe did without africa's copy of its model: it was paused.",
-        "europe went on with europe's return from asia when a sign of life came from africa: nothing was left to wait for.",
+        "europe went on with europe's return from asia when a sign of life came from africa: "
+        "nothing was left to wait for.",
         "europe averaged its model with the copies from asia.",
         "europe committed round 1; contributors: america, asia, europe.",
     ]

@@ -35,12 +35,16 @@ from torch import Tensor
 from losses import distillation_l1, forward_kl
 from models import Network, Output
 from peer.methods.fedskd import stages as fedskd
-from peer.methods.fedskd.plan import FEDSKD
 from peer.methods.method import DAM, VISITOR, Batch, Forward, Method, Stage, StageContext, Step, Term, visitor_name
 from peer.methods.supervised import stage_loss, supervised_stage
 
-COMPARED = {name: FEDSKD.parameters[name].default for name in ("terms", "taps", "position_form", "accumulate")}
-"""What the similarity distillation compares: FedSKD's defaults."""
+COMPARED = {
+    "terms": ("batch", "position", "region"),
+    "taps": (1, 2, 3, 4),
+    "position_form": "auto",
+    "accumulate": "float32",
+}
+"""What the similarity distillation compares: the defaults of FedSKD's parameters."""
 
 
 def train(context: StageContext) -> Stage:
