@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from simulation.seeded_run import Simulation
 
 FAULTS_MAX = 6
+VISITS_SHARE = 0.11
 FAULTS_END_S = 30.0
 """After this time nothing new goes wrong, and what can be mended is mended."""
 
@@ -64,6 +66,15 @@ def draw_shape(rng: random.Random, *, small: bool) -> Shape:
     if small:
         return Shape(names[:3], method, 3, schedule, fallback, parameters, top, linger_s=30)
     return Shape(names, method, rounds, schedule, fallback, parameters, top)
+
+
+def with_visits(rng: random.Random, shape: Shape) -> Shape:
+    """The shape, or now and then the same with models that visit; all else is drawn before, and stays as it is."""
+    if rng.random() > VISITS_SHARE:
+        return shape
+    parameters = f"visits = {rng.randint(1, len(shape.names) - 1)}"
+    changes = {"method": "fedvisit", "schedule": "ring", "fallback": "self", "parameters": parameters}
+    return dataclasses.replace(shape, **changes)
 
 
 def draw_liars(rng: random.Random, shape: Shape) -> tuple[str, ...]:

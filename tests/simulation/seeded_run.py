@@ -25,7 +25,17 @@ from peer import errors
 from peer.daemon import worker_process
 from peer.transport import transfer
 from simulation.disk import Disks
-from simulation.faults import FAULTS, FAULTS_END_S, Fault, Undo, draw_faults, draw_liars, draw_shape, resume
+from simulation.faults import (
+    FAULTS,
+    FAULTS_END_S,
+    Fault,
+    Undo,
+    draw_faults,
+    draw_liars,
+    draw_shape,
+    resume,
+    with_visits,
+)
 from simulation.invariants import Referee
 from simulation.liars import Liar, draw_habits
 from simulation.loop import PROCESS, START_S, Crash, InlineExecutor, Process, Stuck, VirtualLoop
@@ -85,7 +95,7 @@ class Simulation:
     ) -> None:
         self.seed, self._keep_lines = seed, keep_lines
         rng = self.stream("plan")
-        self.shape = shape or draw_shape(rng, small=seed % LARGE_EVERY != 1)
+        self.shape = shape or with_visits(self.stream("visitors"), draw_shape(rng, small=seed % LARGE_EVERY != 1))
         self.faults = draw_faults(rng, self.shape) if faults is None else faults
         drawn = {name: draw_habits(self.stream(f"habits of {name}")) for name in draw_liars(rng, self.shape)}
         self.liars = drawn if liars is None else liars
