@@ -281,6 +281,11 @@ class FederationConfig(StrictTable):
         values: dict[str, Any] = self.method.__pydantic_extra__
         return {name: type(default)(values[name]) for name, default in self.plan.defaults().items()}
 
+    @property
+    def lacks_image_axes(self) -> bool:
+        """Whether the file leaves the order of axes open although the images have two or more."""
+        return self.task.spatial_dims > 1 and "image_axes" not in self.model_fields_set
+
     def work(self, stage: str) -> Work:
         return Work(**self.stages[stage].model_dump())
 

@@ -64,6 +64,7 @@ def execute(folder: Path, *, keep: bool = False) -> dict[str, Any]:
 
 
 def _execute(folder: Path, *, keep: bool) -> dict[str, Any]:
+    torch.use_deterministic_algorithms(True)  # as every trainer does; it imports torch's compiler
     gc.collect()  # garbage of the run before in this process
     gc.freeze()  # imported modules stay: the garbage collection after each stage need not scan them
     run_document = json.loads((folder / "run.json").read_text())
