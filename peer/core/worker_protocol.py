@@ -134,7 +134,7 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def _field_names(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass; ``None`` of any other type."""
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 

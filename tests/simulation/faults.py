@@ -64,7 +64,8 @@ def draw_shape(rng: random.Random, *, small: bool) -> Shape:
     schedule = rng.choice(("permutation", "derangement", "ring"))
     rounds = rng.choice((3, 3, 4, 5))
     if small:
-        return Shape(names[:3], method, 3, schedule, fallback, parameters, top, linger_s=30)
+        names = names if len(names) <= 3 else names[:2]
+        return Shape(names, method, 3, schedule, fallback, parameters, top, linger_s=30)
     return Shape(names, method, rounds, schedule, fallback, parameters, top)
 
 
