@@ -148,7 +148,8 @@ class Aggregate(Command):
     """Average the shared module over the site's own state and the sources, in roster order.
 
     The worker keeps the checkpoints ``kept``: those to which the site may go back, and the best
-    round's.
+    round's. Where models visit, the sources are the returns: copies of the own model ``sent`` that
+    other sites trained in this round.
     """
 
     generation: int
@@ -157,6 +158,7 @@ class Aggregate(Command):
     base: str
     sources: tuple[Source, ...]
     kept: tuple[str, ...] = ()
+    sent: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 Each run is a federation in the simulator. A curious receiver has labelled samples: training samples
 of the site that sent the artifact, and test samples of that site, on which nobody trained. It sorts
-them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"). The AUC
-says how well that separates the two. ``deploy/guarantees.md`` has the table.
+them by their loss under the artifact (Yeom et al. 2018, "Privacy Risk in Machine Learning"); the
+owner of a model that visited, who has both, also by how much the visit has lowered it. The AUC says
+how well that separates the two. ``deploy/guarantees.md`` has the table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from peer.training.artifact import read_network
 from peer.training.data import DataSplit
 from peer.training.trainer import Trainer
 
-METHODS = ("fedskd", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid")
+METHODS = ("fedskd", "fedvisit", "fedcross", "fedavg", "dflmoe", "proxyfl", "mh_pflid")
 AUGMENTED = ("fedskd", "fedavg")  # these are measured with augmentation, too
 EXPERIMENT = """
 name = "membership"
@@ -77,13 +78,21 @@ class Figure:
     auc: float
 
 
-def membership_auc(predict: Callable[[Tensor], Tensor], members: DataSplit, others: DataSplit) -> float:
-    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"."""
+def membership_auc(
+    predict: Callable[[Tensor], Tensor],
+    members: DataSplit,
+    others: DataSplit,
+    before: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """The AUC of "the lower its cross-entropy, the likelier was the sample trained on"; with the
+    predictions ``before`` of the model that left, of "the more it fell".
+    """
 
     def losses(split: DataSplit) -> Tensor:
         images, labels = split.read(range(len(split)))
         with torch.inference_mode():
-            return F.cross_entropy(predict(images).float(), labels, reduction="none")
+            loss = F.cross_entropy(predict(images).float(), labels, reduction="none")
+            return loss if before is None else loss - F.cross_entropy(before(images).float(), labels, reduction="none")
 
     is_member = [1] * len(members) + [0] * len(others)
     return float(roc_auc_score(is_member, -torch.cat([losses(members), losses(others)])))
@@ -107,14 +116,17 @@ class CuriousSimulation(Simulation):
             event = perform(command)
             if isinstance(command, commands.Train | commands.Aggregate):
                 for source in command.sources:
-                    self._attack(trainer, source)
+                    self._attack(trainer, source, getattr(command, "sent", None))
             return event
 
         trainer.perform = perform_and_attack  # type: ignore[method-assign]
         return trainer
 
-    def _attack(self, receiver: Trainer, source: Source) -> None:
+    def _attack(self, receiver: Trainer, source: Source, sent: Source | None) -> None:
         settings, artifact = receiver.settings, source.artifact
+        if artifact.kind == "return" and sent is not None:
+            self._attack_host(receiver, source, sent)
+            return
         rounds = source.round - (settings.plan.published == "commit")  # a commit publishes for the next round
         # A head depends on the receiver's body; every other artifact gives all receivers the same figure.
         key = (source.origin, artifact.sha256, settings.site if artifact.kind == "head" else "")
@@ -133,6 +145,13 @@ class CuriousSimulation(Simulation):
             data = self._trainers[site].data
             auc = membership_auc(predict, data.training, data.test)
             self.figures.append(Figure(artifact.kind, settings.method, victim, rounds, auc))
+
+    def _attack_host(self, owner: Trainer, source: Source, sent: Source) -> None:
+        """The owner of a model that visited knows what it was before, and what the host made of it."""
+        data, after, before = self._trainers[source.origin].data, make_predict(owner, source), make_predict(owner, sent)
+        for victim, start in (("the host", None), ("the host, by the pair", before)):
+            auc = membership_auc(after, data.training, data.test, start)
+            self.figures.append(Figure("return", owner.settings.method, victim, source.round, auc))
 
 
 def make_predict(receiver: Trainer, source: Source) -> Callable[[Tensor], Tensor]:
@@ -166,8 +185,8 @@ def measure(method: str, *, augmented: bool, scale: dict[str, Any]) -> list[Figu
 
 def table_rows(figures: Sequence[Figure], *, augmented: bool) -> Iterator[str]:
     """A line for each victim: the means of the first, the middle and the last round, and the range of all figures."""
-    for victim in dict.fromkeys(figure.victim for figure in figures):
-        chosen = [figure for figure in figures if figure.victim == victim]
+    for kind, victim in dict.fromkeys((figure.kind, figure.victim) for figure in figures):
+        chosen = [figure for figure in figures if (figure.kind, figure.victim) == (kind, victim)]
         rounds = sorted({figure.rounds for figure in chosen})
         shown = (rounds[0], rounds[len(rounds) // 2], rounds[-1])
         means = [fmean(figure.auc for figure in chosen if figure.rounds == number) for number in shown]

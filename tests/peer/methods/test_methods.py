@@ -88,7 +88,7 @@ def test_a_stage_has_finite_terms_that_move_all_that_learns(name: str, received:
                 assert all(isinstance(value, float) for value in stage.summary(means).values())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("dflmoe")])
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("dflmoe") and name != "apfl"])
 def test_a_prediction_is_that_of_the_local_model(name: str) -> None:
     at = context(name, 0)
     at.dam.eval()

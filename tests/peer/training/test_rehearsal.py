@@ -19,9 +19,7 @@ OTHERS = (SiteName("beta"), SiteName("gamma"))
 ALIKE = {"name": "resnet10", "width": 4}
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "mh_pflid": {"name": "messenger_classification", "width": 4},
-    **dict.fromkeys(
-        ("feddal", "proxyfl", "fedavg", "fedprox", "fedbn", "fedavg_ft", "fedprox_ft", "ditto", "fedrep"), ALIKE
-    ),
+    **{name: ALIKE for name, plan in PLANS.items() if plan.shared == "itself" or plan.artifact == "proxy"},
 }
 
 

@@ -219,6 +219,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], list[str], tuple[int, ...
     ("proxyfl", {}, {"shared_model": SHARED}, ["train"], (2,)),
     ("fedprox", {"mu": 50.0}, {}, ["train", "train"], (2,)),
     ("fedproto", {}, {}, ["train", "prototypes"], (1, 2)),
+    ("scaffold", {}, {}, ["train", "train"], (1, 2)),
     ("dflmoe", {"mixing": "gate"}, {}, ["local", "decide", "decide"], (1, 2)),
     ("dflmoe_models", {}, {}, ["decide", "local"], (2,)),
 ]
@@ -236,7 +237,7 @@ def test_an_interrupted_stage_is_the_undisturbed_one_bit_by_bit(
     """The last of the stages is interrupted, with all networks and moments that those before it left."""
     chosen = {"name": method, **parameters}
     options = {"method": chosen, "steps": 3, "model": DROPPING, **parts}
-    if method == "fedprox":
+    if method in ("fedprox", "scaffold"):
         options["shared_model"] = {"name": "tcn", **DROPPING["parameters"]}
     straight = make_setting(site="alpha", **options)
     halted = make_setting(site="alpha", home=Path(straight.home).with_name("halted"), **options)
