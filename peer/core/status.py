@@ -61,6 +61,9 @@ class LastRound(TypedDict):
     round: Annotated[int, "its number"]
     contributors: Annotated[list[str], "sites whose work is in it, this one included"]
     missing: Annotated[dict[str, str], "sites that should have contributed and did not, each with the reason"]
+    missing_returns: Annotated[
+        dict[str, str], "sites whose copy of this site's model was not merged, each with the reason"
+    ]
     duration_s: Annotated[float, "training time"]
 
 

@@ -347,6 +347,7 @@ class RecentRounds:
             "round": committed.number,
             "contributors": committed.contributors,
             "missing": committed.missing,
+            "missing_returns": committed.missing_returns,
             "duration_s": committed.duration_s,
         }
 

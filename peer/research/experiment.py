@@ -390,7 +390,8 @@ class Experiment(StrictTable):
         }
         if stages := self.stages(label):
             document["stages"] = stages
-        document["schedule"] = {"kind": self.schedule}
+        if self.plan(label).pattern != "visit":  # visits are always along a ring
+            document["schedule"] = {"kind": self.schedule}
         if "aggregate" not in self.plan(label).phases:
             document["fallback"] = {"kind": self.fallback}
         if (shared := self._shared_model(label, network_set, site)) is not None:

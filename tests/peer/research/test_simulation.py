@@ -105,7 +105,10 @@ def test_the_best_round_on_validation_data_can_be_taken_home(prepared: Callable[
 
 @pytest.mark.parametrize(
     "method",
-    ["fedskd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe"))],
+    [
+        "fedskd",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedcross", "mh_pflid", "dflmoe", "fedvisit")),
+    ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(prepared, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     (whole,) = prepared("whole", f"[methods.{method}]\n")
