@@ -405,6 +405,7 @@ class ModelExported(TypedDict):
     site: Annotated[str, "this site"]
     generation: Annotated[int, "generation of the site's state"]
     round: Annotated[int, "last round of the model"]
+    choice: Annotated[str, "why it is this round: empty for the last, else the metric by which it is the best"]
     task: Annotated[str, "kind of the task"]
     format: Annotated[str, "`bundle`, `pt2` or `onnx`"]
     out: Annotated[str, "where it was written"]
@@ -440,6 +441,9 @@ class PredictionsWritten(TypedDict):
     site: Annotated[str, "the site whose model it is"]
     generation: Annotated[int, "generation of the site's state"]
     round: Annotated[int, "last round of the model"]
+    choice: Annotated[
+        NotRequired[str], "why it is this round: empty for the last, else the metric by which it is the best"
+    ]
     task: Annotated[str, "kind of the task"]
     model: Annotated[NotRequired[str], "with `--model`"]
     out: Annotated[str, "the CSV file or the folder"]

@@ -223,8 +223,10 @@ def _places(
             yield home / "artifacts" / f"{digest}{ARTIFACT_SUFFIX}"
     states = {memory.state, memory.open.state if memory.open is not None else ""} - {""}
     before = memory.before[0] if memory.before is not None else ""  # training that diverges goes back to it
-    if before and (folder.generation(generation) / "checkpoints" / before).is_dir():
-        states.add(before)
+    best = memory.best.state if memory.best is not None else ""
+    states |= {
+        name for name in (before, best) if name and (folder.generation(generation) / "checkpoints" / name).is_dir()
+    }
     for state in sorted(states):
         names = sorted(path.name for path in (folder.generation(generation) / "checkpoints" / state).iterdir())
         yield from (home / "checkpoints" / state / name for name in names)

@@ -177,8 +177,8 @@ def _describe(federation: FederationConfig, now: datetime) -> FederationShown:
 
 def _image_axes(federation: FederationConfig) -> str:
     """The order of a picture's axes; for a draft without it, the one that `create` will write."""
-    is_open = federation.ca_certificate is None and "image_axes" not in federation.model_fields_set
-    return ROWS_COLUMNS if is_open else federation.image_axes
+    is_draft = federation.ca_certificate is None
+    return ROWS_COLUMNS if is_draft and federation.lacks_image_axes else federation.image_axes
 
 
 def _render_shown(document: dict[str, Any]) -> output.RenderableType:

@@ -47,7 +47,8 @@ class JournalRow:
 
     def body(self) -> dict[str, Any]:
         """The JSON object on disk."""
-        values = ((key, getattr(self, name), omitted) for key, name, omitted in _stored(type(self)))
+        row_type: Any = type(self)  # mypy takes no type for hashable
+        values = ((key, getattr(self, name), omitted) for key, name, omitted in _stored(row_type))
         return {key: to_json(value) for key, value, omitted in values if not (value is None and omitted)}
 
     @classmethod

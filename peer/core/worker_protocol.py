@@ -134,16 +134,17 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...] | None:
+def _field_names(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass; ``None`` of any other type."""
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def to_json(value: Any) -> Any:
     """A dataclass or a container of them as JSON values; messages get their type's name."""
-    if type(value) in PLAIN:
+    kind: Any = type(value)  # mypy takes no type for hashable
+    if kind in PLAIN:
         return value
-    names = _field_names(type(value))
+    names = _field_names(kind)
     if names is not None:
         document = {name: to_json(getattr(value, name)) for name in names}
         if isinstance(value, commands.Command | events.Event):

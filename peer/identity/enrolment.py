@@ -107,7 +107,7 @@ class Authority:
         key, certificate = certificates.new_authority(federation.name, now=now, days=days)
         pem = certificates.certificate_pem(certificate)
         preface = PREFACE.format(pem=pem.decode("ascii"))
-        if federation.task.spatial_dims > 1 and "image_axes" not in federation.model_fields_set:
+        if federation.lacks_image_axes:
             preface += IMAGE_AXES
         secret = secrets.token_bytes(ROUND_KEY_BYTES).hex()
         files = {

@@ -20,6 +20,7 @@ from peer.methods.feddal.plan import FEDDAL
 from peer.methods.fedproto.plan import FEDPROTO
 from peer.methods.fedrep.plan import FEDREP
 from peer.methods.fedskd.plan import FEDSKD
+from peer.methods.fedvisit.plan import FEDVISIT
 from peer.methods.finetuning.plan import FEDAVG_FT, FEDCROSS_FT, FEDPROX_FT
 from peer.methods.local.plan import LOCAL
 from peer.methods.mh_pflid.plan import MH_PFLID
@@ -30,6 +31,7 @@ from peer.methods.scaffold.plan import SCAFFOLD, SCAFFOLD_FT
 PLANS: dict[str, Plan] = {
     "local": LOCAL,
     "fedskd": FEDSKD,
+    "fedvisit": FEDVISIT,
     "mh_pflid": MH_PFLID,
     "feddal": FEDDAL,
     "dflmoe": DFLMOE,

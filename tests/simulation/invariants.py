@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from peer.core import commands
 from peer.core.messages import Manifest, SignedManifest, Unavailable
+from peer.core.roster import SiteName
 from peer.core.site_memory import Row
 from peer.pb import peer_pb2 as pb
 from peer.records.ledger import Ledger
@@ -225,7 +226,8 @@ class Referee:
         daemon = site.daemon
         assert daemon is not None
         assert site.process is not None
-        kept = daemon.machine.rules.pace.artifact_rounds_max + 1  # of the site itself: published ones and lent ones
+        rules = daemon.machine.rules
+        kept = (rules.pace.artifact_rounds_max + 1) * (1 + rules.visits)  # of the site itself: published and lent ones
         files = sum(1 for _ in daemon.artifacts.iterdir())
         self.require(files <= 2 * (kept + len(self.sites)), f"{site.name} keeps {files} artifacts")
         tasks = len(site.process.tasks)
@@ -316,7 +318,17 @@ class Referee:
         manifest, rules = decode_manifest(reply.body), daemon.machine.rules
         round = manifest.round
         handback = 0 < rules.circulating == round - 1
-        if manifest.evaluation or handback or round > rules.rounds or rules.pattern(round) != "permutation":
+        if manifest.evaluation or handback or round > rules.rounds:
+            return
+        if rules.pattern(round) == "visit":
+            model = manifest.artifact.kind != "return" and manifest.artifact.owner == sender
+            returned = manifest.artifact.kind == "return" and manifest.artifact.owner == receiver
+            hosts, visitors = rules.visitors(round, SiteName(receiver)), rules.visitors(round)
+            right = (model and sender in hosts) or (returned and receiver in visitors)
+            what = f"{manifest.artifact.owner}'s {manifest.artifact.kind}"
+            self.require(right, f"{sender} offers {receiver} {what}, which does not visit there in round {round}")
+            return
+        if rules.pattern(round) != "permutation":
             return
         turn = rules.roster.names[rules.order(round)[rules.roster.index(receiver)]]
         self.require(turn == sender, f"{sender} offers {receiver} what round {round} gives it from {turn}")

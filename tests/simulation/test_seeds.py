@@ -16,7 +16,7 @@ from simulation.seeded_run import Simulation
 
 RUN = Path(__file__).with_name("run.py")
 QUICK = 20
-IN_CI = 600
+IN_CI = 2000
 
 
 @pytest.mark.parametrize("first", range(0, QUICK, 10))

@@ -53,7 +53,7 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
 
     Args:
         facts: of the site's journal and configuration: ``form``, ``site``, ``federation``,
-            ``method``, ``generation``, ``round``, ``rounds``, ``metrics``, ``contributors``,
+            ``method``, ``generation``, ``round``, ``choice``, ``rounds``, ``metrics``, ``contributors``,
             ``left_out``, ``precision``, ``licence`` and ``exported``.
     """
     task, data = settings.task, settings.data
@@ -64,7 +64,9 @@ def collect_facts(facts: Mapping[str, Any], settings: TrainingSettings, datalist
         **facts,
         "summary": (
             f"The model with which site {facts['site']} of federation {facts['federation']['name']} predicts "
-            f"({kind}), after round {facts['round']} of {facts['rounds']}, trained with {settings.method}."
+            f"({kind}), after round {facts['round']} of {facts['rounds']}"
+            + (f", {facts['choice']}" if facts.get("choice") else "")
+            + f", trained with {settings.method}."
         ),
         "task": {key: getattr(task, key) for key in ("kind", "spatial_dims", "in_channels", "classes")},
         "input": {

@@ -20,6 +20,7 @@ from peer.research.report import (
     curves,
     heatmaps,
     insiders,
+    left_out_sites,
     lost_links,
     panels,
     plotting,
@@ -128,6 +129,7 @@ def build_report(
         ("Results", lambda source: _results(source, resamples)),
         ("Learning curves", lambda source: _learning(source, targets)),
         ("Disconnection", _disconnection),
+        ("Sites that did not take part", _left_out),
         ("Every model on every site's data", _cross_site),
         ("Calibration", _calibration),
         ("Fairness and subgroups", _subgroups),
@@ -243,6 +245,10 @@ def _disconnection(source: SectionSource) -> Iterator[ReportPart | None]:
     yield curves.disconnection(
         lost_links.by_loss(results, setting, main), source.styles, axis=main.unit.axis, name=source.name("link-loss")
     )
+
+
+def _left_out(source: SectionSource) -> Iterator[ReportPart | None]:
+    yield left_out_sites.table(source.results, source.setting, source.main_comparison, name=source.name("left-out"))
 
 
 def _cross_site(source: SectionSource) -> Iterator[ReportPart | None]:
@@ -363,11 +369,18 @@ def _reproduction(results: Results) -> Iterator[ReportPart]:
     rows = [
         TableRow(
             label,
-            text_cells((facts.get("method"), _join_pairs(facts.get("parameters")), _join_stages(facts.get("stages")))),
+            text_cells(
+                (
+                    facts.get("method"),
+                    _join_pairs(facts.get("parameters")),
+                    facts.get("batch_size"),
+                    _join_stages(facts.get("stages")),
+                )
+            ),
         )
         for label, facts in experiment["methods"].items()
     ]
-    method_columns = tuple(map(Column, ("method", "parameters", "stages")))
+    method_columns = tuple(map(Column, ("method", "parameters", "batch", "stages")))
     yield Table("methods", "The methods", "row", method_columns, tuple(rows))
     keys = ("seconds", "threads", "digest", "source", "platform")
     rows = [
